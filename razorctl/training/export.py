@@ -21,7 +21,7 @@ from razorctl.surgery.sparsify import restore
 from razorctl.training import checkpoints, parallel, state, summary, tensors
 from razorctl.training.atomic import atomic_file, sync
 from razorctl.training.checkpoints import Checkpoint
-from razorctl.training.record import Record
+from razorctl.training.preparation import PreparedRun
 from razorctl.training.rundir import ADAPTER, LAST, RESULT, WEIGHTS, unlock
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 Save = Callable[[nn.Module, Path], object]  # writes a stock model to a folder
 
 
-def finish(run: Record, unsharded: nn.Module | None) -> None:
+def finish(run: PreparedRun, unsharded: nn.Module | None) -> None:
     """Tests and writes the weights, then the result. Collective.
 
     unsharded: the copy for `parallel.gathered`. Raises RazorError if the disk takes no files.
@@ -44,7 +44,7 @@ def finish(run: Record, unsharded: nn.Module | None) -> None:
     processes.of_first(partial(write_finished, run))
 
 
-def _undamaged(run: Record, best: Checkpoint | None) -> Checkpoint | None:
+def _undamaged(run: PreparedRun, best: Checkpoint | None) -> Checkpoint | None:
     """The best checkpoint; None, after a warning, if it is damaged. Collective."""
     if best is None or processes.of_first(lambda: best.intact):
         return best
@@ -53,7 +53,7 @@ def _undamaged(run: Record, best: Checkpoint | None) -> Checkpoint | None:
     return None
 
 
-def _figures_of(run: Record, best: Checkpoint | None) -> Mapping[str, float]:
+def _figures_of(run: PreparedRun, best: Checkpoint | None) -> Mapping[str, float]:
     """The figures of the best weights, or for None of the last, on the split of the result."""
     if best is None:
         return run.tested or run.history[-1].metrics or {}
@@ -67,7 +67,7 @@ def _figures_of(run: Record, best: Checkpoint | None) -> Mapping[str, float]:
     return figures
 
 
-def write_finished(run: Record) -> None:
+def write_finished(run: PreparedRun) -> None:
     """Writes the weights of a finished run, then its result, and unlocks its directory.
 
     Raises RazorError if the disk takes no files.

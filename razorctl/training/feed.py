@@ -1,6 +1,6 @@
 """The rows of a run as batches that its model takes."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,8 @@ from razorctl.data.own.stream import row_count
 from razorctl.job import Job
 from razorctl.step import label_count
 from razorctl.training.loading import Loading, cached, in_order, moved
-from razorctl.training.mixing import mixing
+
+Batch = tuple[Any, Tensor]  # inputs and labels
 
 
 def sequenced(
@@ -32,6 +33,26 @@ def sequenced(
         if rows is not None
     }
     return replace(splits, **sequences)
+
+
+def mixing(job: Job, classes: int) -> Callable[[Batch], Batch]:
+    """A function that mixes images and labels by mixup and cutmix as a resolved job says.
+
+    Zhang et al., 2018; Yun et al., 2019.
+    Mixed labels are shares of classes [rows, classes]. Random numbers are from NumPy's generator.
+    """
+    if not (job.mixup or job.cutmix):
+        return lambda batch: batch
+    from timm.data import Mixup
+
+    # The loss smooths labels, mixed or not.
+    mix = Mixup(job.mixup, job.cutmix, label_smoothing=0.0, num_classes=classes)
+
+    def mixed(batch: Batch) -> Batch:
+        images, shares = mix(*batch)
+        return images, shares
+
+    return mixed
 
 
 class Feed:
@@ -81,11 +102,11 @@ class Feed:
             return None
         return label_count((batch["labels"] for batch in batches), self.device)
 
-    def moved(self, batch: Any) -> tuple[Any, Tensor]:
+    def moved(self, batch: Any) -> Batch:
         """The inputs and the labels of a batch, on the device."""
         batch = moved(batch, self.device)
         return batch["inputs"], batch["labels"]
 
-    def trained(self, batch: Any) -> tuple[Any, Tensor]:
+    def trained(self, batch: Any) -> Batch:
         """The inputs and the labels of a micro-batch of training rows, mixed if the job says so."""
         return self.mix(self.moved(batch))

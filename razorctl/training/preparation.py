@@ -1,17 +1,20 @@
 """A run before its first step: its data are loaded, and its model is built and sparsified."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from razorctl import data, models, processes, units
 from razorctl.data.own.stream import row_count
 from razorctl.defaults import ByRows
-from razorctl.errors import UsageError
+from razorctl.errors import RazorError, UsageError
 from razorctl.job import BY_ROWS, Job
 from razorctl.memory.job_forward import JobForward
 from razorctl.memory.saved import traced_bytes, traced_bytes_by_module
@@ -20,23 +23,44 @@ from razorctl.recipe import Recipe
 from razorctl.step import precision
 from razorctl.surgery.byte_budget import LEAST, sparsify_within, uncompressed
 from razorctl.surgery.sparsify import restore
-from razorctl.training import run_files, space, state
-from razorctl.training.checkpoints import Checkpoints
-from razorctl.training.evaluation import TOP
+from razorctl.training import run_files, rundir, space, state
+from razorctl.training.checkpoints import Checkpoint, Checkpoints
+from razorctl.training.compiled import Trial
+from razorctl.training.evaluation import TOP, evaluate
 from razorctl.training.feed import Feed, sequenced
 from razorctl.training.loading import PRIME
+from razorctl.training.metrics import Metrics, Step, waited
 from razorctl.training.precompiled import precompile
-from razorctl.training.record import Record
 from razorctl.training.recovery import Recovery
 
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
-class PreparedRun(Record):
-    """A run with its data and its model; the job is resolved.
 
+class PreparedRun:
+    """A run with its data and its model, and all that its summary and its trackers read.
+
+    The job is resolved.
+    command: resumes the run. held: the identity of its directory, for which `lock` is held.
+    metric: the figure by which the best weights are chosen.
+    usual_epochs: the default for as many rows; None if their number is not known.
     split_document: what the run directory says of the rows; None of streams.
+    saved_bytes, full_saved_bytes: bytes that this run and full fine-tuning keep for backward.
+    stock: a sentence on layers that are not compressed and keep a large share; else empty.
+    history: the steps so far, also those before the run was resumed.
+    tested: figures of the last weights on the test split, if it is not the one of `history`.
+    best_figures: figures of the best weights.
+    checksums: of the weights in its directory, when the run is finished.
     """
 
-    split_document: dict[str, Any] | None
+    command: str
+    lock: "BaseFileLock | None"
+    held: Any
+    predicted: dict[str, Any] | None
+    model: nn.Module
+    logits: Callable[[nn.Module, Any], Tensor]
+    trial: Trial
+    metrics: Metrics | None
 
     def __init__(
         self,
@@ -47,6 +71,11 @@ class PreparedRun(Record):
         progress: Callable[[str], None],
     ) -> None:
         self.recipe, self.out, self.device = recipe, out, device
+        self.history: list[Step] = []
+        self.tested: Mapping[str, float] | None = None
+        self.best_figures: Mapping[str, float] = {}
+        self.checksums: dict[str, dict[str, int]] = {}
+        self.peak_bytes: int | None = None
         progress(f"loading {job.dataset}")
         family, source = data.pair(job)
         splits = sequenced(source.load(progress), family, job, progress)
@@ -110,3 +139,41 @@ class PreparedRun(Record):
         parts = traced_bytes_by_module(self.model, inputs, **options)
         self.saved_bytes = sum(parts.values())
         self.stock = uncompressed(self.model, parts, full, LEAST * full) if recipe.prunes else ""
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """The number of whole batches in the training data; None if it is not known."""
+        return self.feed.loading.steps_per_epoch
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether the best evaluation is as many evaluations ago as the job is patient for."""
+        patience = self.job.patience or math.inf
+        return waited(self.history, self.metric) >= patience
+
+    def best(self) -> Checkpoint | None:
+        """The best checkpoint; None if the last step is at least as good."""
+        best, last = self.checkpoints.best, self.history[-1].score(self.metric)
+        if best is None or best.score is None or last is None:
+            return None
+        return best if best.score > last else None
+
+    def check_directory(self) -> None:
+        """Raises RazorError if the run directory is not the one that was locked any more."""
+        if self.lock is None or not self.lock.is_locked:
+            return
+        if rundir.identity(self.out) != self.held:
+            newest = self.checkpoints.newest
+            saved = f"step {newest.step:,} is saved in it" if newest else "no step is saved in it"
+            raise RazorError(
+                f"{self.out} is not the directory of this run any more: that was moved, removed or "
+                f"replaced, and {saved}; put it back, then go on with `{self.command}`."
+            )
+
+    def evaluate(self, rows: DataLoader[Any] | None = None) -> dict[str, float]:
+        """The figures of `evaluation.evaluate` for rows.
+
+        None is the split that is evaluated during training: validation if there is one, else test.
+        """
+        batches = map(self.feed.moved, self.feed.evaluated if rows is None else rows)
+        return evaluate(self.model, self.logits, batches, len(self.classes), self.job)

@@ -75,11 +75,6 @@ class Run(PreparedRun, Iterator[Step]):
         self.learner = Learner(self.model, self.job, self.logits, device)
         self.learner.parts = self.recovery.relief.parts
         self.trial = self.learner.trial
-        self.history: list[Step] = []
-        self.tested: Mapping[str, float] | None = None
-        self.best_figures: Mapping[str, float] = {}
-        self.checksums: dict[str, dict[str, int]] = {}
-        self.peak_bytes: int | None = None
         if newest is not None:
             self._go_on(self.learner.load(newest.path))
         self._steps, self._between = self._train(), False

@@ -6,10 +6,10 @@ from typing import Any
 
 from razorctl import devices
 from razorctl.training import rundir
-from razorctl.training.record import Record
+from razorctl.training.preparation import PreparedRun
 
 
-def of(run: Record) -> dict[str, Any]:
+def of(run: PreparedRun) -> dict[str, Any]:
     """The summary of a run under the stable keys of `finetune --json`.
 
     `payoff` has the time of compiling; `epoch_seconds` and `step_seconds` are without it, and of
@@ -48,7 +48,7 @@ def of(run: Record) -> dict[str, Any]:
     }
 
 
-def _scores(run: Record) -> dict[str, Any]:
+def _scores(run: PreparedRun) -> dict[str, Any]:
     """The last evaluation, and the test at the end if it was on another split."""
     last = run.history[-1]
     figures, split = last.metrics or {}, run.feed.split

@@ -6,7 +6,7 @@ import torch
 
 from razorctl.errors import UsageError
 from razorctl.job import Job
-from razorctl.training.mixing import mixing
+from razorctl.training.feed import mixing
 
 IMAGES = torch.arange(4.0).view(4, 1, 1, 1).expand(4, 1, 8, 8)
 LABELS = torch.tensor([0, 2, 1, 1])
