@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainingArguments
 
 from razorctl import units
 from razorctl.recipe import Recipe
@@ -35,11 +35,10 @@ class RazorCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(
         self,
         args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
+        *_: Any,
         model: nn.Module,
         train_dataloader: DataLoader[Any],
-        **_: Any,
+        **__: Any,
     ) -> None:
         if self._model is not None:  # training has failed before its end
             restore(self._model)
@@ -59,26 +58,12 @@ class RazorCallback(TrainerCallback):  # type: ignore[misc]
             units.percent(share),
         )
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any],
-        **_: Any,
-    ) -> None:
+    def on_log(self, *_: Any, logs: dict[str, Any], **__: Any) -> None:
         if "loss" in logs and self.saved_bytes is not None:
             logs["saved_bytes"] = self.saved_bytes
             logs["full_saved_bytes"] = self.full_saved_bytes
 
-    def on_train_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: nn.Module,
-        **_: Any,
-    ) -> None:
+    def on_train_end(self, *_: Any, model: nn.Module, **__: Any) -> None:
         restore(model)
         self._model = None
 
