@@ -105,9 +105,8 @@ class CapturedPasses:
         phase: Callable[[str], AbstractContextManager[object]] = lambda _: nullcontext(),
         check: Callable[[Tensor, Tensor], object] = lambda *_: None,
     ) -> Tensor:
-        plain = partial(
-            forward_backward, model, losses, batch, job, scaler, phase=phase, check=check
-        )
+        passes = partial(forward_backward, model, losses, job=job, scaler=scaler)
+        plain = partial(passes, batch, phase=phase, check=check)
         if self.works and not self._alike(model, batch, job):
             self._end("micro-batches have several shapes")
         if not self.works:
@@ -121,7 +120,7 @@ class CapturedPasses:
         if graph is None:
             if not self._lasting(before):  # the rest of a step that began without graphs
                 return self._maker.warm_up(plain)
-            graph = self._capture(model, losses, batch, job, scaler, before)
+            graph = self._capture(passes, batch, before)
         if graph is None:
             return plain()
         with phase("forward"):
@@ -149,23 +148,16 @@ class CapturedPasses:
         return none or any(_same(graph.after, gradients) for graph in self._graphs)
 
     def _capture(
-        self,
-        model: nn.Module,
-        losses: Losses,
-        batch: Any,
-        job: Job,
-        scaler: torch.amp.GradScaler,
-        before: Gradients,
+        self, passes: Callable[[Any], Tensor], batch: Any, before: Gradients
     ) -> _Graph | None:
         """Captures a micro-batch; returns None, and ends the use of graphs, if that fails."""
         assert self._maker is not None
         if self._batch is None:
             self._batch = tree_map_only(Tensor, torch.clone, batch)
-        run = partial(forward_backward, model, losses, self._batch, job, scaler)
         host = state.random_states(cuda=False)
         try:
             with shared_by(1):  # otherwise a graph would read memory of another one
-                loss, replay = self._maker.capture(run)
+                loss, replay = self._maker.capture(partial(passes, self._batch))
             graph = _Graph(replay, loss, before, [p.grad for p in self._parameters])
         except torch.OutOfMemoryError:
             raise
