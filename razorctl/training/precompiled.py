@@ -45,35 +45,25 @@ def precompile(
     if device.type != "cuda" or not kernels.fused(device) or find_spec("triton") is None:
         return
     try:
-        _precompile(job, recipe, classes, device, progress)
+        import triton
+
+        from razorctl.ops.triton.compiled import compile_all
+        from razorctl.ops.triton.recorded import Card, distinct
+
+        card, cache = Card.of(device), Cache()
+        key: list[Any] = ["compiled", triton.__version__, *card, *trace_key(job, recipe, classes)]
+        if cache.get(*key):
+            return
+        launches = job_trace.launches(job, recipe, classes, card, device=device)[card]
+        variants, threads = distinct(launches), os.cpu_count() or 1
+        if variants:
+            progress(f"compiling {units.count(len(variants), 'kernel')}")
+            try:
+                compile_all(variants, card.capability, threads)
+            except Exception as error:
+                log.info("a kernel is not compiled before the first step: %s", error)
+                return
+        cache.put(len(variants), *key)
     except Exception as error:
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
         log.warning("kernels are compiled in the first step, and not all before it: %s", why)
-
-
-def _precompile(
-    job: Job,
-    recipe: Recipe,
-    classes: int,
-    device: torch.device,
-    progress: Callable[[str], None],
-) -> None:
-    import triton
-
-    from razorctl.ops.triton.compiled import compile_all
-    from razorctl.ops.triton.recorded import Card, distinct
-
-    card, cache = Card.of(device), Cache()
-    key: list[Any] = ["compiled", triton.__version__, *card, *trace_key(job, recipe, classes)]
-    if cache.get(*key):
-        return
-    launches = job_trace.launches(job, recipe, classes, card, device=device)[card]
-    variants, threads = distinct(launches), os.cpu_count() or 1
-    if variants:
-        progress(f"compiling {units.count(len(variants), 'kernel')}")
-        try:
-            compile_all(variants, card.capability, threads)
-        except Exception as error:
-            log.info("a kernel is not compiled before the first step: %s", error)
-            return
-    cache.put(len(variants), *key)
