@@ -162,10 +162,6 @@ class Checkpoints:
         with atomic_file(checkpoint.path / MARKER) as file:
             file.write_text(documents.text(marker, indent=2), "utf-8")
 
-    def drop(self, checkpoint: Checkpoint) -> None:
-        """Takes a checkpoint off the valid ones."""
-        self.valid.remove(checkpoint)
-
     def _sweep(self) -> None:
         """Removes all other checkpoints, as far as possible."""
         valid = {checkpoint.path for checkpoint in self.valid}

@@ -49,7 +49,7 @@ def _undamaged(run: PreparedRun, best: Checkpoint | None) -> Checkpoint | None:
     if best is None or processes.of_first(lambda: best.intact):
         return best
     log.warning("%s is damaged; the best weights of this run are the last ones.", best.path)
-    run.checkpoints.drop(best)
+    run.checkpoints.valid.remove(best)
     return None
 
 
@@ -73,7 +73,11 @@ def write_finished(run: PreparedRun) -> None:
     Raises RazorError if the disk takes no files.
     """
     out, job, best = run.out, run.job, run.best()
-    save = partial(_save, models.find(job.model, job.task), run.classes, job.input_size)
+    family = models.find(job.model, job.task)
+
+    def save(model: nn.Module, folder: Path) -> None:
+        family.save(model, run.classes, job.input_size, folder)
+
     try:
         assert run.metrics is not None
         run.check_directory()
@@ -99,16 +103,6 @@ def write_finished(run: PreparedRun) -> None:
         checkpoints.clear(out)
     if run.lock is not None:
         unlock(out, run.lock)
-
-
-def _save(
-    family: models.Model,
-    classes: tuple[str, ...],
-    input_size: int | None,
-    model: nn.Module,
-    folder: Path,
-) -> None:
-    family.save(model, classes, input_size, folder)
 
 
 def export(model: nn.Module, save: Save, folder: Path) -> None:

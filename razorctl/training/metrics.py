@@ -54,22 +54,15 @@ class Metrics:
 
     def __init__(self, out: Path, steps: Iterable[Step] = ()) -> None:
         """Writes a file of just `steps`; raises OSError if that fails."""
-        self.lines = [documents.text(asdict(step)) for step in steps]
+        lines = b"".join(_line(step) for step in steps)
         with atomic_file(out / METRICS) as file:
-            file.write_bytes(self.text)
+            file.write_bytes(lines)
         self._file = (out / METRICS).open("r+b", buffering=0)
-        self._size, self._rest = len(self.text), b""
-
-    @property
-    def text(self) -> bytes:
-        """All lines."""
-        return "".join(f"{line}\n" for line in self.lines).encode()
+        self._size, self._rest = len(lines), b""
 
     def add(self, step: Step) -> None:
         """Writes a step; if that fails the line waits, and the first failure gives a warning."""
-        line = documents.text(asdict(step))
-        self.lines.append(line)
-        lagged, self._rest = bool(self._rest), self._rest + f"{line}\n".encode()
+        lagged, self._rest = bool(self._rest), self._rest + _line(step)
         try:
             self._flush()
         except OSError as error:
@@ -94,3 +87,7 @@ class Metrics:
             os.truncate(self._file.fileno(), self._size)
             raise
         self._size, self._rest = self._size + len(self._rest), b""
+
+
+def _line(step: Step) -> bytes:
+    return f"{documents.text(asdict(step))}\n".encode()
