@@ -20,7 +20,7 @@ from razorctl.job import Job
 from razorctl.models.timm import micro
 from razorctl.recipe import Recipe
 from razorctl.surgery.drawing import draws
-from razorctl.training import record, rundir
+from razorctl.training import preparation, rundir
 from razorctl.training import run as trainer
 from razorctl.training.checkpoints import MARKER
 from razorctl.training.feed import Feed
@@ -59,7 +59,7 @@ def test_a_step_that_fails_loses_none_before_it(where, tmp_path, monkeypatch):
             torch.rand(3)  # what was drawn for it is taken back
             raise OSError("the image is damaged")
 
-        place = (Feed, "trained") if where == "rows" else (record, "evaluate")
+        place = (Feed, "trained") if where == "rows" else (preparation, "evaluate")
         patch.setattr(*place, fail)
         with pytest.raises(OSError, match="damaged"):
             next(run)
