@@ -4,6 +4,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
+def first_line(error: BaseException | str) -> str:
+    """The first line of the message of any error; the name of its class if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of the message of any error, without a period, as a part of a sentence."""
+    return first_line(error).rstrip(".")
+
+
 class RazorError(Exception):
     """The base of all errors that razorctl raises for users."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from razorctl import documents
-from razorctl.errors import DataError, MissingError, RazorError
+from razorctl.errors import DataError, MissingError, RazorError, reason_of
 
 TIMEOUT = 10  # seconds
 
@@ -156,6 +156,6 @@ def reading(name: str, folder: Path, mend: str | None = None) -> Iterator[None]:
         raise
     except Exception as error:  # the libraries raise many kinds of errors for damaged files
         cause = error.__cause__ or error
-        reason = (str(cause).strip() or type(cause).__name__).splitlines()[0].rstrip(".")
+        reason = reason_of(cause)
         mend = mend or f"delete {folder.parents[1]} and run again"
         raise DataError(f"{name} cannot be read ({reason}); {mend}.") from error

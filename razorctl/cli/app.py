@@ -14,7 +14,7 @@ from razorctl import processes
 from razorctl.cli.command import PREFIX, Command, option, skip_unset_checks
 from razorctl.cli.views import common as views
 from razorctl.cli.views.terminal import clean, safe_streams
-from razorctl.errors import ElsewhereError, RazorError, Terminated, UsageError
+from razorctl.errors import ElsewhereError, RazorError, Terminated, UsageError, first_line
 from razorctl.hush import hush
 from razorctl.training.signals import termination_raises
 from razorctl.version import __version__
@@ -124,8 +124,7 @@ def _sentence(error: Exception) -> str:
         return str(error)
     if _exit_code(error) == OUT_OF_MEMORY:
         return "the device is out of memory; raise --ratio or lower --batch-size."
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return f"{reason} (razorctl --debug shows the traceback)"
+    return f"{first_line(error)} (razorctl --debug shows the traceback)"
 
 
 @cache

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from razorctl.errors import reason_of
 from razorctl.ops.op import Op, P, R, first_tensor
 
 log = logging.getLogger(__name__)
@@ -120,7 +121,7 @@ def give_up(error: Exception, device: str = "cuda") -> bool:
         cause = _probe()
     if cause is None:
         return False
-    _off[device] = f"{type(cause).__name__}: {_line(cause)}"
+    _off[device] = f"{type(cause).__name__}: {reason_of(cause)}"
     for key in REGISTERED:
         if key[1] == device:
             _failed.setdefault(key, _off[device])
@@ -182,13 +183,9 @@ def _error_for_user(op: str, error: Exception, x: Any) -> Exception | None:
         return None
     return torch.AcceleratorError(
         f"the kernel of {op}, or one before it, left the card unusable "
-        f"({_line(dead)}); run again with {SETTING}=torch, which runs PyTorch operations instead"
+        f"({reason_of(dead)}); run again with {SETTING}=torch, which runs PyTorch operations "
+        "instead"
     )
-
-
-def _line(error: Exception) -> str:
-    """The first line of an error."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def state(device: torch.device) -> str:
@@ -303,4 +300,4 @@ def attach(module: str) -> None:
         try:
             import_module(f"{package}.triton.{name}")
         except Exception as error:
-            give_up(ImportError(f"{module}: {_line(error)}"))
+            give_up(ImportError(f"{module}: {reason_of(error)}"))

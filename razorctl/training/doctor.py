@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from razorctl import folders, hub, units
+from razorctl.errors import first_line
 from razorctl.job import Job, settle_precision
 from razorctl.ops import kernels
 from razorctl.ops.cpu import build
@@ -157,7 +158,7 @@ def _cuda(cards: int) -> Check:
             torch.ones(2, device=f"cuda:{index}").sum().item()
     except (RuntimeError, AssertionError) as error:
         mend = f"update the driver, or install a torch for it; this one is for {torch.version.cuda}"
-        return Check("gpu", "CUDA", "problem", _line(error), mend)
+        return Check("gpu", "CUDA", "problem", first_line(error), mend)
     return Check("gpu", "CUDA", "ok", f"{torch.version.cuda}, computes on {cards}")
 
 
@@ -264,7 +265,7 @@ def _kernels(device: torch.device) -> Iterator[Check]:
         yield Check(group, "gradient", "problem", found, mend)
     for op, why in kernels.outcomes(device).items():
         if why:
-            yield Check(group, op, "problem", _line(why), mend)
+            yield Check(group, op, "problem", first_line(why), mend)
         else:
             yield Check(group, op, "ok", "ran")
 
@@ -289,7 +290,7 @@ def graphs(device: torch.device) -> Check:
         try:
             replayed = gradient(captured, images)
         except RuntimeError as error:
-            return Check(str(device), "CUDA graphs", "note", _line(error), mend)
+            return Check(str(device), "CUDA graphs", "note", first_line(error), mend)
     if not captured.works:
         return Check(str(device), "CUDA graphs", "note", "a step cannot be captured", mend)
     cosine = F.cosine_similarity(
@@ -327,8 +328,3 @@ def _narrow(device: torch.device) -> torch.dtype:
     """The 16-bit dtype that a device computes in."""
     old = device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
     return torch.float16 if old else torch.bfloat16
-
-
-def _line(error: Exception | str) -> str:
-    """The first line of an error."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from razorctl import units
+from razorctl.errors import first_line
 from razorctl.job import Job
 from razorctl.memory.trace_cache import Cache
 from razorctl.ops import kernels
@@ -65,5 +66,6 @@ def precompile(
                 return
         cache.put(len(variants), *key)
     except Exception as error:
-        why = (str(error).strip() or type(error).__name__).splitlines()[0]
-        log.warning("kernels are compiled in the first step, and not all before it: %s", why)
+        log.warning(
+            "kernels are compiled in the first step, and not all before it: %s", first_line(error)
+        )

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from razorctl import documents
 from razorctl.config.registry import unknown
-from razorctl.errors import UsageError
+from razorctl.errors import UsageError, reason_of
 from razorctl.training import atomic, run_files
 
 if TYPE_CHECKING:
@@ -122,8 +122,8 @@ class _Open:
                     self.tracker.store_init_configuration(present)
         except Exception as error:  # each library raises its own kinds
             raise UsageError(
-                f"{name} cannot be started ({_reason(error)}); correct that, or leave it out, and "
-                f"go on with `{run.command}`."
+                f"{name} cannot be started ({reason_of(error)}); correct that, or leave it out, "
+                f"and go on with `{run.command}`."
             ) from error
         if new:
             for step in run.history:
@@ -144,7 +144,11 @@ class _Open:
                 getattr(self.tracker, verb)(*args, **settings)
         except Exception as error:  # each library raises its own kinds
             self.works = False
-            log.warning("%s fails (%s); training goes on without it.", self.name, _reason(error))
+            log.warning(
+                "%s fails (%s); training goes on without it.",
+                self.name,
+                reason_of(error),
+            )
 
 
 def _arguments(name: str, run: "Run") -> tuple[str, ...]:
@@ -160,7 +164,3 @@ def _settings(name: str, run: "Run", identity: str, new: bool) -> dict[str, Any]
     if name == "wandb":
         return {"name": run.out.name, "id": identity, "resume": "allow", "dir": str(run.out)}
     return {"name": f"{run.out.name}-{identity}", "resume": "allow"}
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

@@ -17,6 +17,7 @@ from razorctl import documents, folders
 from razorctl.data.own import contents
 from razorctl.data.own.raw import ADDRESS, OUTSIDE, Fault, Faults, Raw, content
 from razorctl.data.own.store import stamp
+from razorctl.errors import first_line
 from razorctl.models.images import WIDE
 
 BATCH = 256  # images that are read before the progress is details
@@ -263,7 +264,7 @@ def content_fault(
     except PIL.UnidentifiedImageError:
         return "no image"
     except Exception as error:  # PIL's decoders raise many kinds
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         return "truncated" if "truncated" in reason else f"damaged: {reason}"
 
 

@@ -156,8 +156,3 @@ def content(image: Any) -> Any:
     if isinstance(image, dict):
         return image["path"] if image["bytes"] is None else image["bytes"]
     return image
-
-
-def reason(error: Exception) -> str:
-    """An error of a library in a few words."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

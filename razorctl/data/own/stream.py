@@ -16,11 +16,10 @@ from razorctl.data.own.raw import (
     Fault,
     RawStreams,
     content,
-    reason,
     skip_or_refuse,
 )
 from razorctl.data.own.rows import table_faults
-from razorctl.errors import DataError, RazorError
+from razorctl.errors import DataError, RazorError, reason_of
 from razorctl.models import Modality, Rows
 from razorctl.models.images import WIDE
 
@@ -158,8 +157,8 @@ class Stream:
             raise
         except Exception as error:  # the libraries raise many kinds, of files and of networks
             raise DataError(
-                f"{self.split} of {self.ask.name} cannot be read on ({reason(error)}); go on with "
-                "--resume when it can."
+                f"{self.split} of {self.ask.name} cannot be read on ({reason_of(error)}); go on "
+                "with --resume when it can."
             ) from error
 
     def _faults(

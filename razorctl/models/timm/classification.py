@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from razorctl import documents, hub
-from razorctl.errors import DataError, UsageError
+from razorctl.errors import DataError, UsageError, reason_of
 from razorctl.models import Model, Rows, images
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Architecture:
         except (AssertionError, ValueError, TypeError) as error:
             if input_size is None:
                 raise
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+            reason = reason_of(error)
             raise UsageError(
                 f"{self.name} cannot take images of {input_size} pixels ({reason}); leave the "
                 "input size out."

@@ -13,10 +13,10 @@ from razorctl import hub
 from razorctl.config.registry import unknown
 from razorctl.data.own.ask import Ask
 from razorctl.data.own.fields import FIELDS
-from razorctl.data.own.raw import Raw, RawStreams, reason
+from razorctl.data.own.raw import Raw, RawStreams
 from razorctl.data.own.read import columns, parquet, recognition
 from razorctl.data.own.read.columns import Sample, TableColumns
-from razorctl.errors import DataError, MissingError, RazorError, UsageError
+from razorctl.errors import DataError, MissingError, RazorError, UsageError, reason_of
 from razorctl.tasks import LANGUAGE
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def _from_hub(name: str) -> Iterator[None]:
         raise
     except Exception as error:  # the libraries raise many kinds
         raise MissingError(
-            f"{name} cannot be streamed from the hub ({reason(error)}); try again later, "
+            f"{name} cannot be streamed from the hub ({reason_of(error)}); try again later, "
             "or leave --streaming out."
         ) from error
 

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from razorctl.data.own.fields import FIELDS, Reasons, worse
-from razorctl.data.own.raw import reason
 from razorctl.data.own.read.columns import SAMPLE, Sample, TableColumns
 from razorctl.data.own.store import BATCH, stored
-from razorctl.errors import DataError
+from razorctl.errors import DataError, reason_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -167,4 +166,4 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path} cannot be read ({reason(error)}); write it again.") from None
+        raise DataError(f"{path} cannot be read ({reason_of(error)}); write it again.") from None
