@@ -59,43 +59,45 @@ class Order(Sampler[list[Key]]):
     """The rows of each micro-batch of an epoch, in an order that depends on seed and epoch alone.
 
     Each process takes an equal part of a batch; the parts are in the order of ranks. An epoch ends
-    with its last whole batch. epoch: the one to iterate over. first: its first step, counted from
-    0; rows of earlier steps are not read.
+    with its last whole batch. steps: the number of its batches; None if it is not known. epoch: the
+    one to iterate over. first: its first step, counted from 0; rows of earlier steps are not read.
     """
 
-    def __init__(self, rows: int, job: Job) -> None:
+    def __init__(self, rows: int | None, job: Job) -> None:
         assert job.batch_size is not None
         self.rows, self.seed, self.batch_size = rows, job.seed, job.batch_size
         self.micro_batch, self.part = job.micro_batch, job.batch_size // job.processes
-        self.steps = rows // job.batch_size
+        self.steps = rows and rows // job.batch_size
         self.epoch = self.first = 0
 
-    def __iter__(self) -> Iterator[list[Key]]:
+    def batches(self) -> Iterator[list[Any]]:
+        """The rows of each whole batch of the epoch, from its first step on."""
+        assert self.rows is not None
         generator = torch.Generator().manual_seed(self.seed * PRIME + self.epoch)
         order = torch.randperm(self.rows, generator=generator)
-        for step in range(self.first, self.steps):
-            start = step * self.batch_size + processes.rank() * self.part
-            for at in range(start, start + self.part, self.micro_batch):
-                rows = order[at : at + self.micro_batch].tolist()
-                yield [(self.epoch, row) for row in rows]
-
-
-class StreamOrder(Sampler[list[Key]]):
-    """An `Order` of a stream, which this process reads; rows themselves are the keys."""
-
-    def __init__(self, stream: Stream, job: Job) -> None:
-        assert job.batch_size is not None
-        self.stream, self.seed, self.batch_size = stream, job.seed, job.batch_size
-        self.micro_batch, self.part = job.micro_batch, job.batch_size // job.processes
-        self.steps = stream.count and stream.count // job.batch_size
-        self.epoch = self.first = 0
+        rest = order[self.first * self.batch_size :]
+        for batch in rest.split(self.batch_size):
+            if len(batch) == self.batch_size:
+                yield batch.tolist()
 
     def __iter__(self) -> Iterator[list[Key]]:
-        rows = self.stream.shuffled(self.seed, self.epoch, self.first * self.batch_size)
-        while len(batch := list(itertools.islice(rows, self.batch_size))) == self.batch_size:
-            start = processes.rank() * self.part
+        start = processes.rank() * self.part
+        for batch in self.batches():
             for at in range(start, start + self.part, self.micro_batch):
                 yield [(self.epoch, row) for row in batch[at : at + self.micro_batch]]
+
+
+class StreamOrder(Order):
+    """The order of a stream, which this process reads; rows themselves are the keys."""
+
+    def __init__(self, stream: Stream, job: Job) -> None:
+        super().__init__(stream.count, job)
+        self.stream = stream
+
+    def batches(self) -> Iterator[list[Any]]:
+        rows = self.stream.shuffled(self.seed, self.epoch, self.first * self.batch_size)
+        while len(batch := list(itertools.islice(rows, self.batch_size))) == self.batch_size:
+            yield batch
 
 
 class CachedRows(Dataset[Any]):
@@ -215,7 +217,7 @@ class Loading:
     def __init__(self, rows: Any, job: Job, device: torch.device, drawn: bool = False) -> None:
         """drawn: whether rows are changed at random."""
         self.accumulate = job.accumulate
-        self.order: Order | StreamOrder
+        self.order: Order
         if isinstance(rows, Stream):
             self.order, rows = StreamOrder(rows, job), rows.transformed
         else:
@@ -240,7 +242,8 @@ class Loading:
         Raises DataError if a whole epoch of a stream has no batch.
         """
         epoch, before = self.begun
-        if isinstance(self.order, Order):
+        if not isinstance(self.order, StreamOrder):
+            assert self.order.steps is not None
             epoch = taken // self.order.steps
             before = epoch * self.order.steps
         while True:
