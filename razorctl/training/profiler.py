@@ -375,19 +375,14 @@ def _check_files(
             "a memory snapshot needs a CUDA device; leave --snapshot out, or choose --device cuda."
         )
     for flag, file in (("--trace", trace), ("--snapshot", snapshot)):
-        if file is not None:
-            _check_writable(Path(file), flag)
-
-
-def _check_writable(file: Path, flag: str) -> None:
-    """Raises UsageError if a file cannot be written; creates no file."""
-    there = file.exists()
-    try:
-        with file.open("ab"):
-            pass
-    except OSError as error:
-        raise UsageError(
-            f"cannot write {file} ({error.strerror}); name another file with {flag}."
-        ) from None
-    if not there:
-        file.unlink()
+        if file is None:
+            continue
+        new = not Path(file).exists()
+        try:
+            Path(file).open("ab").close()
+        except OSError as error:
+            raise UsageError(
+                f"cannot write {file} ({error.strerror}); name another file with {flag}."
+            ) from None
+        if new:
+            Path(file).unlink()

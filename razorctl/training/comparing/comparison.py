@@ -126,27 +126,15 @@ class Entry:
 
     @property
     def job(self) -> dict[str, Any]:
-        """The job of the runs."""
-        # Results of older versions have no such budget.
-        return {"activation_memory_budget": None, **self.runs[0].result["job"]}
+        """The job of the runs; empty without one."""
+        job: dict[str, Any] = self.runs[0].result["job"] if self.runs else {}
+        return job
 
     @property
     def effort(self) -> tuple[bool, bool, int]:
         """The settings of a job that baselines change: each is least in the plain job."""
         job = self.job
         return job["compile"], job["activation_memory_budget"] is not None, job["accumulate"]
-
-    @property
-    def steps(self) -> int:
-        """The number of steps of the job."""
-        count: int = self.job["steps"]
-        return count
-
-    @property
-    def accumulate(self) -> int:
-        """The number of micro-batches in a step."""
-        count: int = self.job["accumulate"]
-        return count
 
     @property
     def error(self) -> str | None:
@@ -365,7 +353,7 @@ def _labeled(entries: Sequence[Entry]) -> list[Entry]:
 
 def _compiling(job: Mapping[str, Any]) -> list[str]:
     """Words on the compiling of a job."""
-    budget = job.get("activation_memory_budget")
+    budget = job["activation_memory_budget"]
     words = [] if budget is None else [f"activation memory budget {budget:g}"]
     return ["compiled", *words] if job["compile"] else []
 

@@ -84,7 +84,7 @@ def _reference(entry: Entry, done: Sequence[Entry]) -> Entry | None:
         and not other.recipe.checkpoints
         and other.effort == least
     ]
-    return min(plain, key=lambda other: abs(other.steps - entry.steps), default=None)
+    return min(plain, key=lambda other: abs(other.job["steps"] - entry.job["steps"]), default=None)
 
 
 def _row(entry: Entry, full: Entry | None, memory: str, target: float | None) -> dict[str, Any]:
@@ -106,16 +106,16 @@ def _row(entry: Entry, full: Entry | None, memory: str, target: float | None) ->
         "time_to_target": None,
         "error": entry.error,
         "label": entry.label,
-        "accumulate": entry.accumulate if entry.runs else None,
+        "accumulate": entry.job.get("accumulate"),
         "score": fmean(run.score for run in entry.runs) if results else None,
         "score_std": stdev(run.score for run in entry.runs) if len(results) > 1 else None,
         "seeds": [result["job"]["seed"] for result in results],
         "accuracies": [result["accuracy"] for result in results],
         "run_dirs": [str(run.directory) for run in entry.runs],
-        "compile": entry.job["compile"] if entry.runs else None,
-        "activation_memory_budget": (entry.job["activation_memory_budget"] if entry.runs else None),
+        "compile": entry.job.get("compile"),
+        "activation_memory_budget": entry.job.get("activation_memory_budget"),
         "compiled": all(result["compiled"] for result in results) if results else None,
-        "steps": entry.steps if entry.runs else None,
+        "steps": entry.job.get("steps"),
         "exact": not entry.recipe.approximates,
     }
     if full is not None:

@@ -136,11 +136,7 @@ class Grid:
         if not (self.out / SETTINGS).exists():
             raise UsageError(f"{self.out} holds no comparison; name another directory with --out.")
         earlier = settings_of(self.out)
-        if difference := _difference(earlier, settings):
-            raise UsageError(
-                f"{self.out} was begun with {difference}; resume it with the same, or name another "
-                "directory with --out."
-            )
+        _refuse_other(self.out, earlier, settings)
         earlier_runs = earlier.get("runs", {})  # their methods and seeds stay in the grid
         for name in ("methods", "seeds"):
             earlier_runs[name] = list(dict.fromkeys([*earlier_runs.get(name, []), *runs[name]]))
@@ -258,15 +254,13 @@ class Grid:
         return f"{self.out} holds {done} of {runs}; go on with --resume --out {self.out}"
 
 
-def _difference(earlier: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
-    """The first setting that differs, with its earlier value."""
+def _refuse_other(out: Path, earlier: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Raises UsageError that names the first setting of the grid in `out` that differs."""
     for table in ("environment", "job", "recipe", "limits"):
         new, old = wanted[table], earlier.get(table, {})
         for name in (*new, *old):
-            if name != "seed" and new.get(name) != old.get(name):
-                value = old.get(name)
-                return f"{name.replace('_', ' ')} {'left out' if value is None else value}"
-    return None
+            if name != "seed":
+                run_files.refuse_others(out, {name: old.get(name)}, {name: new.get(name)})
 
 
 def _look(progress: Progress, directory: Path) -> Progress:
