@@ -73,12 +73,11 @@ class Order(Sampler[list[Key]]):
     def batches(self) -> Iterator[list[Any]]:
         """The rows of each whole batch of the epoch, from its first step on."""
         assert self.rows is not None
+        assert self.steps is not None
         generator = torch.Generator().manual_seed(self.seed * PRIME + self.epoch)
         order = torch.randperm(self.rows, generator=generator)
-        rest = order[self.first * self.batch_size :]
-        for batch in rest.split(self.batch_size):
-            if len(batch) == self.batch_size:
-                yield batch.tolist()
+        for step in range(self.first, self.steps):
+            yield order[step * self.batch_size : (step + 1) * self.batch_size].tolist()
 
     def __iter__(self) -> Iterator[list[Key]]:
         start = processes.rank() * self.part
