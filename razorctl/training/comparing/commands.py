@@ -17,35 +17,25 @@ from razorctl.training.comparing.comparison import BASELINES, recipe_by_name
 class Commands:
     """The command lines of the runs of one job by several methods.
 
-    recipes: by the names of methods. resolved: the job as `full` runs it.
+    config: the file with the settings that all runs share. recipes: by the names of methods.
+    resolved: the job as `full` runs it.
     """
 
-    def __init__(self, job: Job, methods: Sequence[str], ratio: float, device: str | None) -> None:
-        self.job, self.ratio, self.device = job, ratio, device
+    def __init__(
+        self, job: Job, methods: Sequence[str], ratio: float, device: str | None, config: Path
+    ) -> None:
+        self.job, self.ratio, self.device, self.config = job, ratio, device, config
         self._facts = job_facts(job)
         self.resolved = job.resolved(self._facts["defaults"], self._facts["train_examples"])
         self.recipes = {name: recipe_by_name(name, ratio) for name in methods}
         self._cache = Cache()
 
     def of_run(
-        self,
-        method: str,
-        seed: int,
-        *,
-        config: Path,
-        out: Path,
-        steps: int | None,
-        evaluate_every: int | None,
+        self, method: str, seed: int, out: Path, steps: int | None, evaluate_every: int | None
     ) -> list[str]:
         """The command line of a run; raises UsageError if the model cannot run that baseline.
 
-        Args:
-            method: a name in NAMES.
-            seed: the seed of the run.
-            config: the file with the settings that all runs share.
-            out: the run directory.
-            steps: None is as the job says.
-            evaluate_every: None is as the job says.
+        steps, evaluate_every: None is as the job says.
         """
         recipe = self.recipes[method]
         settings: dict[str, Any] = {"method": recipe.method, "attention": recipe.attention}
@@ -60,7 +50,7 @@ class Commands:
                 f"{self.job.model} has fused attention already, so full-flash is the same as full; "
                 "leave full-flash out."
             )
-        words = [sys.executable, "-m", "razorctl", "--config", str(config), "finetune"]
+        words = [sys.executable, "-m", "razorctl", "--config", str(self.config), "finetune"]
         for name, value in settings.items():
             flag = f"--{name.replace('_', '-')}"
             if value is True:

@@ -100,8 +100,8 @@ class Grid:
         self.job = replace(job, dataset=data.place(job.dataset))
         self.ratio, self.device, self.seconds = ratio, device, seconds
         self.seeds = range(job.seed, job.seed + seeds)
-        self.commands = Commands(self.job, self.methods, ratio, device)
         self.out = out or rundir.choose(None, "compare", job.model, job.dataset)
+        self.commands = Commands(self.job, self.methods, ratio, device, self.out / SETTINGS)
         self._unmeasured: dict[str, RazorError] = {}  # methods of which no step could be measured
         self._prepare(resume)
 
@@ -183,10 +183,10 @@ class Grid:
 
     def _probe(self, method: str) -> budget.Cost:
         """The cost of a few steps of a method."""
-        at = Progress(0, 1, method, self.seeds[0])
         with TemporaryDirectory(prefix=".probe-", dir=self.out) as folder:
             directory = Path(folder) / method
-            command = self._command(at, directory, budget.PROBE, budget.PROBE)
+            length = budget.PROBE, budget.PROBE
+            command = self.commands.of_run(method, self.seeds[0], directory, *length)
             run_child(command, lambda: None)
             return budget.probe_cost(directory)
 
@@ -215,7 +215,8 @@ class Grid:
             if at.method in self._unmeasured:
                 raise self._unmeasured[at.method]
             shutil.rmtree(directory, ignore_errors=True)
-            command = self._command(at, directory, *self._length(at.method))
+            length = self._length(at.method)
+            command = self.commands.of_run(at.method, at.seed, directory, *length)
             run_child(command, lambda: report(_look(at, directory)))
         return read_run(directory)
 
@@ -225,18 +226,6 @@ class Grid:
             return None, None
         steps = self._runs["steps"][method]
         return steps, self.job.evaluate_every or budget.evaluate_every(steps)
-
-    def _command(
-        self, at: Progress, out: Path, steps: int | None, evaluate_every: int | None
-    ) -> list[str]:
-        return self.commands.of_run(
-            at.method,
-            at.seed,
-            config=self.out / SETTINGS,
-            out=out,
-            steps=steps,
-            evaluate_every=evaluate_every,
-        )
 
     def _directory(self, at: Progress) -> Path:
         return self.out / f"{at.method}-{at.seed}"
