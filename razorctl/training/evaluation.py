@@ -20,7 +20,7 @@ TOP = 5  # guesses of `top5_accuracy`, which fewer classes have no use for
 def evaluate(
     model: nn.Module,
     logits: Callable[[nn.Module, Any], Tensor],
-    batches: Iterable[tuple[Any, Tensor]],
+    batches: Iterable[Batch],
     classes: int,
     job: Job,
 ) -> dict[str, float]:
@@ -32,13 +32,6 @@ def evaluate(
     segmentation also `mean_iou`, the mean over classes of intersection over union. For a language
     model also `perplexity`. Several processes each have their own rows, and return the same
     figures.
-
-    Args:
-        model: a stock or sparsified model.
-        logits: returns the model's logits for inputs.
-        batches: inputs and labels.
-        classes: the number of classes.
-        job: says the task and the precision.
     """
     from torchmetrics import MeanMetric  # takes seconds
 

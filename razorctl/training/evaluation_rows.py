@@ -65,13 +65,8 @@ def rows_of_job(
 
     Raises what `run_files.finished_run` and reading the data raise, and DataError for labels
     without a class.
-
-    Args:
-        run: the run directory.
-        job: names the data set.
-        split: its name in the data; None is the test split, or else the validation split, or else
-            all rows.
-        progress: called with what is being done.
+    split: its name in the data; None is the test split, or else the validation split, or else all
+    rows.
     """
     result, trained = run_files.finished_run(Path(run))
     if job.dataset in data.DATASETS:

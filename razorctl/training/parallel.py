@@ -40,12 +40,6 @@ def parallel(
     """The model and the losses that training steps call for several processes. Collective.
 
     FSDP2 changes the model in place.
-
-    Args:
-        model: the model of this process.
-        losses: the losses of that model.
-        job: the number of processes and their strategy.
-        device: the device of this process.
     """
     if job.processes == 1:
         return model, losses

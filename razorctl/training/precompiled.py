@@ -34,14 +34,8 @@ def precompile(
     foresee are compiled when launched. If the trace fails, there is one warning, and training goes
     on; a kernel that does not compile is left to its op, which names it.
 
-    Not yet tried on a card: a test checks that Triton finds the compiled kernels.
-
-    Args:
-        job: the resolved job.
-        recipe: the recipe.
-        classes: the number of classes.
-        device: nothing is done for a device other than CUDA.
-        progress: called with the number of kernels before they are compiled.
+    Not yet tried on a card: a test checks that Triton finds the compiled kernels. Nothing is done
+    for a device other than CUDA. progress: called with the number of kernels beforehand.
     """
     if device.type != "cuda" or not kernels.fused(device) or find_spec("triton") is None:
         return

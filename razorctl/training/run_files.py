@@ -37,15 +37,8 @@ def write_settings(
     split: Mapping[str, Any] | None,
 ) -> None:
     """Writes a razorctl.toml with which the run can be repeated, and JSON documents beside it.
-
-    Args:
-        out: the run directory.
-        job: the resolved job.
-        recipe: the recipe.
-        device: the name of the device.
-        threads: the number of torch's threads on the CPU.
-        plan: the document of the plan; None if there is none.
-        split: returned by `split_document`.
+    job: the resolved one. threads: the number of torch's threads on the CPU. plan, split: the
+    documents of the plan and of the rows, if there are any.
     """
     import tomli_w  # imported here: commands that write no run do not need it
 

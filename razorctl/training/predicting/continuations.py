@@ -50,14 +50,8 @@ def continue_texts(
     Tokens drawn for a row depend on the seed and the number of rows before it, not on its batch.
     Raises DataError for a text that is too long for the model, before any is continued, and what
     `tokens.prompt` raises.
-
-    Args:
-        trained: the causal language model of a run.
-        parts: the rows of files.
-        new: the most tokens of each continuation.
-        temperature: of the distribution that tokens are drawn from; at 0 the most probable token
-            is taken.
-        seed: of the draws.
+    new: the most tokens of each continuation. temperature: of the distribution that tokens are
+    drawn from; at 0 the most probable token is taken. seed: of the draws.
     """
     # From the weights of the run, as the model it began with may be gone.
     make = models.find(str(trained.weights.parent), trained.job.task).writer

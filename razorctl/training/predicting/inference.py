@@ -183,11 +183,7 @@ def evaluation_document(
 ) -> dict[str, Any]:
     """The figures of a run's model on rows, under the stable keys of `evaluate --json`.
 
-    Args:
-        trained: the model of the run.
-        labeled: the rows.
-        dataset: the name of their data set.
-        done: called with the number of rows so far.
+    dataset: the name of the rows' data set. done: called with the number of rows so far.
     """
     start, count = time.perf_counter(), 0
 

@@ -63,12 +63,7 @@ def write_masks(
 
     The value of a pixel is the number of its class. Raises UsageError if the folder exists or
     cannot be written, and for two masks of the same name; then no folder is left.
-
-    Args:
-        trained: the segmentation model of a run.
-        parts: the rows of files.
-        out: the folder.
-        done: called with the number of masks so far.
+    done: called with the number of masks so far.
     """
     names = iter(places(parts))
     masks: list[Mask] = []
