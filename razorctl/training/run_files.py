@@ -37,6 +37,7 @@ def write_settings(
     split: Mapping[str, Any] | None,
 ) -> None:
     """Writes a razorctl.toml with which the run can be repeated, and JSON documents beside it.
+
     job: the resolved one. threads: the number of torch's threads on the CPU. plan, split: the
     documents of the plan and of the rows, if there are any.
     """

@@ -164,13 +164,6 @@ class RunSettings:
 
 
 @dataclass(frozen=True)
-class Environment:
-    """The table of a config.toml with the device, the versions and the time of a run."""
-
-    environment: Mapping[str, str | int]
-
-
-@dataclass(frozen=True)
 class Ratio:
     """The setting that all recipes of a grid share."""
 

@@ -18,7 +18,7 @@ from razorctl.recipe import Recipe
 from razorctl.tasks import FIGURES, LEAST
 from razorctl.training.run_files import ENVIRONMENT
 from razorctl.training.rundir import CONFIG, METRICS, RESULT
-from razorctl.training.schemas import Environment, Failure, GridSettings, RunResult, StepLine
+from razorctl.training.schemas import Failure, GridSettings, RunResult, StepLine
 from razorctl.version import __version__
 
 # Baselines that are no methods -> the settings of recipe and job that each changes. The method is
@@ -169,7 +169,8 @@ def read_run(directory: Path) -> FinishedRun:
     DataError if its files are damaged.
     """
     environment = read_toml(directory / CONFIG).get(ENVIRONMENT, {})
-    documents.check_tables({ENVIRONMENT: environment}, Environment, directory / CONFIG, LEAVE)
+    tables = {ENVIRONMENT: environment}
+    documents.check_tables(tables, Mapping[str, Mapping[str, str | int]], directory / CONFIG, LEAVE)
     razorctl = environment.get("razorctl")
     if razorctl != __version__:
         raise UsageError(
