@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -37,14 +36,6 @@ CONTRACT = [
     "time_to_target",
     "error",
 ]
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in list(os.environ):
-        if name.startswith("RAZORCTL_"):
-            monkeypatch.delenv(name)
 
 
 def rows(*directories: Path, target: float | None = None) -> list[dict[str, Any]]:

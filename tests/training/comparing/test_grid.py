@@ -1,7 +1,6 @@
 """A grid: its settings, its order, how runs fail; one small grid that is really run."""
 
 import json
-import os
 import re
 import shlex
 import sys
@@ -30,12 +29,8 @@ SMALL = ["--steps", "3", "--batch-size", "16", "--device", "cpu"]
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path, traces, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def cached_traces(traces, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(traces))
-    for name in list(os.environ):
-        if name.startswith("RAZORCTL_"):
-            monkeypatch.delenv(name)
 
 
 BAD = {

@@ -19,14 +19,6 @@ from razorctl.training.threads import CHOSEN
 from tests.comparing import NAMED
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in list(os.environ):
-        if name.startswith("RAZORCTL_"):
-            monkeypatch.delenv(name)
-
-
 def test_a_command_that_fails_tells_why():
     def call(code: str) -> RazorError:
         with pytest.raises(RazorError) as caught:
