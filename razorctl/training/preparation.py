@@ -135,7 +135,7 @@ class PreparedRun:
         restore(self.model)
         inputs, options = self._forward.inputs(self.model, self.device), self._forward.options
         full = self.full_saved_bytes
-        self.pruned = sparsify_within(self.model, recipe, inputs, **options, full=full)
+        sparsify_within(self.model, recipe, inputs, **options, full=full)
         parts = traced_bytes_by_module(self.model, inputs, **options)
         self.saved_bytes = sum(parts.values())
         self.stock = uncompressed(self.model, parts, full, LEAST * full) if recipe.prunes else ""
