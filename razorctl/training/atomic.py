@@ -11,8 +11,10 @@ from razorctl.errors import UsageError
 ROOM = 2**20  # bytes of a file that a command writes at its end, such as a report
 
 
-def unwritable(out: Path, reason: str | None) -> UsageError:
-    return UsageError(f"cannot write {out} ({reason}); name another directory with --out.")
+def unwritable(
+    out: Path, reason: str | None, kind: str = "directory", option: str = "--out"
+) -> UsageError:
+    return UsageError(f"cannot write {out} ({reason}); name another {kind} with {option}.")
 
 
 def sync(path: Path) -> None:
@@ -94,6 +96,4 @@ def check_room(file: Path, option: str, replace: bool = False) -> None:
         finally:
             _partial(file).unlink(missing_ok=True)
     except OSError as error:
-        raise UsageError(
-            f"cannot write {file} ({error.strerror}); name another file with {option}."
-        ) from None
+        raise unwritable(file, error.strerror, "file", option) from None

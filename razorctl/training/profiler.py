@@ -33,6 +33,7 @@ from razorctl.step import by_logits, forward_backward, train_step
 from razorctl.step import precision as settle
 from razorctl.surgery.byte_budget import sparsify_within
 from razorctl.training import kept_bytes
+from razorctl.training.atomic import unwritable
 from razorctl.training.compiled import Compiled, refuse_uncompilable
 from razorctl.training.cuda_graphs import CapturedPasses
 from razorctl.training.feed import Feed, sequenced
@@ -381,8 +382,6 @@ def _check_files(
         try:
             Path(file).open("ab").close()
         except OSError as error:
-            raise UsageError(
-                f"cannot write {file} ({error.strerror}); name another file with {flag}."
-            ) from None
+            raise unwritable(Path(file), error.strerror, "file", flag) from None
         if new:
             Path(file).unlink()

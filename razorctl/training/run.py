@@ -100,8 +100,7 @@ class Run(PreparedRun, Iterator[Step]):
             facts = {name: value for name, value in facts.items() if name != "digests"}
         if {name: snapshot["data"].get(name) for name in facts} != facts:
             raise UsageError(
-                f"{self.job.dataset} has changed since {self.out} was begun; undo that, or name "
-                "another directory with --out."
+                f"{self.job.dataset} has changed since {self.out} was begun; {run_files.ELSEWHERE}."
             )
         self.history = [Step(**step) for step in snapshot["history"]]
         self.peak_bytes, self.feed.loading.begun = snapshot["peak_bytes"], tuple(snapshot["begun"])

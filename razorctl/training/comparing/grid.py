@@ -119,14 +119,9 @@ class Grid:
         if self.seconds is not None:
             runs |= {"share": self.seconds / (len(self.methods) * len(self.seeds)), "steps": {}}
         if not self.out.exists():
-            try:
+            with atomic.writing(self.out):
                 self.out.mkdir(parents=True)
-                self._write(settings, runs)
-            except OSError as error:
-                raise UsageError(
-                    f"cannot write {self.out} ({error.strerror}); "
-                    "name another directory with --out."
-                ) from None
+            self._write(settings, runs)
             return
         if not resume:
             raise UsageError(
