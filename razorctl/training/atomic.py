@@ -17,6 +17,12 @@ def unwritable(
     return UsageError(f"cannot write {out} ({reason}); name another {kind} with {option}.")
 
 
+def taken(out: Path, begun: bool = False) -> UsageError:
+    """The error for a directory that exists; begun: whether one can go on there."""
+    mend = "go on there with --resume, or name" if begun else "name"
+    return UsageError(f"{out} exists already; {mend} another directory with --out.")
+
+
 def sync(path: Path) -> None:
     """Waits until a file, or the names in a directory, are on the disk."""
     if os.name == "nt" and path.is_dir():
@@ -67,7 +73,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     try:
         if folder.exists():
-            raise UsageError(f"{folder} exists already; name another directory with --out.")
+            raise taken(folder)
         with writing(folder):
             partial.mkdir()
         yield partial

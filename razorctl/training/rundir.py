@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from razorctl.errors import UsageError
 from razorctl.folders import exists, spelled
 from razorctl.processes import program
-from razorctl.training.atomic import unwritable
+from razorctl.training.atomic import taken, unwritable
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -45,7 +45,7 @@ def choose(out: Path | str | None, *words: str, resume: bool = False) -> Path:
         raise unwritable(Path(spelled(str(out))), "its name is not UTF-8")
     if exists(out):
         if not resume:
-            raise _taken(out)
+            raise taken(out, begun=(out / METRICS).exists())
         if not _resumable(out):
             raise UsageError(f"{out} holds no run; name another directory with --out.")
         return out
@@ -62,12 +62,6 @@ def _resumable(out: Path) -> bool:
     if not out.is_dir():
         return False
     return (out / METRICS).exists() or {file.name for file in out.iterdir()} <= {LOCK}
-
-
-def _taken(out: Path) -> UsageError:
-    begun = (out / METRICS).exists()
-    mend = "go on there with --resume, or name" if begun else "name"
-    return UsageError(f"{out} exists already; {mend} another directory with --out.")
 
 
 @contextmanager
@@ -89,8 +83,9 @@ def claimed(out: Path, resume: bool = False) -> Iterator["BaseFileLock"]:
             held = identity(out)
             (out / METRICS).touch()
         except OSError as error:
-            taken = not made and not resume and exists(out)
-            raise _taken(out) if taken else unwritable(out, error.strerror) from None
+            if not made and not resume and exists(out):
+                raise taken(out, begun=(out / METRICS).exists()) from None
+            raise unwritable(out, error.strerror) from None
         yield lock
     except BaseException:
         if made and (held is None or identity(out) == held):

@@ -124,10 +124,7 @@ class Grid:
             self._write(settings, runs)
             return
         if not resume:
-            raise UsageError(
-                f"{self.out} exists already; go on there with --resume, or name another directory "
-                "with --out."
-            )
+            raise atomic.taken(self.out, begun=True)
         if not (self.out / SETTINGS).exists():
             raise UsageError(f"{self.out} holds no comparison; name another directory with --out.")
         earlier = settings_of(self.out)
