@@ -26,13 +26,8 @@ def sequenced(
     make = family.sequences
     if make is None:
         return splits
-    parts = {name: getattr(splits, name) for name in ("train", "validation", "test")}
-    sequences = {
-        name: make(rows, job.input_size, progress)
-        for name, rows in parts.items()
-        if rows is not None
-    }
-    return replace(splits, **sequences)
+    parts = splits.parts.items()
+    return replace(splits, **{name: make(rows, job.input_size, progress) for name, rows in parts})
 
 
 def mixing(job: Job, classes: int) -> Callable[[Batch], Batch]:
