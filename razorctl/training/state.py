@@ -29,8 +29,7 @@ def write(folder: Path, model: Mapping[str, Tensor], state: Mapping[str, Any]) -
     for name, content in ((MODEL, model), (TENSORS, state_tensors)):
         with (folder / name).open("wb") as file:
             tensors.write(file, content)
-    with (folder / REST).open("w", encoding="utf-8") as file:
-        file.write(documents.text(tree))
+    (folder / REST).write_text(documents.text(tree), "utf-8")
 
 
 def load_model(folder: Path, model: nn.Module) -> None:
