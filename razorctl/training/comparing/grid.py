@@ -58,8 +58,7 @@ class Progress:
 class Grid:
     """Runs of methods and seeds, one after the other, each in its own process.
 
-    The constructor checks the settings and makes the directory; with a budget, `measure` says how
-    many steps each method has; `run` trains.
+    With a budget, `measure` settles how many steps each method has; `run` trains.
     """
 
     def __init__(
