@@ -122,7 +122,7 @@ def variants(case: Case, capability: int) -> list[Any]:
 
 def resources(variant: Any, capability: int) -> dict[str, Any]:
     """The share of an SM that a variant takes, compiled for a compute capability."""
-    from razorctl.ops.triton.compiled import compiled
+    from cubins import compiled
 
     cubin, warps = compiled(variant, capability), variant.num_warps
     return {

@@ -15,8 +15,8 @@ from typing import Any
 
 import triton
 
-from razorctl.ops.triton.compiled import compiled
 from razorctl.ops.triton.variants import Variant
+from scripts.bench.cubins import compiled
 
 SHARED = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}  # KiB that a block may have
 INT8_DOT = r"mma\.sync[\w.]*\.s32\.s8\.s8|wgmma\.mma_async[\w.]*\.s32\.s8\.s8|tcgen05\.mma[\w.:]*i8"

@@ -12,11 +12,11 @@ import pytest
 
 from razorctl.job import Job
 from razorctl.ops.triton import gemm_tiles, sums
-from razorctl.ops.triton.compiled import CompiledKernel, compiled
 from razorctl.ops.triton.launch import REGISTERS, WARP
 from razorctl.ops.triton.recorded import Card, Launch
 from razorctl.planning import gpus, job_trace
 from razorctl.recipe import Recipe
+from scripts.bench.cubins import CompiledKernel, compiled
 from tests.models import registered, two_blocks
 from tests.planning.test_gpus import CHIPS
 
@@ -156,7 +156,7 @@ COPIES = """
 )
 def test_bytes_that_a_thread_has_requested(code, between, most, monkeypatch):
     line = f"\n        /*0040*/                   {between} ;" if between else ""
-    monkeypatch.setattr("razorctl.ops.triton.compiled._dumped", lambda *args: code.format(line))
+    monkeypatch.setattr("scripts.bench.cubins._dumped", lambda *args: code.format(line))
     kernel = CompiledKernel(32, 0, 0, warps=4, ttir="", ttgir="", ptx="", cubin=b"")
     assert kernel.outstanding == most
     assert kernel.in_flight == 4 * 32 * most

@@ -14,10 +14,11 @@ from triton.runtime import driver
 
 from razorctl.job import Job
 from razorctl.ops import gemm, kernels, norm, quantize
-from razorctl.ops.triton import compiled, launch, tuning
+from razorctl.ops.triton import launch, tuning
 from razorctl.ops.triton.recorded import Card, Recording, distinct
 from razorctl.planning import job_trace
 from razorctl.recipe import Recipe
+from scripts.bench.cubins import compiled
 
 CARD = GPUTarget("cuda", 89, 32)
 ADA = Card(89)
@@ -142,6 +143,6 @@ def test_a_launch_finds_what_was_compiled_before(step, card, tmp_path, monkeypat
         knobs.compilation, "listener", lambda cache_hit, **rest: hits.append(cache_hit)
     )
     forget(variant.kernel, monkeypatch)
-    compiled.compiled(variant, CARD.arch)
+    compiled(variant, CARD.arch)
     variant.kernel.run(*args, grid=(1,), warmup=True, **settings, **launch.OPTIONS)
     assert hits == [False, True]

@@ -1,0 +1,154 @@
+"""Kernels compiled for cards that are not in this machine, by the tools in Triton's wheel."""
+
+import math
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import triton
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+
+from razorctl.ops.triton.launch import WARP
+from razorctl.ops.triton.variants import Variant
+
+_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([\w.]+)(.*?);", re.M)
+_REGISTER = re.compile(r"\bR(\d+)\b")
+# Layouts of tensors over threads, and loads of tensors of pointers, in Triton's TTGIR.
+_LAYOUT = re.compile(r"^(#\w+) = #ttg\.blocked<\{(.*?)\}>", re.M)
+_LOAD = re.compile(
+    r"(?:tt\.load|ttg\.async_copy_global_to_local) .*?"
+    r"tensor<([\dx]+)x!tt\.ptr<[a-z]+(\d+)>, (?:#ttg\.slice<\{dim = (\d), parent = )?(#\w+)\b"
+)
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """A kernel compiled for a card.
+
+    Args:
+        registers: Registers of a thread.
+        stack: Bytes of a thread, spilled registers among them.
+        shared: Bytes of shared memory of a block.
+        warps: Warps of a block.
+        ttir: Triton's representation before tensors have layouts over threads.
+        ttgir: Triton's representation with layouts.
+        ptx: The input of ptxas.
+        cubin: The output of ptxas.
+    """
+
+    registers: int
+    stack: int
+    shared: int
+    warps: int
+    ttir: str
+    ttgir: str
+    ptx: str
+    cubin: bytes
+
+    def instructions(self, pattern: str) -> list[str]:
+        """The distinct instructions in the PTX whose beginnings match `pattern`."""
+        return sorted(set(re.findall(rf"\b(?:{pattern})[\w.:]*", self.ptx)))
+
+    @cached_property
+    def in_flight(self) -> float:
+        """The most bytes that a program has requested from memory before it waits for some.
+
+        Bytes that several threads request count once, by the average over all loads of the kernel.
+        """
+        return WARP * self.warps * self.outstanding * self._share
+
+    @cached_property
+    def outstanding(self) -> int:
+        """The most bytes that a thread has requested from memory before it waits for some.
+
+        Counted along the machine code from first to last line, so a loop counts once. A thread
+        waits for a load at the first use of its registers, and for copies into shared memory at an
+        instruction that says so; earlier requests are then complete too.
+        """
+        loads: list[tuple[range, int]] = []
+        groups: list[int] = [0]  # bytes of copies; those of the last one are not committed yet
+        most = 0
+        for name, rest in _INSTRUCTION.findall(_dumped(self.cubin, "-sass")):
+            kind, *parts = name.split(".")
+            named = [int(number) for number in _REGISTER.findall(rest)]
+            for at in range(len(loads) - 1, -1, -1):
+                if any(number in loads[at][0] for number in named):
+                    del loads[: at + 1]
+                    break
+            if kind == "LDG":
+                size = _bytes(parts)
+                loads.append((range(named[0], named[0] + max(1, size // 4)), size))
+            elif kind == "LDGSTS":
+                groups[-1] += _bytes(parts)
+            elif kind == "LDGDEPBAR":
+                groups.append(0)
+            elif kind == "DEPBAR" and "LE" in parts:
+                pending = int(rest.split(",")[1].strip(), 16)
+                groups[:-1] = groups[:-1][max(0, len(groups) - 1 - pending) :]
+            most = max(most, sum(size for _, size in loads) + sum(groups))
+        return most
+
+    @property
+    def _share(self) -> float:
+        """The distinct bytes that threads request, as a share of all that they request."""
+        layouts = dict(_LAYOUT.findall(self.ttgir))
+        requested = distinct = 0
+        for sizes, bits, dim, layout in _LOAD.findall(self.ttgir):
+            shape = [int(size) for size in sizes.split("x")]
+            distinct += math.prod(shape) * int(bits)
+            if layout not in layouts:
+                requested += math.prod(shape) * int(bits)
+                continue
+            each, over, warps = _lists(layouts[layout])
+            if dim:  # all threads along this dimension of the layout request the same
+                del each[int(dim)], over[int(dim)], warps[int(dim)]
+            turns = [
+                -(-n // (e * o * w)) * e
+                for n, e, o, w in zip(shape, each, over, warps, strict=True)
+            ]
+            requested += WARP * self.warps * math.prod(turns) * int(bits)
+        return distinct / requested if requested else 1.0
+
+
+def _lists(layout: str) -> list[list[int]]:
+    """Elements of a thread, threads of a warp and warps along each dimension of a layout."""
+    kinds = "sizePerThread", "threadsPerWarp", "warpsPerCTA"
+    matches = (re.search(rf"{kind} = \[(.*?)\]", layout) for kind in kinds)
+    return [[int(size) for size in match[1].split(",")] for match in matches if match is not None]
+
+
+def _bytes(parts: list[str]) -> int:
+    """The bytes that an instruction moves, by the parts of its name."""
+    widths = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
+    return next((widths[part] for part in parts if part in widths), 4)
+
+
+def _dumped(cubin: bytes, what: str) -> str:
+    """The output of cuobjdump with an option."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(cubin)
+        command = [knobs.nvidia.cuobjdump.path, what, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def compiled(variant: Variant, capability: int) -> CompiledKernel:
+    """A variant compiled for a compute capability (75, 80, ...); raises what Triton raises."""
+    target = GPUTarget("cuda", capability, WARP)
+    kernel = triton.compile(variant.source(target), target=target, options=variant.options)
+    usage = _dumped(kernel.asm["cubin"], "-res-usage")
+    match = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    assert match is not None, usage
+    return CompiledKernel(
+        registers=int(match[1]),
+        stack=int(match[2]),
+        shared=kernel.metadata.shared,
+        warps=variant.num_warps,
+        ttir=kernel.asm["ttir"],
+        ttgir=kernel.asm["ttgir"],
+        ptx=kernel.asm["ptx"],
+        cubin=kernel.asm["cubin"],
+    )
