@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WIDE = ("I", "F")  # modes of PIL that do not say which value is white
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
 RAND = "rand-m9-mstd0.5-inc1"  # RandAugment as in timm's recipes for ViTs
 
 

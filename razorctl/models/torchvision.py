@@ -25,7 +25,6 @@ DEFAULTS = {
 # Names in the weights of DenseNets have a dot too many, as torchvision once named modules.
 OLD_DENSENET = r"(denselayer\d+\.(?:norm|relu|conv))\.(\d\.)"
 SIDES = {"classification": 224, "segmentation": 520}
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as in all its presets
 
 
 def _config(task: Task, input_size: int | None) -> dict[str, Any]:
@@ -33,8 +32,8 @@ def _config(task: Task, input_size: int | None) -> dict[str, Any]:
     crop = 0.875 if task == "classification" else 1.0
     return {
         "input_size": (3, pixels, pixels),
-        "mean": MEAN,
-        "std": STD,
+        "mean": images.MEAN,
+        "std": images.STD,
         "interpolation": "bilinear",
         "crop_pct": crop,
     }

@@ -21,6 +21,7 @@ from typing import Any
 
 import machine
 import torch
+from allocated import allocated_on_cpu
 from pages import RESULTS
 from record import head, options, reason, write
 from torch import Tensor
@@ -28,7 +29,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from razorctl import models
 from razorctl.job import Job
-from razorctl.memory import measured
 from razorctl.ops import chunks, gemm, kernels, topk
 from razorctl.optimizer import build_optimizer
 from razorctl.planning import gpus
@@ -150,7 +150,7 @@ def measure_on_cpu(point: Point) -> dict[str, Any]:
     training = Training(point, torch.device("cpu"))
     training.step()
     gc.collect()
-    return {"allocated_bytes": training.resident + measured.allocated_on_cpu(training.step)}
+    return {"allocated_bytes": training.resident + allocated_on_cpu(training.step)}
 
 
 def measure_on_cuda(point: Point) -> dict[str, Any]:

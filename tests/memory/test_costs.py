@@ -12,11 +12,11 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from razorctl import ops
 from razorctl.config import registry
 from razorctl.memory.costs import OpCost, cost
-from razorctl.memory.measured import allocated_on_cpu
 from razorctl.memory.trace_cache import KernelWork
 from razorctl.ops import gemm, kernels, topk
 from razorctl.ops.op import OPS, FewBitCopy
 from razorctl.ops.packing import packed_bytes
+from scripts.bench.allocated import allocated_on_cpu
 
 registry.modules(ops.__name__, ops.__path__)  # each registers its own
 ROWS = (32, 197)  # so that they are cut into several parts

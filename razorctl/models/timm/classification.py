@@ -63,41 +63,26 @@ class Architecture:
         Raises MissingError or DataError if the weights cannot be had, and UsageError for a size
         that it cannot take.
         """
-        from timm import create_model
-
         wanted |= self.settings(input_size)
         if not pretrained:
-            return self._created(input_size, create_model, self.source, **wanted)
+            return self._created(input_size, **wanted)
         if self.folder is not None:
             with hub.reading(self.name, self.folder, "name another folder"):
                 self._check_whole(wanted.get("num_classes"))
-                return self._created(
-                    input_size,
-                    create_model,
-                    self.source,
-                    pretrained=True,
-                    pretrained_cfg_overlay=self._classifier(),
-                    **wanted,
-                )
+                wanted["pretrained_cfg_overlay"] = self._classifier()
+                return self._created(input_size, pretrained=True, **wanted)
         file = "model.safetensors"
         folder = hub.fetch(self.name, f"timm/{self.tagged}", (file,), "model")
         # The hub's file has timm's layout, even if the first release of the weights had another.
-        weights = {"file": str(folder / file), "custom_load": False}
+        wanted["pretrained_cfg_overlay"] = {"file": str(folder / file), "custom_load": False}
         with hub.reading(self.name, folder):
-            return self._created(
-                input_size,
-                create_model,
-                self.source,
-                pretrained=True,
-                pretrained_cfg_overlay=weights,
-                **wanted,
-            )
+            return self._created(input_size, pretrained=True, **wanted)
 
-    def _created(
-        self, input_size: int | None, create: Callable[..., Any], *args: Any, **wanted: Any
-    ) -> "nn.Module":
+    def _created(self, input_size: int | None, **wanted: Any) -> "nn.Module":
+        from timm import create_model
+
         try:
-            model: nn.Module = create(*args, **wanted)
+            model: nn.Module = create_model(self.source, **wanted)
         except (AssertionError, ValueError, TypeError) as error:
             if input_size is None:
                 raise

@@ -1,11 +1,11 @@
 """vit-micro, which is built in: its weights come with the package."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from razorctl.errors import UsageError
-from razorctl.models import Model
 from razorctl.models.timm import classification
 
 if TYPE_CHECKING:
@@ -61,27 +61,19 @@ def _micro(
     return vit_micro(classes, pretrained)
 
 
-MICRO = Model(
-    name=NAME,
-    summary="ViT of 1.2 M parameters, 28 x 28 gray, pretrained on Fashion-MNIST; built in",
-    modality="image",
-    task="classification",
+MICRO = replace(
+    classification.classifier(
+        classification.Architecture(NAME, ARCHITECTURE, args=VIT_MICRO),
+        "ViT of 1.2 M parameters, 28 x 28 gray, pretrained on Fashion-MNIST; built in",
+        {
+            "batch_size": 64,
+            "steps": 300,
+            "sgd": {"learning_rate": 0.2},
+            "adamw": {"learning_rate": 3e-3, "weight_decay": 0.05},
+        },
+    ),
     build=_micro,
     bare=partial(_micro, pretrained=False),
-    transform=classification.transform,
-    example=classification.example,
-    logits=classification.logits,
-    save=partial(
-        classification.save, classification.Architecture(NAME, ARCHITECTURE, args=VIT_MICRO)
-    ),
-    load=classification.load,
-    defaults={
-        "batch_size": 64,
-        "steps": 300,
-        "sgd": {"learning_rate": 0.2},
-        "adamw": {"learning_rate": 3e-3, "weight_decay": 0.05},
-    },
-    augmented=classification.augmented,
     # Gray clothes have taught it little of other images; measured on 200 drawings.
     own={"times": 3, "sgd": {"learning_rate": 0.1}},
 )

@@ -3,11 +3,11 @@
 timm has no such architecture, and no library has its weights, so it can be planned and profiled.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from razorctl.errors import MissingError
-from razorctl.models import Model
 from razorctl.models.timm import classification
 
 if TYPE_CHECKING:
@@ -50,18 +50,12 @@ def _build(classes: int, input_size: int | None = None) -> "nn.Module":
     )
 
 
-PROXYLESS = Model(
-    name=NAME,
-    summary="ProxylessNAS-Mobile, 224 px; to plan and profile, as no library has its weights",
-    modality="image",
-    task="classification",
+PROXYLESS = replace(
+    classification.classifier(
+        classification.Architecture(NAME, NAME),
+        "ProxylessNAS-Mobile, 224 px; to plan and profile, as no library has its weights",
+        {"batch_size": 8, "sgd": {"learning_rate": 0.05}, "adamw": {"learning_rate": 1e-3}},
+    ),
     build=_build,
     bare=_bare,
-    transform=classification.transform,
-    example=classification.example,
-    logits=classification.logits,
-    save=partial(classification.save, classification.Architecture(NAME, NAME)),
-    load=classification.load,
-    defaults={"batch_size": 8, "sgd": {"learning_rate": 0.05}, "adamw": {"learning_rate": 1e-3}},
-    augmented=classification.augmented,
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl import documents
 from razorctl.models import Model, Rows, images, masks
-from razorctl.models.timm.classification import Architecture
+from razorctl.models.timm.classification import Architecture, logits
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -39,11 +39,6 @@ def transform(model: "nn.Module", input_size: int | None = None) -> Callable[[Ro
 def augmented(model: "nn.Module", input_size: int | None, augment: str) -> Callable[[Rows], Rows]:
     config: Any = model.data_config
     return masks.augmented(images.resized(config, input_size), augment)
-
-
-def logits(model: "nn.Module", inputs: "Tensor") -> "Tensor":
-    output: Tensor = model(inputs)
-    return output
 
 
 def save(

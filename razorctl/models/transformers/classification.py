@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from razorctl.models import Model, Rows, prepared
+from razorctl.models.tokens import MULTIPLE
 from razorctl.models.transformers.pretrained_files import (
     PretrainedFiles,
     has_argument,
+    name_classes,
     quiet_transformers,
 )
 
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 TOKENS = 128
-MULTIPLE = 8  # of tokens, which kernels of matrix products are made for
 # First words of the names of weights that no classifier of transformers has pretrained.
 FRESH = ("classifier.", "score.", "pre_classifier.", "classification_head.", "head.")
 
@@ -67,7 +68,7 @@ def load(folder: Path, input_size: int | None = None) -> tuple["nn.Module", Call
 def save(
     pretrained: PretrainedFiles,
     usual: int,
-    model: "nn.Module",
+    model: Any,
     classes: Sequence[str],
     input_size: int | None,
     folder: Path,
@@ -77,15 +78,10 @@ def save(
     Args:
         usual: the tokens of a text, as of `PretrainedFiles.length`.
     """
-    from transformers import PreTrainedModel
-
-    assert isinstance(model, PreTrainedModel)
     tokenizer = pretrained.tokenizer
     tokenizer.model_max_length = pretrained.length(input_size, usual)
     if classes:
-        model.config.problem_type = None  # which an earlier head may have had
-        model.config.id2label = dict(enumerate(classes))
-        model.config.label2id = {label: number for number, label in enumerate(classes)}
+        name_classes(model, classes)
     with quiet_transformers():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)

@@ -23,12 +23,6 @@ def _auto(task: Task) -> Any:
     return AutoModelForCausalLM if task == "causal-lm" else AutoModelForMaskedLM
 
 
-def logits(model: "nn.Module", inputs: "Mapping[str, Tensor]") -> "Tensor":
-    """The logits [batch, tokens, vocabulary]."""
-    output: Tensor = model(**inputs).logits
-    return output
-
-
 def language_model(
     pretrained: PretrainedFiles, task: Task, summary: str, defaults: Mapping[str, Any]
 ) -> Model:
@@ -77,7 +71,7 @@ def language_model(
         bare=bare,
         transform=transform,
         example=example,
-        logits=logits,
+        logits=classification.logits,
         save=partial(classification.save, pretrained, TOKENS),
         load=partial(load, task),
         defaults=defaults,

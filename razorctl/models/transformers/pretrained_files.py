@@ -2,7 +2,7 @@
 
 import inspect
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -249,6 +249,13 @@ class PretrainedFiles:
                 f"{tokens:,}; use at most {longest}."
             )
         return tokens or min(usual, longest)
+
+
+def name_classes(model: Any, classes: Sequence[str]) -> None:
+    """Gives the config of a classifier the names of its classes."""
+    model.config.problem_type = None  # which an earlier head may have had
+    model.config.id2label = dict(enumerate(classes))
+    model.config.label2id = {label: number for number, label in enumerate(classes)}
 
 
 def has_argument(model: "nn.Module", argument: str) -> bool:

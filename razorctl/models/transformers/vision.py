@@ -11,6 +11,7 @@ from razorctl.models import Model, Rows, images, masks
 from razorctl.models.transformers.pretrained_files import (
     PROCESSOR,
     PretrainedFiles,
+    name_classes,
     quiet_transformers,
 )
 from razorctl.tasks import Task
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 FRESH = ("classifier.", "decode_head.classifier.", "auxiliary_head.classifier.")
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
 SIDES = {"classification": 224, "segmentation": 512}
 FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # PIL's numbers
 
@@ -47,8 +47,8 @@ def data_config(processor: Mapping[str, Any], pixels: int) -> dict[str, Any]:
     """The data config, as in `models.images`, that the settings of an image processor mean."""
     return {
         "input_size": (3, pixels, pixels),
-        "mean": tuple(processor.get("image_mean") or MEAN),
-        "std": tuple(processor.get("image_std") or STD),
+        "mean": tuple(processor.get("image_mean") or images.MEAN),
+        "std": tuple(processor.get("image_std") or images.STD),
         "interpolation": FILTERS.get(processor.get("resample", 2), "bilinear"),
         "crop_pct": 1.0,
     }
@@ -92,16 +92,9 @@ def vision_model(
         transform: Callable[[Rows], Rows] = inputs.augmented(config(input_size), augment)
         return transform
 
-    def save(
-        model: "nn.Module", classes: Sequence[str], input_size: int | None, folder: Path
-    ) -> None:
+    def save(model: Any, classes: Sequence[str], input_size: int | None, folder: Path) -> None:
         """Writes what `from_pretrained(folder)` of the model and of its image processor load."""
-        from transformers import PreTrainedModel
-
-        assert isinstance(model, PreTrainedModel)
-        model.config.problem_type = None  # which an earlier head may have had
-        model.config.id2label = dict(enumerate(classes))
-        model.config.label2id = {label: number for number, label in enumerate(classes)}
+        name_classes(model, classes)
         with quiet_transformers():
             model.save_pretrained(folder)
         pixels = side(pretrained, task, input_size)
