@@ -7,7 +7,7 @@ import pytest
 from torch import nn, zeros
 
 from razorctl.hush import LOGGED, hush
-from razorctl.memory.tracker import peak_bytes
+from scripts.bench.peaks import peak_bytes
 
 
 @pytest.mark.parametrize("name", LOGGED)

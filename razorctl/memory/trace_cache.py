@@ -89,21 +89,10 @@ class Trace:
 
 
 @dataclass(frozen=True)
-class Traced:
+class Traced(Trace):
     """A trace as `dump` writes it."""
 
-    peak: int
-    workspace: int
-    weights: int
-    gradients: int
-    optimizer: int
-    saved: int
-    kernels: Sequence[tuple[str, int, int, bool, bool, int, int, int, int]]
-    fused: bool
-    block: int
-    rest: int
-    calls: tuple[int, int]
-    update: tuple[int, int]
+    kernels: Sequence[tuple[str, int, int, bool, bool, int, int, int, int]]  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)

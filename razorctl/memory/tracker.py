@@ -1,4 +1,4 @@
-"""The trace of a training step and its peak, counted on fake tensors."""
+"""The trace of a training step, counted on fake tensors."""
 
 import weakref
 from collections import Counter
@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from razorctl.memory.costs import caller, cost, tensors
 from razorctl.memory.draws import hold_largest
 from razorctl.memory.fake import fake_copies
-from razorctl.memory.saved import note_saved, run_forward, tracing
+from razorctl.memory.saved import note_saved, tracing
 from razorctl.memory.trace_cache import Calls, KernelWork, Trace
 
 # What a storage holds, as fields of `Trace`; the rest is activations and temporaries.
@@ -85,45 +85,6 @@ def trace_step(
         calls=Calls(**all_calls),
         update=Calls(**(tracker.calls - calls_after)),
     )
-
-
-def peak_bytes(
-    model: nn.Module,
-    inputs: Any,
-    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
-    *,
-    autocast: torch.dtype | None = None,
-    accumulate: bool = False,
-) -> int:
-    """Highest bytes of all tensors in a training step; see `trace_step`.
-
-    Raises UsageError if the model needs tensor values.
-
-    Args:
-        optimizer: builds an optimizer from parameters; with None the step ends after the backward
-            pass.
-        accumulate: whether `inputs` are one of several micro-batches of the step.
-    """
-
-    def step(model: nn.Module, micro_batches: Iterable[Any], updates: Optimizer | None) -> None:
-        for inputs in micro_batches:
-            leaves = tree_leaves(run_forward(model, inputs, autocast))
-            loss = next(leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad)
-            torch.autograd.backward(loss.float().sum())
-        if updates is not None:
-            updates.step()
-
-    def build(model: nn.Module) -> Optimizer:
-        assert optimizer is not None
-        return optimizer(p for p in model.parameters() if p.requires_grad)
-
-    def forward(model: nn.Module, inputs: Any) -> None:
-        run_forward(model, inputs, autocast)
-
-    micro_batches = 2 if accumulate else 1
-    return trace_step(
-        model, inputs, build if optimizer else None, step, forward, micro_batches=micro_batches
-    ).peak
 
 
 def _repeated(whole: Counter[Any], part: Counter[Any], times: int) -> Counter[Any]:

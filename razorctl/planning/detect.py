@@ -2,10 +2,10 @@
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 try:
     import pynvml
@@ -17,6 +17,7 @@ from razorctl.config import presets
 from razorctl.errors import UsageError
 from razorctl.planning.gpus import Gpu, load, memory_size, names, read_preset, usable
 
+T = TypeVar("T")
 # Older drivers report up to 3 % less than newer ones, and ECC takes a sixteenth of a card's memory;
 # cards of one name differ by far more.
 _SAME_MEMORY = 0.07
@@ -55,32 +56,29 @@ def cards() -> tuple[Detected, ...]:
     also uses with CUDA_DEVICE_ORDER=PCI_BUS_ID. MIG instances are left out, and so are cards that
     the driver cannot describe: lost cards, forbidden ones and those without their own memory.
     """
-    if pynvml is None:
-        return ()
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return ()
-    try:
-        uuids = [_uuid(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        cards = [_describe(index) for index in _visible(uuids)]
-        return tuple(card for card in cards if card is not None)
-    except pynvml.NVMLError:
-        return ()
-    finally:
-        with suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
+    return _answer(_cards, ())
 
 
 def driver() -> str:
     """The version of the driver; empty without one or nvidia-ml-py. Never raises."""
+    return _answer(lambda: _text(pynvml.nvmlSystemGetDriverVersion()), "")
+
+
+def _cards() -> tuple[Detected, ...]:
+    uuids = [_uuid(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    cards = [_describe(index) for index in _visible(uuids)]
+    return tuple(card for card in cards if card is not None)
+
+
+def _answer(ask: Callable[[], T], otherwise: T) -> T:
+    """The result of `ask` while the driver's library is in use, or `otherwise` if that fails."""
     if pynvml is None:
-        return ""
+        return otherwise
     try:
         pynvml.nvmlInit()
-        return _text(pynvml.nvmlSystemGetDriverVersion())
+        return ask()
     except pynvml.NVMLError:
-        return ""
+        return otherwise
     finally:
         with suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()

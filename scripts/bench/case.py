@@ -18,14 +18,13 @@ import torch
 import torch._functorch.config
 import torch.nn.functional as F
 import turns
-from allocated import allocated_on_cpu
 from pages import Row, figures
+from peaks import allocated_on_cpu, peak_bytes
 from record import Attempts
 from torch import Tensor, nn
 
 from razorctl import Recipe, saved_bytes, sparsify
 from razorctl.memory.saved import note_saved, run_forward
-from razorctl.memory.tracker import peak_bytes
 from razorctl.methods import METHODS
 from razorctl.ops import kernels
 

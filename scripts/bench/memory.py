@@ -15,6 +15,7 @@ from typing import Any
 
 import timm
 import torch
+from peaks import peak_bytes
 from record import head, options, write
 from rich.console import Console
 from rich.progress import track
@@ -27,7 +28,6 @@ from transformers import BertConfig, BertForSequenceClassification
 from razorctl import Job, Recipe, data, models, restore
 from razorctl.errors import UsageError
 from razorctl.memory.saved import traced_bytes
-from razorctl.memory.tracker import peak_bytes
 from razorctl.methods import METHODS
 from razorctl.planning.job_trace import trace
 from razorctl.surgery.byte_budget import sparsify_within

@@ -21,8 +21,8 @@ from typing import Any
 
 import machine
 import torch
-from allocated import allocated_on_cpu
 from pages import RESULTS
+from peaks import allocated_on_cpu
 from record import head, options, reason, write
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only

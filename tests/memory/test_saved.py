@@ -13,10 +13,10 @@ from transformers import BatchEncoding
 from razorctl import Recipe, restore, sparsify
 from razorctl.errors import UsageError
 from razorctl.memory.saved import traced_bytes, traced_bytes_by_module
-from razorctl.memory.tracker import peak_bytes
 from razorctl.methods import METHODS
 from razorctl.models import find
 from razorctl.sampling.joint import Blocks
+from scripts.bench.peaks import peak_bytes
 from tests.models import bert as small_bert
 
 ROWS, WIDTH, OUT = 40, 96, 32

@@ -34,9 +34,9 @@ from razorctl import Recipe, restore, saved_bytes, sparsify
 from razorctl.errors import UsageError
 from razorctl.layers.registry import branches, branches_of
 from razorctl.memory.draws import joint_draws
-from razorctl.memory.tracker import peak_bytes
 from razorctl.models import find
 from razorctl.surgery.branches import attached
+from scripts.bench.peaks import peak_bytes
 
 TEXT = {
     "hidden_size": 16,

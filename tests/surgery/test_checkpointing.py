@@ -20,8 +20,8 @@ from razorctl import Recipe, restore, sparsify
 from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer
 from razorctl.memory.saved import traced_bytes
-from razorctl.memory.tracker import peak_bytes
 from razorctl.surgery.byte_budget import sparsify_within
+from scripts.bench.peaks import peak_bytes
 from tests.models import SMALL, TEXT, bert, vit
 from tests.surgery.test_methods import cosine, step
 
