@@ -35,13 +35,12 @@ def quantize(
     mean: Tensor | None = None,
     rstd: Tensor | None = None,
     seed: Tensor | None = None,
-    offset: int = 0,
 ) -> FewBitCopy:
     x = _normalized(x, mean, rstd)
     scales = _scales_of(x, bits, tile_rows, clip=bits in CLIP and seed is None)
     zero_point, _, factor = (t.repeat_interleave(tile_rows, 0)[: len(x)] for t in scales)
     scaled = x.to(factor.dtype) * factor + zero_point / PARTS
-    noise = 0.5 if seed is None else uniform(seed, offset, scaled.numel()).view(scaled.shape)
+    noise = 0.5 if seed is None else uniform(seed, 0, scaled.numel()).view(scaled.shape)
     codes = pack((scaled + noise).clamp(0, 2**bits - 0.5).to(torch.uint8), bits)
     return FewBitCopy(codes, scales[0].to(torch.int16), scales[1], bits, tile_rows)
 

@@ -33,8 +33,7 @@ def trace_step(
     optimizer: Callable[[nn.Module], Optimizer] | None,
     step: Callable[[nn.Module, Iterable[Any], Optimizer | None], object],
     forward: Callable[[nn.Module, Any], object],
-    *,
-    micro_batches: int = 1,
+    micro_batches: int,
 ) -> Trace:
     """Traces a training step on fake copies of a model and of the inputs of one micro-batch.
 

@@ -108,7 +108,6 @@ def quantize(
     mean: Tensor | None = None,
     rstd: Tensor | None = None,
     seed: Tensor | None = None,
-    offset: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A few-bit copy of `x`, or of (x - mean) * rstd.
 
@@ -124,8 +123,8 @@ def quantize(
         mean: [rows, 1], None for 0.
         rstd: [rows, 1]; if it is None, x itself is copied.
         seed: 0-dim, int64. With a seed x is rounded to one of the two nearest codes at random,
-            without bias; without one to the nearest code.
-        offset: Element i takes number `offset` + i of `random.uniform`.
+            without bias: element i by number i of `random.uniform`. Without one x is rounded to the
+            nearest code.
     """
     if x.numel() == 0:
         shape = tile_count(len(x), tile_rows), x.shape[1]
@@ -144,7 +143,7 @@ def quantize(
         values = torch.addcmul(shift[tile].unsqueeze(1), values, inverse[tile].unsqueeze(1))
         values = values.flatten(0, 1)
         if seed is not None:
-            start = offset + part.rows.start * x.shape[1]
+            start = part.rows.start * x.shape[1]
             values += uniform(seed, start, values.numel()).view(values.shape)
         if seed is not None or clip:  # only then can values exceed the range of codes
             values.clamp_(0, 2**bits - 0.5)

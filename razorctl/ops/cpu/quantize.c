@@ -93,8 +93,7 @@ inlined uint32_t mixed(uint32_t x) {
 }
 
 static void codes_of(const struct source *x, struct share s, int64_t row, int bits,
-                     const float *inverse, const float *shift, const int64_t *seed, int64_t offset,
-                     uint8_t *codes) {
+                     const float *inverse, const float *shift, const int64_t *seed, uint8_t *codes) {
     const float top = (float)(1 << bits) - 0.5f;
     float buffer[CODES];
     for (int64_t k = 0; k < s.stretches; k++) {
@@ -107,7 +106,7 @@ static void codes_of(const struct source *x, struct share s, int64_t row, int bi
             continue;
         }
         uint32_t key = mixed((uint32_t)*seed);
-        uint32_t position = (uint32_t)(offset + row * x->columns + column(s, k));
+        uint32_t position = (uint32_t)(row * x->columns + column(s, k));
         for (int64_t j = 0; j < s.length; j++) {
             uint32_t drawn = mixed(mixed(position + (uint32_t)j) ^ key) >> 8;
             float t = v[j] * by[j] + plus[j] + (float)(int32_t)drawn * 0x1p-24f;
@@ -131,8 +130,8 @@ static int64_t width_for(int64_t strip, int64_t strips, int64_t tiles, int64_t t
 // is packed by itself.
 int razorctl_quantize(const void *x, int dtype, int64_t row_stride, const float *mean,
                       const float *rstd, int64_t rows, int64_t columns, int64_t tile_rows, int bits,
-                      float reach, float limit, const int64_t *seed, int64_t offset, uint8_t *line,
-                      uint8_t *packed, int16_t *zero_point, uint16_t *scale, int threads) {
+                      float reach, float limit, const int64_t *seed, uint8_t *line, uint8_t *packed,
+                      int16_t *zero_point, uint16_t *scale, int threads) {
     const struct source from = {x, mean, rstd, row_stride, rows, columns, tile_rows, dtype};
     const int64_t strips = line ? 1 : STRIPS, strip = columns / strips;
     const int64_t tiles = cdiv(rows, tile_rows);
@@ -152,7 +151,7 @@ int razorctl_quantize(const void *x, int dtype, int64_t row_stride, const float 
                   scale + tile * columns, inverse, shift);
         for (int64_t row = start; row < end; row++) {
             uint8_t *to = line ? line + row * columns + s.first : codes;
-            codes_of(&from, s, row, bits, inverse, shift, seed, offset, to);
+            codes_of(&from, s, row, bits, inverse, shift, seed, to);
             if (!line) pack(codes, s.width, s, bits, packed + row * strip * bits);
         }
     }

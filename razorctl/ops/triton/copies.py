@@ -109,7 +109,7 @@ def _code(values, zero, factor, seed, position, BITS: tl.constexpr):
 @launchable
 def quantize_tile(
     x, mean, rstd, weight, bias, seed, y, packed, zero_point, scale,
-    rows, columns, stride, tile_rows, offset,
+    rows, columns, stride, tile_rows,
     BITS: tl.constexpr, CLIP: tl.constexpr, LIMIT: tl.constexpr, FUNCTION: tl.constexpr,
     R: tl.constexpr, U: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -158,7 +158,7 @@ def quantize_tile(
         zero, spacing, factor = _scales(low, high, BITS)
         tl.store(zero_point + tile * columns + column, zero.to(tl.int16), mask=wide)
         tl.store(scale + tile * columns + column, spacing, mask=wide)
-        position = (first * columns).to(tl.uint32) + offset.to(tl.uint32) + at.to(tl.uint32)
+        position = (first * columns).to(tl.uint32) + at.to(tl.uint32)
         code = _code(values, zero, factor, key, position, BITS)
         word |= placed(code, i, s, BITS)
         if FUNCTION is not None:  # at this place f takes fewer registers, a norm more
@@ -172,7 +172,7 @@ def quantize_tile(
 @launchable
 def quantize_long_tile(
     x, mean, rstd, weight, bias, seed, y, packed, zero_point, scale,
-    rows, columns, stride, tile_rows, offset,
+    rows, columns, stride, tile_rows,
     BITS: tl.constexpr, CLIP: tl.constexpr, LIMIT: tl.constexpr, FUNCTION: tl.constexpr,
     R: tl.constexpr, U: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -222,7 +222,7 @@ def quantize_long_tile(
                 factor = factors[i * first_width(BITS) + plane]
                 values = _part(x, first, row, column, wide, stride, mean, rstd)
                 at = ((first + local) * columns)[:, None] + column[None, :]
-                position = offset.to(tl.uint32) + at.to(tl.uint32)
+                position = at.to(tl.uint32)
                 code = _code(values, zero, factor, key, position, BITS)
                 word |= placed(code, i, i * first_width(BITS) + plane, BITS)
                 if y is not None:
@@ -271,7 +271,6 @@ def make_copy(
     mean: Tensor | None = None,
     rstd: Tensor | None = None,
     seed: Tensor | None = None,
-    offset: int = 0,
     function: str | None = None,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
@@ -283,7 +282,7 @@ def make_copy(
     kernel, sizes, warps, most = kernel_for(x.dtype, tile_rows, bits, function, seed is not None)
     kernel[(len(scale) * cdiv(columns // 8, sizes["U"]),)](
         x, mean, rstd, weight, bias, seed, y, packed, zero_point, scale,
-        rows, columns, x.stride(0), tile_rows, (offset + 2**31) % 2**32 - 2**31,
+        rows, columns, x.stride(0), tile_rows,
         BITS=bits, CLIP=op.CLIP.get(bits) if seed is None else None,
         LIMIT=limit(x.dtype if rstd is None else torch.float32), FUNCTION=function,
         **sizes, num_warps=warps, num_stages=1, maxnreg=most,
@@ -320,7 +319,7 @@ def copy_variants(
     if norm or function is not None:
         pointers["y"] = f"*{y or dtype}"
     label = f"{dtype} to {y}" if y else dtype
-    signature = {**pointers, **COPY, **SHAPE, "offset": "i32"}
+    signature = {**pointers, **COPY, **SHAPE}
     for number in bits:
         for tile_rows in (*HELD, ONLY_LONG) if every else HELD[-1:]:
             kernel, sizes, warps, most = kernel_for(

@@ -44,10 +44,9 @@ def quantize(
     mean: Tensor | None = None,
     rstd: Tensor | None = None,
     seed: Tensor | None = None,
-    offset: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     mean = None if rstd is None else mean
-    return make_copy(x, bits, tile_rows, mean=mean, rstd=rstd, seed=seed, offset=offset)
+    return make_copy(x, bits, tile_rows, mean=mean, rstd=rstd, seed=seed)
 
 
 @kernels.register(

@@ -79,7 +79,7 @@ def test_quantize_rounds_at_random_and_normalizes(dtype):
     x, seed = strided(70, 192, dtype), torch.tensor(7)
     mean = x.float().mean(1, keepdim=True)
     rstd = 1 / x.float().std(1, keepdim=True)
-    for arguments in [(mean, rstd), (None, rstd), (None, None, seed, 2**33), (mean, rstd, seed)]:
+    for arguments in [(mean, rstd), (None, rstd), (None, None, seed), (mean, rstd, seed)]:
         got, want = (run(x, 4, 32, *arguments) for run in (quantize, body(quantize)))
         codes = [unpack(t[0], 4, 70, 192).int() for t in (got, want)]
         assert (codes[0] != codes[1]).float().mean() < 1e-3
