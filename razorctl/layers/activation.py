@@ -128,7 +128,10 @@ class Activation(RazorLayer):
         return y
 
     def offered(self, x: Tensor) -> tuple[Hashable, Packed | None]:
-        """The layout and the copy of `x` that a norm offers; None if there is none."""
+        """The layout and the copy of `x` that was offered; None if there is none."""
+        derived = self.derived_rows(x)
+        if derived is not None:
+            return layouts.of_rows(derived.dtype), derived
         if self.memo is not None:
             dtype = compute_dtype(x)
             for layout in (layouts.of_rows(dtype), layouts.of_patches(dtype)):

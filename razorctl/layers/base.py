@@ -13,8 +13,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from razorctl.layers.autocast import compute_dtype
 from razorctl.layers.sharing import Memo
 from razorctl.rules.base import Rule, Rules
+from razorctl.rules.derived import Derived
 from razorctl.rules.packed import Packed
 from razorctl.sampling.joint import Blocks
 from razorctl.spans import packing
@@ -94,6 +96,20 @@ class RazorLayer(nn.Module):
     def saving(self) -> bool:
         """Whether this forward pass keeps for a backward pass; if not, it is the stock one."""
         return self.training and torch.is_grad_enabled()
+
+    def derived(self, *views: Tensor) -> tuple[Derived, ...]:
+        """The derived activations that are offered for `views`.
+
+        Empty if the rule of this layer makes none again, or if one of them is not offered.
+        """
+        if self.memo is None or not self.rules.of(compute_dtype(views[0])).again:
+            return ()
+        return self.memo.derived(views, self)
+
+    def derived_rows(self, x: Tensor) -> Derived | None:
+        """The derived activation that is offered for `x`, as rows in the dtype of a GEMM."""
+        derived = self.derived(x) if x.is_contiguous() else ()
+        return derived[0].rows(compute_dtype(x)) if derived else None
 
 
 Swaps = dict[type[nn.Module], type[RazorLayer]]

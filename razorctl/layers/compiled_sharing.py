@@ -22,6 +22,7 @@ class _Tracer:
     """The result of the last `_look`. One thread traces at a time."""
 
     unchanged = False
+    offset = 0
 
 
 def offer(x: Tensor, layout: Hashable, copy: "Packed") -> None:
@@ -52,3 +53,19 @@ def _look(context: Any) -> None:
 @torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
 def _unchanged() -> bool:
     return _Tracer.unchanged
+
+
+def offset(x: Tensor) -> int:
+    """The storage offset of `x`, which the tracer itself cannot ask for."""
+    comptime(_look_at_offset)
+    start: int = _offset()
+    return start
+
+
+def _look_at_offset(context: Any) -> None:
+    _Tracer.offset = int(context.get_local("x").as_fake().storage_offset())
+
+
+@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
+def _offset() -> int:
+    return _Tracer.offset

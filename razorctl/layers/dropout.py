@@ -10,23 +10,26 @@ from razorctl.layers.base import RazorLayer, Swaps
 from razorctl.ops.dropout import dropout, dropout_backward
 from razorctl.ops.topk import pack_bits, unpack_bits
 from razorctl.rules.base import Rule
+from razorctl.rules.derived import DerivedDropout
 from razorctl.spans import packing
 
 
 class DropoutFunction(torch.autograd.Function):
-    """y = x mask / (1 - p), with an exact gradient whatever the rule."""
+    """y = x mask / (1 - p), and the mask in bits; the gradient is exact whatever the rule."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, p: float) -> tuple[Tensor, Tensor]:
         y, mask = dropout(x, p)
         ctx.p = p
         with packing():
-            ctx.save_for_backward(pack_bits(mask.reshape(-1)))
-        return y
+            bits = pack_bits(mask.reshape(-1))
+            ctx.save_for_backward(bits)
+        ctx.mark_non_differentiable(bits)
+        return y, bits
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor, nothing: Any) -> tuple[Tensor | None, ...]:
         (bits,) = ctx.saved_tensors
         mask = unpack_bits(bits, dy.numel()).view(dy.shape)
         return dropout_backward(dy, mask, ctx.p), None
@@ -48,7 +51,12 @@ class Dropout(RazorLayer):
             return input  # the same tensor, so that later layers find its copy
         if not (self.saving and input.requires_grad and self.p < 1):
             return self.stock(input)
-        y: Tensor = DropoutFunction.apply(input, self.p)
+        y: Tensor
+        y, bits = DropoutFunction.apply(input, self.p)
+        if self.memo is not None:
+            derived = self.memo.derived((input,), self)
+            if derived:
+                self.memo.derive(y, DerivedDropout(y.shape, y.dtype, derived, (bits,), p=self.p))
         return y
 
 

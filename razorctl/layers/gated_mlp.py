@@ -6,6 +6,7 @@ x -- gate_proj -- gate -- f --+
 Stock keeps gate, f(gate), up and y.
 """
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -19,7 +20,8 @@ from razorctl.layers.registry import razor_of
 from razorctl.ops.functions import FUNCTIONS
 from razorctl.rules.base import Rule, Rules
 from razorctl.rules.derivative import Buckets
-from razorctl.rules.packed import Packed
+from razorctl.rules.derived import Derived
+from razorctl.rules.packed import Packed, PackedValues
 from razorctl.spans import packing
 
 
@@ -28,7 +30,12 @@ class GatedFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, gate: Tensor, up: Tensor, layer: "GatedMLP", function: str, copies: list[Packed]
+        ctx: Any,
+        gate: Tensor,
+        up: Tensor,
+        layer: "GatedMLP",
+        function: str,
+        copies: Sequence[Packed],
     ) -> Tensor:
         ctx.function = function
         save(ctx, *copies)
@@ -40,6 +47,8 @@ class GatedFunction(torch.autograd.Function):
         gate, up = saved(ctx)
         rows, dgate, dup = flat(dy), None, None
         with no_autocast(dy.device):
+            if isinstance(gate, Derived):  # is read once
+                gate = PackedValues(gate.shape, dy.dtype, gate.values())
             if ctx.needs_input_grad[0]:
                 dact = rows * up.values().to(dy.dtype)
                 dgate = gate.function_grad(ctx.function, dact).view(dy.shape)
@@ -102,7 +111,8 @@ class GatedMLP(RazorLayer):
             return self.activation(gate) * up
         rule, function = self.rules.of(gate.dtype), self.function
         with packing(), torch.no_grad():
-            copies = [rule.pack(flat(part.detach())) for part in (gate, up)]
+            copies: Sequence[Packed] = [part.rows(part.dtype) for part in self.derived(gate, up)]
+            copies = copies or [rule.pack(flat(part.detach())) for part in (gate, up)]
         y: Tensor = GatedFunction.apply(gate, up, self, function, copies)
         dtype = to_compute_dtype(y.detach()[:0]).dtype
         of_y = copies[0].of_gated(copies[1], function)

@@ -27,6 +27,7 @@ from razorctl.ops.quantize import quantize
 from razorctl.ops.weight_copies import Columns
 from razorctl.ops.weight_grad import linear_weight_grad
 from razorctl.rules.base import Rules
+from razorctl.rules.derived import DerivedLinear
 from razorctl.rules.packed import Packed, PackedCodes
 from razorctl.rules.quantized import TILE
 
@@ -220,7 +221,9 @@ class Linear(WeightLayer):
             return self.stock(input)
         x = to_compute_dtype(input)
         weight, p, copy = self.pack(
-            input, layouts.of_rows(x.dtype), lambda: copy_of(flat(x.detach()), self.rules)
+            input,
+            layouts.of_rows(x.dtype),
+            lambda: self.derived_rows(input) or copy_of(flat(x.detach()), self.rules),
         )
         int8 = None
         if self.int8_forward and self.large(x):
@@ -228,7 +231,20 @@ class Linear(WeightLayer):
         y: Tensor = LinearFunction.apply(x, weight, self.bias, self, p, copy, int8)
         if self.memo is not None and all(self.int8_gemms(x)):
             self.memo.handover.want(y)
+        if self.memo is not None and self.memo.derives:
+            # A frozen weight keeps no copy, but another layer may.
+            self.derive(y, copy or self.memo.find(input, layouts.of_rows(x.dtype), self))
         return y
+
+    def derive(self, y: Tensor, copy: Packed | None) -> None:
+        """Offers the output y, as it can be made again from a copy of the input."""
+        if self.memo is None or copy is None or not copy.elementwise:
+            return
+        bias = None if self.bias is None else self.bias.detach()
+        int8 = self.int8_input_grad and y.numel() * copy.shape[-1] >= self.SMALLEST
+        tensors = self.weight.detach(), bias
+        derived = DerivedLinear(y.shape, y.dtype, (copy,), tensors, matrix=self.matrix, int8=int8)
+        self.memo.derive(y, derived)
 
     def int8_rows(self, input: Tensor, rows: Tensor) -> Int8:
         """The int8 copy of `rows`, which are the input in the dtype of the GEMM."""

@@ -14,6 +14,7 @@ from razorctl.layers.handover import Handover, Int8, Statistics
 from razorctl.ops.norm import statistics
 from razorctl.rules.base import Rule
 from razorctl.rules.dense import Dense
+from razorctl.rules.derived import Derived, DerivedInput, DerivedNorm
 from razorctl.rules.packed import Packed
 from razorctl.spans import packing
 
@@ -74,9 +75,9 @@ class FusedNormFunction(torch.autograd.Function):
             y, computed, *tensors = rule.pack_norm(x, weight, bias, *options, mean, rstd)
         rstd = computed if rstd is None else rstd
         save(ctx, weight, rstd, rule.packed(flat_shape(x), rstd.dtype, *tensors))
-        ctx.mark_non_differentiable(*tensors)
         ctx.set_materialize_grads(False)
-        return y, x if through else None, *tensors
+        ctx.mark_non_differentiable(rstd, *tensors)
+        return y, x if through else None, rstd, *tensors
 
     @staticmethod
     @once_differentiable
@@ -149,19 +150,24 @@ class Norm(RazorLayer):
         """
         if not self.saving:
             return self.stock(x)
+        source = self.derived_rows(x) if self._needs_grad(x) else None
+        if source is not None:
+            return self._derived(x, source, through)
         if through:
             return self._fused(x, compute_dtype(x), through)
         if self.fuses(x):
             with torch.no_grad():
                 stock = self.stock(x.new_empty(0, x.shape[-1]))  # for its dtype
             return self._fused(x, stock.dtype, through)[0]
-        rule, bias, copy, rstd = self._rule(x), getattr(self, "bias", None), None, None
-        if self._needs_grad(x):
-            with packing():
-                rstd, copy = self.pack(x, rule)
-        y: Tensor = NormFunction.apply(x, self.weight, bias, self, rstd, copy)
-        if copy is not None:
-            self.offer(y, copy)
+        if not self._needs_grad(x):
+            return NormFunction.apply(x, self.weight, self.bias_or_none, self, None, None)
+        rule = self._rule(x)
+        with packing():
+            mean, rstd, copy = self.pack(x, rule)
+        y: Tensor = NormFunction.apply(x, self.weight, self.bias_or_none, self, rstd, copy)
+        self.offer(y, copy)
+        if rule.again:
+            self.derive(x, copy, mean, rstd)
         return y
 
     def fuses(self, x: Tensor) -> bool:
@@ -174,15 +180,46 @@ class Norm(RazorLayer):
     def _fused(self, x: Tensor, dtype: torch.dtype, through: bool) -> tuple[Tensor, Tensor | None]:
         """The norm of x in `dtype`, and x if it is to be passed through."""
         rule = self._rule(x)
-        parameters = self.weight, getattr(self, "bias", None)
-        statistics = self.handover.statistics(x, self.epsilon(x), self.centers)
-        y, out, *tensors = FusedNormFunction.apply(
-            x, *parameters, self, rule, dtype, through, statistics
+        parameters = self.weight, self.bias_or_none
+        known = self.handover.statistics(x, self.epsilon(x), self.centers)
+        y, out, rstd, *tensors = FusedNormFunction.apply(
+            x, *parameters, self, rule, dtype, through, known
         )
         if torch.compiler.is_compiling():  # torch 2.11 gives no attribute to a result of an op's
             y = y.view_as(y)
-        self.offer(y, rule.packed(flat_shape(x), _computed(x), *tensors))
+        copy = rule.packed(flat_shape(x), _computed(x), *tensors)
+        self.offer(y, copy)
+        if through and rule.again:
+            mean = known.mean if known else x.detach().mean(-1).view(-1, 1)
+            self.derive(out, copy, mean if self.centers else None, rstd)
         return y, out
+
+    def derive(self, x: Tensor, copy: Packed, mean: Tensor | None, rstd: Tensor) -> None:
+        """Offers the input x, as it can be made again from a copy of x_hat."""
+        if self.memo is not None:
+            self.memo.derive(x, DerivedInput(x.shape, x.dtype, (copy,), (mean, rstd)))
+
+    def _derived(self, x: Tensor, source: Derived, through: bool) -> Any:
+        """The norm of an x that is made again in the backward pass, and x if `through`."""
+        with torch.no_grad():
+            rows = x.detach().view(-1, x.shape[-1])
+            _, rstd = statistics(rows, self.epsilon(x), self.centers)
+        copy = DerivedNorm(
+            flat_shape(x),
+            compute_dtype(x),
+            (source,),
+            eps=self.epsilon(x),
+            centers=self.centers,
+        )
+        y: Tensor = NormFunction.apply(x, self.weight, self.bias_or_none, self, rstd, copy)
+        y = to_compute_dtype(y) if through else y
+        self.offer(y, copy)
+        return (y, x) if through else y
+
+    @property
+    def bias_or_none(self) -> Tensor | None:
+        """The bias, if there is one."""
+        return getattr(self, "bias", None)
 
     @property
     def handover(self) -> Handover:
@@ -206,21 +243,21 @@ class Norm(RazorLayer):
         return torch.finfo(_computed(x)).eps if eps is None else eps
 
     @torch.no_grad()
-    def pack(self, x: Tensor, rule: Rule) -> tuple[Tensor, Packed]:
-        """1 / std [rows, 1] and the copy of x_hat."""
+    def pack(self, x: Tensor, rule: Rule) -> tuple[Tensor | None, Tensor, Packed]:
+        """The mean [rows, 1], None if it stays, 1 / std [rows, 1], and the copy of x_hat."""
         rows = x.detach().reshape(-1, self.columns(self))
         mean, rstd = statistics(rows, self.epsilon(x), self.centers)
         x_hat = (rows if mean is None else rows - mean) * rstd
         # The dense rule packs what stock autocast keeps: norms run in single precision.
         x_hat = x_hat if isinstance(rule, Dense) else to_compute_dtype(x_hat)
-        return rstd, rule.pack(x_hat)
+        return mean, rstd, rule.pack(x_hat)
 
     def offer(self, y: Tensor, copy: Packed) -> None:
         """Offers the codes of x_hat, with w and b, to the linear layers that y feeds."""
         if self.memo is not None and len(self.normalized_shape) == 1:
             dtype = compute_dtype(y)
             scale = None if self.weight is None else self.scale(self.weight.detach())
-            of_y = copy.of_affine(scale, getattr(self, "bias", None), dtype)
+            of_y = copy.of_affine(scale, self.bias_or_none, dtype)
             if of_y is not None:
                 self.memo.offer(y, layouts.of_rows(dtype), of_y)
 

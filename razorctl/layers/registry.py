@@ -10,6 +10,7 @@ nothing but residual connections with a norm first to all modules of each connec
 
 import importlib
 import sys
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -20,13 +21,14 @@ from razorctl.config.registry import modules
 from razorctl.layers.base import RazorLayer, Swaps
 from razorctl.layers.bytecode import same_forward
 
+Branches = tuple[tuple[str, ...], ...]
 LIBRARIES = ("timm", "torchvision", "transformers")  # a file is imported once its library is loaded
 
 
 @cache
 def _of_torch() -> Swaps:
-    # `compiled_sharing` is for a program that is being compiled, and loads the compiler.
-    skip = ("registry", "compiled_sharing", *LIBRARIES)
+    # `compiled_sharing` loads the compiler, `interface_attention` transformers.
+    skip = ("registry", "compiled_sharing", "interface_attention", *LIBRARIES)
     files = modules(layers.__name__, layers.__path__, skip=skip)
     return {stock: razor for file in files for stock, razor in getattr(file, "SWAPS", {}).items()}
 
@@ -58,32 +60,33 @@ def linear_types() -> frozenset[type[nn.Module]]:
     return frozenset(stock for stock, razor in swaps().items() if razor.kind == "linear")
 
 
-def branches() -> dict[type[nn.Module], tuple[tuple[str, ...], ...]]:
+def branches() -> dict[type[nn.Module], Branches]:
     """Stock block types -> their residual branches, of every library that is loaded."""
     return _registered("BRANCHES")
 
 
-def branches_of(block: type[nn.Module]) -> tuple[tuple[str, ...], ...]:
-    """The residual branches of a block type, none if they are unknown.
+def branches_of(block: type[nn.Module]) -> Branches:
+    """The residual branches of a block type, none if they are unknown."""
+    return _of_block(block, branches())
 
-    A type of transformers has those of a type in `branches` with the same forward.
-    """
-    listed = branches()
+
+def connections_of(block: type[nn.Module]) -> Branches:
+    """The residual connections of a block type that is nothing else; none if they are unknown."""
+    return _of_block(block, _registered("PRE_NORM"))
+
+
+def linear_first() -> frozenset[type[nn.Module]]:
+    """The types after a norm of `connections_of` that only multiply its output by weights."""
+    files = [file for file in LIBRARIES if file in sys.modules]
+    modules = [importlib.import_module(f"razorctl.layers.{file}") for file in files]
+    return frozenset().union(*(module.LINEAR_FIRST for module in modules))
+
+
+def _of_block(block: type[nn.Module], listed: Mapping[type[nn.Module], Branches]) -> Branches:
+    """The entry of a block type; a type of transformers has that of one with the same forward."""
     if block in listed or block.__module__.partition(".")[0] != "transformers":
         return listed.get(block, ())
     return next((names for other, names in listed.items() if same_forward(block, other)), ())
-
-
-def connections_by_block() -> tuple[
-    dict[type[nn.Module], tuple[tuple[str, ...], ...]], frozenset[type[nn.Module]]
-]:
-    """Block types -> their residual connections, and what may follow a norm in them."""
-    first = [
-        importlib.import_module(f"razorctl.layers.{library}").LINEAR_FIRST
-        for library in LIBRARIES
-        if library in sys.modules
-    ]
-    return _registered("PRE_NORM"), frozenset().union(*first)
 
 
 def _registered(name: str) -> dict[type[nn.Module], Any]:

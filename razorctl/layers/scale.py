@@ -10,6 +10,7 @@ from razorctl.layers.autocast import no_autocast
 from razorctl.layers.base import RazorLayer, flat, save, saved
 from razorctl.layers.sharing import copy_of
 from razorctl.rules.base import Rule
+from razorctl.rules.derived import Derived, DerivedAffine
 from razorctl.spans import packing
 
 
@@ -17,11 +18,13 @@ class ScaleFunction(torch.autograd.Function):
     """dx = dy gamma, exact; dgamma = sum over rows of dy x', with x' the packed values."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gamma: Tensor, layer: "LayerScale") -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, gamma: Tensor, layer: "LayerScale", derived: Derived | None
+    ) -> Tensor:
         packed = None
         if ctx.needs_input_grad[1]:
             with packing():
-                packed = copy_of(flat(x), layer.rules)
+                packed = copy_of(flat(x), layer.rules) if derived is None else derived
         save(ctx, gamma, packed)
         return layer.stock(x)
 
@@ -35,7 +38,7 @@ class ScaleFunction(torch.autograd.Function):
                 dgamma = (flat(dy) * packed.values()).sum(0)
             if ctx.needs_input_grad[0]:
                 dx = dy * gamma
-        return dx, dgamma, None
+        return dx, dgamma, None, None
 
 
 class LayerScale(RazorLayer):
@@ -60,5 +63,11 @@ class LayerScale(RazorLayer):
     def forward(self, x: Tensor) -> Tensor:
         if not self.saving:
             return self.stock(x)
-        y: Tensor = ScaleFunction.apply(x, self._gamma(self), self)
+        offered = () if self.memo is None else self.memo.derived((x,), self)
+        takes = offered and self.rules.of(x.dtype).again
+        gamma = self._gamma(self)
+        y: Tensor = ScaleFunction.apply(x, gamma, self, offered[0].rows(x.dtype) if takes else None)
+        if self.memo is not None and offered:
+            scaled = DerivedAffine(x.shape, y.dtype, offered, (gamma.detach(), None))
+            self.memo.derive(y, scaled)
         return y

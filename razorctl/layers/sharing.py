@@ -12,7 +12,7 @@ share the int8 copy of y for the GEMMs of the forward pass.
 """
 
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor
 from razorctl.layers.handover import Handover, Int8
 from razorctl.ops.int8 import int8_rows
 from razorctl.rules.base import Rules
+from razorctl.rules.derived import Derived, DerivedView
 from razorctl.rules.packed import Packed
 
 
@@ -35,6 +36,8 @@ def copy_of_images(x: Tensor, rules: Rules) -> Packed:
 
 
 T = TypeVar("T")
+P = TypeVar("P", bound=Packed)
+DERIVED = "derived"  # the layout of a derived activation, which has the shape of its tensor
 
 
 class TensorCache(Generic[T]):
@@ -89,8 +92,11 @@ class Memo:
     handover: of gradients and statistics between layers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, derives: bool = False) -> None:
+        self.derives = derives
+        self._viewed: list[tuple[Tensor, Derived]] | None = None
         self._copies = TensorCache[Packed]()
+        self._derived = TensorCache[Derived]()
         self._int8 = TensorCache[Int8](last=True)  # nothing else holds an int8 copy
         self.handover = Handover()
 
@@ -115,21 +121,81 @@ class Memo:
 
     def offer(self, x: Tensor, layout: Hashable, copy: Packed, by: object = None) -> None:
         """Makes `copy` the copy of `x` in that layout; `by` is the layer that has it already."""
+        self._put(self._copies, x, layout, copy, by)
+
+    def find(self, x: Tensor, layout: Hashable, by: object) -> Packed | None:
+        """The copy of `x` in that layout for the layer `by`, if there is one."""
+        return self._get(self._copies, x, layout, by)
+
+    def _put(self, cache: TensorCache[P], x: Tensor, layout: Hashable, copy: P, by: object) -> None:
         if torch.compiler.is_compiling():
             from razorctl.layers import compiled_sharing
 
             compiled_sharing.offer(x, layout, copy)
         else:
-            self._copies.put(x, (layout, _place()), copy, by)
+            cache.put(x, (layout, _place()), copy, by)
 
-    def find(self, x: Tensor, layout: Hashable, by: object) -> Packed | None:
-        """The copy of `x` in that layout for the layer `by`, if there is one."""
+    def _get(self, cache: TensorCache[P], x: Tensor, layout: Hashable, by: object) -> P | None:
         if torch.compiler.is_compiling():
             from razorctl.layers import compiled_sharing
 
-            return compiled_sharing.find(x, layout)
-        copy = self._copies.get(x, (layout, _place()), by)
+            return compiled_sharing.find(x, layout)  # type: ignore[return-value]
+        copy = cache.get(x, (layout, _place()), by)
         return copy if copy is not None and copy.alive else None
+
+    def derive(self, x: Tensor, copy: Derived, whole: bool = True) -> None:
+        """Offers a derived `x` to what x or a view of it feeds; without `whole`, to views alone."""
+        if self._viewed is not None:
+            self._viewed.append((x, copy))
+        if whole or not torch.compiler.is_compiling():
+            self._put(self._derived, x, DERIVED, copy, None)
+
+    def note_views(self, wanted: bool) -> None:
+        """Begins or ends a part of a compiled program in which bases of views are known.
+
+        That gives no attribute to the base of a view, by which copies are found elsewhere.
+        """
+        if self.derives and torch.compiler.is_compiling():
+            self._viewed = [] if wanted else None
+
+    def derived(self, views: Sequence[Tensor], by: object) -> tuple[Derived, ...]:
+        """The derived activations that are offered for `views`; empty if one of them is not.
+
+        Each is of the shape of its view, which may view the whole of the activation or a part.
+        """
+        if not self.derives:
+            return ()
+        offers: dict[int, Derived | None] = {}
+        derived: list[Derived] = []
+        for x in views:
+            base, copy = x, self._get(self._derived, x, DERIVED, by)
+            if copy is None and x._base is not None:
+                base = x._base
+                if id(base) not in offers:  # a layer finds the copy of a tensor once
+                    offers[id(base)] = self._of_base(base, by)
+                copy = offers[id(base)]
+            if copy is None:
+                return ()
+            if base is not x:
+                copy = DerivedView(
+                    x.shape,
+                    x.dtype,
+                    (copy,),
+                    strides=x.stride(),
+                    offset=_offset(x) - _offset(base),
+                    whole=base.stride(),
+                )
+            derived.append(copy)
+        return tuple(derived)
+
+    def _of_base(self, base: Tensor, by: object) -> Derived | None:
+        """The copy of the base of a view."""
+        if not torch.compiler.is_compiling():
+            return self._get(self._derived, base, DERIVED, by)
+        for tensor, copy in self._viewed or ():
+            if tensor is base:
+                return copy
+        return None
 
     def int8(self, x: Tensor, rows: Tensor, by: object) -> Int8:
         """The int8 copy of `rows`: x as [rows, columns], in the dtype that a layer computes in.
@@ -147,11 +213,20 @@ class Memo:
     def clear(self) -> None:
         """Forgets all; a backward pass calls it, so that the next forward pass packs again."""
         if not torch.compiler.is_compiling():
-            self._copies.clear()
-            self._int8.clear()
+            for cache in (self._copies, self._derived, self._int8):
+                cache.clear()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Memo, ()  # copies and pickles start empty
+        return Memo, (self.derives,)  # copies and pickles start empty
+
+
+def _offset(x: Tensor) -> int:
+    """Where `x` begins in its storage, in elements."""
+    if torch.compiler.is_compiling():
+        from razorctl.layers import compiled_sharing
+
+        return compiled_sharing.offset(x)
+    return int(x.storage_offset())
 
 
 def _place() -> Hashable:

@@ -83,8 +83,13 @@ class TimmAttention(Attention):
         if not self.saving or self.rules is None:
             return super().forward(*args, **kwargs)  # type: ignore[no-any-return]
         if torch.compiler.is_compiling():
+            if self.memo is not None:
+                self.memo.note_views(True)
             with SdpaRedirect(self):
-                return super().forward(*args, **kwargs)  # type: ignore[no-any-return]
+                y: Tensor = super().forward(*args, **kwargs)
+            if self.memo is not None:
+                self.memo.note_views(False)
+            return y
         stock: Any = super().forward
         return redirected(self, stock.__func__, *args, **kwargs)  # type: ignore[no-any-return]
 

@@ -1,10 +1,7 @@
 """transformers' own layers, its layers that models copy, and the residual branches of some blocks.
 
 A norm, a gated MLP or an attention of any model is recognized by the code of its forward; see
-`bytecode`. An attention module asks an AttentionInterface for the function that the model's
-configuration names. While a model is sparsified, the configuration names `razor_eager` in place of
-`eager`, or `razor_sdpa` in place of `sdpa`. These functions call `attend` of a module of a razor
-class, and the stock function for any other module and for whatever `attend` cannot do.
+`bytecode` and `interface_attention`.
 """
 
 import sys
@@ -14,9 +11,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from transformers import activations as stock
-from transformers.integrations.sdpa_attention import use_gqa_in_sdpa
-from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 from transformers.models.bert import modeling_bert
 from transformers.models.distilbert import modeling_distilbert
 from transformers.models.gemma import modeling_gemma
@@ -30,152 +24,17 @@ from transformers.models.t5 import modeling_t5
 from transformers.models.vit import modeling_vit
 from transformers.pytorch_utils import Conv1D
 
+from razorctl.layers import layouts
 from razorctl.layers.activation import GELU, QuickGELU, SiLU, TanhGELU
-from razorctl.layers.attention import Attention, apply_mask
-from razorctl.layers.base import LayerSettings, RazorLayer, Swaps
+from razorctl.layers.autocast import compute_dtype
+from razorctl.layers.base import RazorLayer, Swaps
 from razorctl.layers.bytecode import forward_names, same_forward, strings_near
 from razorctl.layers.gated_mlp import GatedMLP
+from razorctl.layers.interface_attention import InterfaceAttention
 from razorctl.layers.linear import Linear
 from razorctl.layers.norm import Norm
-from razorctl.rules.base import Rules
-
-PREFIX = "razor_"
-
-
-class InterfaceAttention(Attention):
-    """Base of attentions that call an AttentionInterface."""
-
-    scales_query = False
-    config: Any
-
-    @property
-    def softmax_dtype(self) -> torch.dtype | None:  # type: ignore[override]
-        """Single precision if the stock eager attention takes its softmax so."""
-        eager = _eager(self)
-        code = getattr(eager, "__code__", None)
-        return torch.float32 if code is not None and "float32" in code.co_names else None
-
-    @classmethod
-    def head_width(cls, module: nn.Module) -> int:
-        """The columns of q and k in one head; 0 if they are unknown."""
-        sizes = [getattr(module, name, None) for name in ("attention_head_size", "head_dim")]
-        return next((size for size in sizes if isinstance(size, int)), 0)
-
-    @classmethod
-    def columns(cls, module: nn.Module) -> int:
-        return cls.head_width(module) or 1
-
-    @classmethod
-    def refusal(cls, module: nn.Module, backend: str) -> str | None:
-        config: Any = module.config
-        if config._attn_implementation.startswith(PREFIX):
-            return (
-                "shares its config with a model that is sparsified already; build it with "
-                "a copy of that config."
-            )
-        if config._attn_implementation not in ("eager", "sdpa"):
-            return (
-                f"runs {config._attn_implementation!r}; build the model with "
-                "attn_implementation='sdpa'."
-            )
-        if config._attn_implementation == "eager" and getattr(
-            module, "reorder_and_upcast_attn", False
-        ):
-            return "reorders its eager attention; build the model with attn_implementation='sdpa'."
-        if config.output_attentions:
-            return (
-                "returns its probabilities, which razor attention cannot; set "
-                "config.output_attentions to False."
-            )
-        return super().refusal(module, backend)
-
-    @classmethod
-    def attach(cls, module: nn.Module, rules: Rules | None, settings: LayerSettings) -> None:
-        super().attach(module, rules, settings)
-        config: Any = module.config
-        if not config._attn_implementation.startswith(PREFIX):  # layers share it
-            config._attn_implementation = PREFIX + config._attn_implementation
-
-    def detach(self) -> None:
-        self.config._attn_implementation = self.config._attn_implementation.removeprefix(PREFIX)
-        super().detach()
-
-
-def _eager(module: nn.Module) -> Any:
-    """The eager attention of the file that a module is from; None if there is none."""
-    homes = (vars(sys.modules[c.__module__]) for c in type(module).__mro__)
-    name = "eager_attention_forward"
-    return next((home[name] for home in homes if name in home), None)
-
-
-def _interface(name: str) -> Any:
-    """The attention function that replaces the stock one of that name."""
-
-    def attention(
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        razor = module if isinstance(module, InterfaceAttention) and module.saving else None
-        stored = razor is not None and razor.backend == "stored" and razor.rules is None
-        if razor is not None and not stored:
-            out = _attended(razor, query, key, value, attention_mask, kwargs)
-            if out is not None:
-                return out.transpose(1, 2).contiguous(), None
-        if stored and attention_mask is not None and attention_mask.dtype == torch.bool:
-            zeros = torch.zeros_like(attention_mask, dtype=query.dtype)
-            attention_mask = apply_mask(zeros, attention_mask)
-        used = "eager" if stored else name
-        function = ALL_ATTENTION_FUNCTIONS.get_interface(used, _eager(module))
-        return function(module, query, key, value, attention_mask, **kwargs)  # type: ignore[no-any-return]
-
-    return attention
-
-
-# Arguments that change the result, beside queries, keys, values and mask.
-_MORE = ("position_bias", "softcap", "s_aux", "cache", "head_mask", "sinks")
-
-
-def _attended(
-    razor: InterfaceAttention,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    kwargs: dict[str, Any],
-) -> Tensor | None:
-    """The output of `sdpa_attention_forward` of transformers, computed by `attend`.
-
-    None where that function does more than fused attention.
-    """
-    causal = kwargs.get("is_causal")
-    causal = getattr(razor, "is_causal", True) if causal is None else causal
-    queries, keys = query.shape[2], key.shape[2]
-    causal = bool(causal and mask is None and queries > 1)
-    groups = getattr(razor, "num_key_value_groups", 1)
-    single = queries == 1 and groups > 1  # then stock joins the queries of a group
-    if any(kwargs.get(name) is not None for name in _MORE) or single or (causal and keys > queries):
-        return None
-    native = groups > 1 and use_gqa_in_sdpa(mask, key, value)
-    return razor.attend(
-        query,
-        key,
-        value,
-        mask,
-        dropout_p=kwargs.get("dropout", 0.0),
-        is_causal=causal,
-        scale=kwargs.get("scaling"),
-        enable_gqa=native,
-        repeats=1 if native else groups,
-    )
-
-
-for name, mask in (("eager", eager_mask), ("sdpa", sdpa_mask)):
-    AttentionInterface.register(PREFIX + name, _interface(name))
-    AttentionMaskInterface.register(PREFIX + name, mask)
+from razorctl.rules.base import Rule
+from razorctl.rules.derived import Derived, DerivedSum
 
 
 class ScaledRMSNorm(Norm):
@@ -243,7 +102,34 @@ class JoinedGatedMLP(GatedMLP):
         return y
 
 
-ALIKE = (ScaledRMSNorm, CenteredRMSNorm, SeparateGatedMLP, JoinedGatedMLP)
+class PostNorm(RazorLayer):
+    """The last part of a block of BERT: norm(x + dropout(dense(h)))."""
+
+    kind = "norm"
+    references = (modeling_bert.BertSelfOutput, modeling_bert.BertOutput)
+    dense: Any
+    dropout: Any
+    LayerNorm: Any
+
+    @classmethod
+    def fits(cls, module: nn.Module, rule: Rule) -> bool:
+        return rule.again
+
+    def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
+        if not self.saving or self.memo is None:
+            return self.stock(hidden_states, input_tensor)
+        f = self.dropout(self.dense(hidden_states))
+        x = f + input_tensor
+        copy = self.memo.find(input_tensor, layouts.of_rows(compute_dtype(input_tensor)), self)
+        branch = self.memo.derived((f,), self)
+        # One norm of two is made again: of a derived input this would be the second in a row.
+        if branch and copy is not None and not isinstance(copy, Derived):
+            self.memo.derive(x, DerivedSum(x.shape, x.dtype, (copy, *branch)))
+        y: Tensor = self.LayerNorm(x)
+        return y
+
+
+ALIKE = (PostNorm, ScaledRMSNorm, CenteredRMSNorm, SeparateGatedMLP, JoinedGatedMLP)
 
 
 @cache
@@ -323,6 +209,14 @@ PRE_NORM: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {
     modeling_vit.ViTLayer: (
         ("layernorm_before", "attention", "dropout"),
         ("layernorm_after", "mlp", "dropout"),
+    ),
+    modeling_llama.LlamaDecoderLayer: (
+        ("input_layernorm", "self_attn"),
+        ("post_attention_layernorm", "mlp"),
+    ),
+    modeling_phi3.Phi3DecoderLayer: (
+        ("input_layernorm", "self_attn", "resid_attn_dropout"),
+        ("post_attention_layernorm", "mlp", "resid_mlp_dropout"),
     ),
 }
 LINEAR_FIRST = frozenset({modeling_vit.ViTAttention, modeling_vit.ViTMLP})

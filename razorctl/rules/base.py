@@ -25,6 +25,8 @@ class Rule(ABC):
     Attributes:
         prunes: whether elements are left out.
         elementwise: whether the rule packs elements, so that the number of columns may vary.
+        again: whether the activation is made again in the backward pass where that can be, and
+            packed only elsewhere.
         draws: whether a sampler draws what is packed.
         tiled: whether each column is packed by itself, so that activations side by side may be
             packed as one.
@@ -36,6 +38,7 @@ class Rule(ABC):
     prunes: bool = True
     elementwise: bool = True
     draws: bool = False
+    again: bool = False
     tiled: bool = False
     fuses: bool = False
     sampler: Sampler | None = None

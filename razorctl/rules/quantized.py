@@ -26,9 +26,11 @@ class Quantized(Rule):
     prunes = False
     tiled = True
 
-    def __init__(self, bits: int, stochastic: bool = False, rows: int = TILE) -> None:
+    def __init__(
+        self, bits: int, stochastic: bool = False, rows: int = TILE, again: bool = False
+    ) -> None:
         self.bits, self.stochastic, self.rows = bits, stochastic, rows
-        self.fuses = not stochastic
+        self.fuses, self.again = not stochastic, again
 
     def pack(self, x: Tensor) -> PackedCodes:
         # From torch's default generator, so that checkpointing draws it again.

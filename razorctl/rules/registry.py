@@ -63,6 +63,8 @@ RULES: dict[str, RuleEntry] = {
     "topk": RuleEntry(TopK, lambda settings: TopK(settings.density)),
     **{f"{bits}-bit": _quantized(bits) for bits in BITS},
     **{f"{bits}-bit-stochastic": _quantized(bits, stochastic=True) for bits in BITS},
+    **{f"{bits}-bit-again": _quantized(bits, again=True) for bits in BITS},
+    **{f"{bits}-bit-blocks-again": _quantized(bits, rows=128, again=True) for bits in BITS},
     **{f"{bits}-bit-blocks": _quantized(bits, rows=128) for bits in BITS},
     **{f"{bits}-bit-derivative": _buckets(bits) for bits in buckets.BITS},
     "columns-norm": RuleEntry(Columns, lambda settings: Columns(settings.density)),

@@ -4,26 +4,36 @@ The output is the stock one. The norm's output is in the dtype that the linear l
 compute in, to which autocast would cast it anyway.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
+from razorctl.layers import registry
 from razorctl.layers.base import stock_type
 from razorctl.layers.handover import add_residual
 from razorctl.layers.norm import Norm
-
-Names = tuple[tuple[str, ...], ...]
+from razorctl.rules.derived import Derived, DerivedSum
 
 
 @dataclass(frozen=True)
 class Connection:
-    """x + last(...first(norm(x))). The block passes its other arguments on to its first branch."""
+    """x + last(...first(norm(x))). The block passes its other arguments on to its first branch.
+
+    through: whether the norm may add the gradients, as all that follows multiplies by weights.
+    """
 
     norm: Norm
     first: nn.Module
     rest: tuple[nn.Module, ...]
+    through: bool
+
+    def adds(self, x: Tensor) -> bool:
+        """Whether the norm adds the two gradients of x."""
+        norm = self.norm
+        # A hook would get two outputs where it expects one; a patched forward may take no argument.
+        plain = not norm._forward_hooks and "forward" not in vars(norm)
+        return self.through and plain and norm.fuses(x)
 
 
 class Block:
@@ -33,44 +43,56 @@ class Block:
         self.owner, self.connections = owner, connections
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if not all(_splits(connection.norm, x) for connection in self.connections):
+        adds = all(connection.adds(x) for connection in self.connections)
+        # The order of positional arguments is that of the first branch only in blocks that add.
+        if not adds and (args or not all(map(_makes_again, self.connections))):
             return type(self.owner).forward(self.owner, x, *args, **kwargs)
         for connection in self.connections:
-            y, x = connection.norm(x, through=True)
+            norm = connection.norm
+            y, x = norm(x, through=True) if adds else (norm(x), x)
             f = connection.first(y, *args, **kwargs)
             f = f[0] if isinstance(f, tuple) else f  # attention may return its probabilities
             for module in connection.rest:
                 f = module(f)
-            norm = connection.norm  # the next one is like it
-            x = add_residual(x, f, norm.handover, norm.epsilon(x), norm.centers)
+            derived = _derived(norm, x, f) if connection is not self.connections[-1] else ()
+            # The next norm is like this one.
+            settings = norm.handover, norm.epsilon(x), norm.centers
+            x = add_residual(x, f, *settings) if adds else x + f
+            if norm.memo is not None and derived:
+                norm.memo.derive(x, DerivedSum(x.shape, x.dtype, derived))
             args, kwargs = (), {}
         return x
 
 
-def _splits(norm: Norm, x: Tensor) -> bool:
-    # A hook would get two outputs where it expects one; a patched forward may take no argument.
-    return norm.fuses(x) and not norm._forward_hooks and "forward" not in vars(norm)
+def _makes_again(connection: Connection) -> bool:
+    """Whether the norm of a connection is to be made again."""
+    norm = connection.norm
+    return any(rule.again for rule in norm.rules.each)
 
 
-def find(
-    model: nn.Module, members: Mapping[type[nn.Module], Names], first: frozenset[type[nn.Module]]
-) -> dict[nn.Module, tuple[Connection, ...]]:
-    """The blocks of `model` whose norms are razor norms, with their connections.
+def _derived(norm: Norm, x: Tensor, f: Tensor) -> tuple[Derived, ...]:
+    """The two parts of a connection, if both can be made again from the copy of its norm."""
+    if norm.memo is None:
+        return ()
+    parts = [norm.memo.derived((part,), norm) for part in (x, f)]
+    return (*parts[0], *parts[1]) if all(parts) else ()
 
-    members: block type -> the names of the members of each connection, the norm first. first: the
-    types that may follow a norm, since they only multiply its output by weights.
-    """
+
+def find(model: nn.Module) -> dict[nn.Module, tuple[Connection, ...]]:
+    """The blocks of `model` whose norms are razor norms, with their connections."""
     by_block = {}
     for block in model.modules():
-        names = members.get(type(block), ())
+        names = registry.connections_of(type(block))
         if not names or "forward" in vars(block):
             continue
         connections = []
         for branch in names:
             norm, to, *rest = map(block.get_submodule, branch)
-            if isinstance(norm, Norm) and stock_type(to) in first:
-                connections.append(Connection(norm, to, tuple(rest)))
-        if len(connections) == len(names):
+            if isinstance(norm, Norm):
+                through = stock_type(to) in registry.linear_first()
+                connections.append(Connection(norm, to, tuple(rest), through))
+        useful = all(c.through or _makes_again(c) for c in connections)
+        if useful and len(connections) == len(names):
             by_block[block] = tuple(connections)
     return by_block
 

@@ -14,7 +14,7 @@ from razorctl.layers.attention import Attention
 from razorctl.layers.base import LayerSettings, RazorLayer, WeightLayer
 from razorctl.layers.head import Head, heads
 from razorctl.layers.pixel_head import PixelHead, pixel_classifiers
-from razorctl.layers.registry import connections_by_block, linear_types, razor_of
+from razorctl.layers.registry import linear_types, razor_of
 from razorctl.layers.sharing import Memo
 from razorctl.methods import METHODS
 from razorctl.recipe import Recipe
@@ -107,11 +107,12 @@ def swap(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
         adapters.attach(model, linear)
         chosen = _choose(model, recipe)  # with the adapters' own layers
     drawn = blocks if recipe.joint == "weights" else None
-    settings = LayerSettings(Memo(), drawn, recipe.backend, *recipe.int8)
+    derives = any(rule.again for new in chosen if new.rules for rule in new.rules.each)
+    settings = LayerSettings(Memo(derives), drawn, recipe.backend, *recipe.int8)
     for new in chosen:
         new.razor.attach(new.module, new.rules, settings)
     if not residual:  # a branch that is not drawn has no gradient to add
-        for block, connections in residuals.find(model, *connections_by_block()).items():
+        for block, connections in residuals.find(model).items():
             residuals.attach(block, connections)
     for module in checkpointed.values():
         checkpointing.attach(module)

@@ -269,7 +269,7 @@ def test_exact_bytes(name):
 
 
 def test_what_attention_alone_cannot_do_runs_stock():
-    from razorctl.layers.transformers import _interface
+    from razorctl.layers.interface_attention import _interface
 
     model = build("llama")
     sparsify(model, Recipe("int8"))

@@ -266,8 +266,10 @@ def test_checkpointing_runs_it_again(reentrant):
 def test_attention_saves_what_it_does_otherwise(monkeypatch):
     """q, k and v are packed as one, since they are views of one layer's output."""
     model = timm.create_model("vit_tiny_patch16_224", num_classes=10, depth=1, img_size=64)
-    x, joined, joint = torch.randn(4, 3, 64, 64), [], attention._joint
-    monkeypatch.setattr(attention, "_joint", lambda *qkv: joined.append(joint(*qkv)) or joined[-1])
+    x, joined, joint = torch.randn(4, 3, 64, 64), [], attention.joint_of
+    monkeypatch.setattr(
+        attention, "joint_of", lambda *qkv: joined.append(joint(*qkv)) or joined[-1]
+    )
     sizes = []
     for int8_forward in (False, True):
         sparsify(model, Recipe("razor", 0.9, int8_forward=int8_forward))

@@ -1,0 +1,270 @@
+"""Fused attention that runs again in the backward pass, with q, k, v that are packed or derived."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from razorctl.errors import UsageError
+from razorctl.layers.autocast import no_autocast, to_compute_dtype
+from razorctl.layers.base import RazorLayer, save, saved
+from razorctl.layers.handover import Int8, Int8Gradient
+from razorctl.ops.int8 import adjoined, int8_heads
+from razorctl.rules.base import Rule
+from razorctl.rules.derived import Derived
+from razorctl.rules.packed import Packed
+from razorctl.spans import packing
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Attended(Derived):
+    """The output of fused attention, [batch, heads, tokens, columns], which runs again.
+
+    Args:
+        sources: of q, k and v, or one that all three view.
+        others: the mask, and the state of the random number generator; each may be None.
+        shapes: those of q, k and v.
+        joined: for each of q, k and v, whether its source has the heads side by side.
+        options: of `fused_attention`.
+    """
+
+    shapes: tuple[torch.Size, ...] = ()
+    joined: tuple[bool, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def q_k_v(self) -> tuple[Tensor, ...]:
+        """q, k, v in the dtype of the output."""
+        values = [source.values().to(self.dtype) for source in self.sources]
+        if len(values) == 1:
+            return _parts(values[0], self.shapes[0])
+        parts = zip(values, self.shapes, self.joined, strict=True)
+        return tuple(
+            _heads(t, shape) if joined else _shaped(t, shape) for t, shape, joined in parts
+        )
+
+    def run(self) -> tuple[list[Tensor], Tensor]:
+        """The inputs, as leaves of a graph, and the output."""
+        mask, state = self.others
+        inputs = [t.detach().requires_grad_() for t in self.q_k_v()]
+        q, k, v = inputs
+        if mask is not None and mask.requires_grad:
+            mask = mask.detach().requires_grad_()
+            inputs.append(mask)
+        with torch.enable_grad(), _replaying(state, q.device):
+            out = fused_attention(q, k, v, mask, **self.options)
+        return inputs, out
+
+    def values(self) -> Tensor:
+        if self.cell is None:  # in a compiled program
+            q, k, v = self.q_k_v()
+            return fused_attention(q, k, v, self.others[0], **self.options)
+        out: Tensor = self.cell.read(self.run)[1]
+        return out.detach()
+
+    def gradients(self, dout: Tensor) -> tuple[Tensor, ...]:
+        """The gradients of q, k, v, and of a mask that needs one."""
+        assert self.cell is not None
+        inputs, out = self.cell.take(self.run)
+        gradients: tuple[Tensor, ...] = torch.autograd.grad(out, inputs, dout)
+        return gradients
+
+
+class SparseFlashFunction(torch.autograd.Function):
+    """Fused attention whose gradient is that of the same attention of packed q, k, v.
+
+    The backward pass runs fused attention again (CVPR 2024, supplement, Sec. 8). The dense output
+    and log-sum-exp do not belong to pruned q, k, v: a gradient from both can become NaN.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        joint: Tensor | None,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        layer: RazorLayer,
+        attended: Attended,
+    ) -> Tensor:
+        ctx.heads = None if joint is None else q.shape
+        ctx.wanted = (
+            joint is not None and layer.memo is not None and layer.memo.handover.wanted(joint)
+        )
+        save(ctx, attended)
+        q, k, v = (to_compute_dtype(t) for t in (q, k, v))
+        return fused_attention(q, k, v, mask, **attended.options)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        djoint = None
+        (attended,) = saved(ctx)
+        dq: Tensor | None
+        dk: Tensor | None
+        dv: Tensor | None
+        with no_autocast(dout.device):
+            if torch.compiler.is_compiling():
+                q, k, v = attended.q_k_v()
+                mask, state = attended.others
+                if mask is not None and mask.dtype == torch.bool:
+                    # Else the compiler keeps the forward pass's float mask, four times as large.
+                    mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
+                options = attended.options
+                dq, dk, dv, *dmask = attention_gradient(q, k, v, mask, state, dout, options)
+            else:
+                dq, dk, dv, *dmask = attended.gradients(dout)
+            if ctx.heads is not None:
+                djoint = _joined(dq, dk, dv, ctx.wanted)
+                dq = dk = dv = None
+        return djoint, dq, dk, dv, dmask[0] if ctx.needs_input_grad[4] else None, None, None
+
+
+def _joined(dq: Tensor, dk: Tensor, dv: Tensor, int8: bool) -> Tensor:
+    """The gradient of a joint output from those of its `_parts`, in int8 if that is wanted."""
+    batch, heads, tokens, columns = dq.shape
+    shape = torch.Size((batch, tokens, 3 * heads * columns))
+    if int8:
+        return Int8Gradient(shape, dq.dtype, Int8(*int8_heads(dq, dk, dv)))
+    return adjoined(dq, dk, dv).view(shape)
+
+
+def _parts(joint: Tensor, heads: torch.Size) -> tuple[Tensor, ...]:
+    """q, k, v, each of the shape `heads` [batch, heads, tokens, columns], as views of `joint`."""
+    batch, count, tokens, columns = heads
+    return joint.view(batch, tokens, 3, count, columns).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+def joint_of(q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
+    """The output [batch, tokens, 3 * columns of all heads] of one layer that q, k, v view, if any.
+
+    Its gradient is then made at once. Autograd would put the gradients of three views together in
+    two passes.
+    """
+    joint = q._base
+    if joint is None or q.dim() != 4 or not joint.is_contiguous():
+        return None
+    shape = batch, heads, tokens, columns = q.shape
+    width = heads * columns
+    if joint.shape != (batch, tokens, 3 * width):
+        return None
+    stride, start = (3 * width * tokens, columns, 3 * width, 1), joint.storage_offset()
+    for number, t in enumerate((q, k, v)):
+        part = t.shape == shape and t.stride() == stride  # as `_parts` returns it
+        if t._base is not joint or not part or t.storage_offset() != start + number * width:
+            return None
+    return joint
+
+
+def attention_gradient(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    state: Tensor | None,
+    dout: Tensor,
+    options: dict[str, Any],
+) -> tuple[Tensor, ...]:
+    """Runs the attention again; returns the gradients of q, k, v, and of a mask that needs one."""
+    inputs = [t.detach().requires_grad_() for t in (q, k, v)]
+    if mask is not None and mask.requires_grad:
+        mask = mask.detach().requires_grad_()
+        inputs.append(mask)
+    with torch.enable_grad(), _replaying(state, q.device):
+        out = fused_attention(inputs[0], inputs[1], inputs[2], mask, **options)
+    return torch.autograd.grad(out, inputs, dout)
+
+
+def fused_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, repeats: int = 1, **options: Any
+) -> Tensor:
+    """`F.scaled_dot_product_attention`, with each head of k and v in place of `repeats` heads."""
+    if repeats > 1:
+        k, v = (t.unsqueeze(2).expand(-1, -1, repeats, -1, -1).flatten(1, 2) for t in (k, v))
+    # Not F's, which a compiled program redirects to `Attention.attend`.
+    out: Tensor = aten.scaled_dot_product_attention(q, k, v, mask, **options)
+    return out
+
+
+def _random_state(device: torch.device) -> Tensor:
+    """The state of the default generator of a device."""
+    if torch.compiler.is_compiling():
+        raise UsageError(
+            "sparse-flash attention with dropout cannot be compiled; "
+            "set the attention dropout to 0 or choose attention='flash'."
+        )
+    backend = getattr(torch, device.type)
+    return backend.get_rng_state(device) if device.type != "cpu" else torch.get_rng_state()
+
+
+@contextmanager
+def _replaying(state: Tensor | None, device: torch.device) -> Iterator[None]:
+    """Inside, random numbers follow `state`; afterwards the generator is as it was before.
+
+    state: as `_random_state` returns it; None changes nothing.
+    """
+    if state is None:
+        yield
+        return
+    accelerator = None if device.type == "cpu" else getattr(torch, device.type)
+    with torch.random.fork_rng([device] if accelerator else [], device_type=device.type):
+        accelerator.set_rng_state(state, device) if accelerator else torch.set_rng_state(state)
+        yield
+
+
+def _heads_adjoin(t: Tensor) -> bool:
+    """Whether [batch, heads, tokens, columns] is a view of [batch, tokens, heads * columns]."""
+    return t.dim() == 4 and t.stride(1) == t.shape[3] and t.stride(3) == 1
+
+
+def _heads(t: Tensor, shape: torch.Size) -> Tensor:
+    """[batch, tokens, heads * columns] as the `shape` [batch, heads, tokens, columns]."""
+    batch, heads, tokens, columns = shape
+    return t.view(batch, tokens, heads, columns).transpose(1, 2)
+
+
+def _shaped(t: Tensor, shape: torch.Size) -> Tensor:
+    return t if t.shape == shape else t.view(shape)
+
+
+def attended(
+    rule: Rule,
+    joint: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    derived: tuple[Packed, ...],
+    options: Mapping[str, Any],
+) -> Attended:
+    """The output of fused attention as `Attended`, before it is computed.
+
+    Args:
+        rule: packs q, k and v.
+        joint: as `joint_of` returns it.
+        derived: q, k and v if they are made again; else empty.
+        mask, options: of `fused_attention`.
+    """
+    tensors = [to_compute_dtype(t.detach()) for t in (q, k, v)]
+    shapes, dtype = tuple(t.shape for t in tensors), tensors[0].dtype
+    joined = tuple(not derived and _heads_adjoin(t) for t in tensors)
+    with packing(), torch.no_grad():
+        if derived:
+            sources = derived
+        elif joint is not None:
+            sources = (rule.pack(to_compute_dtype(joint.detach())),)
+        else:
+            sources = tuple(
+                rule.pack(t.transpose(1, 2).flatten(2) if side else t.reshape(-1, *t.shape[-2:]))
+                for t, side in zip(tensors, joined, strict=True)
+            )
+    state = _random_state(q.device) if options["dropout_p"] else None
+    shape = torch.Size((*shapes[0][:-1], shapes[2][-1]))
+    form = Attended(shape, dtype, sources, (mask, state))
+    return form.replaced(shapes=shapes, joined=joined, options=options)

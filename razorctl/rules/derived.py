@@ -1,0 +1,247 @@
+"""Derived activations, which are made again in the backward pass from copies of others.
+
+A derived activation keeps what it is made from: copies, weights, masks. It is made at most once in
+a backward pass, by the first layer that reads it, and dropped after the last.
+
+x -- norm -- y -- qkv -- q, k, v -- attention -- o -- proj     the copy of y makes q, k, v and o;
+             y -- fc1 -- h -- GELU -- a -- fc2                 that of another norm makes h and a
+
+Autograd keeps the tensors that it is made from, and raises an error if one has changed since.
+torch.compile makes it anew for each reader, and then joins equal computations itself.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from razorctl.ops.dropout import dropout_backward
+from razorctl.ops.functions import FUNCTIONS
+from razorctl.ops.gemm import scaled_gemm
+from razorctl.ops.int8 import int8_rows
+from razorctl.ops.norm import statistics
+from razorctl.ops.topk import unpack_bits
+from razorctl.rules.packed import Packed
+
+
+class Cell:
+    """The value of a derived activation while layers of a backward pass still read it.
+
+    readers: how many keep it. left: how many of them have not read it in this backward pass.
+    """
+
+    def __init__(self) -> None:
+        self.readers = self.left = 0
+        self.value: Any = None
+
+    def read(self, make: Callable[[], Any]) -> Any:
+        """The value, which the last reader takes away."""
+        value = make() if self.value is None else self.value
+        self.left -= 1
+        self.value = value if self.left > 0 else None
+        if self.left <= 0:
+            self.left = self.readers  # for another backward pass of the same graph
+        return value
+
+    def take(self, make: Callable[[], Any]) -> Any:
+        """The value, for a reader that is always the last."""
+        self.left = 1
+        return self.read(make)
+
+
+@dataclass(frozen=True)
+class Derived(Packed):
+    """The base of derived activations.
+
+    Args:
+        sources: the copies that it is made from.
+        others: the other tensors, each of which may be None.
+        cell: holds the value; all copies of this form share it. None in a compiled program.
+    """
+
+    shareable: ClassVar[bool] = True
+    sources: tuple[Packed, ...]
+    others: tuple[Tensor | None, ...] = ()
+    cell: Cell | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.cell is None and not torch.compiler.is_compiling():
+            object.__setattr__(self, "cell", Cell())
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return *self.others, *[t for source in self.sources for t in source.tensors]
+
+    def holding(self, tensors: Sequence[Tensor | None]) -> Self:
+        count = len(self.others)
+        sources: list[Packed] = []
+        others, left = tuple(tensors[:count]), tensors[count:]
+        for source in self.sources:
+            count = len(source.tensors)
+            sources.append(source.holding(left[:count]))
+            left = left[count:]
+        return self.replaced(others=others, sources=tuple(sources))
+
+    def saved_by(self, ctx: Any) -> None:
+        super().saved_by(ctx)
+        if self.cell is None:
+            return
+        if not self.cell.readers:
+            for source in self.sources:
+                source.saved_by(ctx)
+        self.cell.readers += 1
+        self.cell.left += 1
+
+    def values(self) -> Tensor:
+        value: Tensor = self.make() if self.cell is None else self.cell.read(self.make)
+        return (value if value.shape == self.shape else value.view(self.shape)).to(self.dtype)
+
+    def make(self) -> Tensor:
+        """Computes the activation."""
+        raise NotImplementedError
+
+    def rows(self, dtype: torch.dtype) -> "Derived":
+        """Returns the activation as [rows, columns] in a dtype."""
+        shape = torch.Size((self.shape[:-1].numel(), self.shape[-1]))
+        return self.replaced(shape=shape, dtype=dtype)
+
+    def of_function(self, function: str) -> "Derived":
+        return DerivedFunction(self.shape, self.dtype, (self,), function=function)
+
+    def of_gated(self, up: Packed, function: str) -> "Derived":
+        return DerivedFunction(self.shape, self.dtype, (self, up), function=function)
+
+
+@dataclass(frozen=True)
+class DerivedView(Derived):
+    """A view of another activation.
+
+    Args:
+        strides, offset: of the view, in elements.
+        whole: the strides of the activation.
+    """
+
+    strides: tuple[int, ...] = ()
+    offset: int = 0
+    whole: tuple[int, ...] = ()
+
+    def make(self) -> Tensor:
+        x = self.sources[0].values()
+        if x.stride() != self.whole:  # another kernel of attention may lay its output out otherwise
+            x = x.new_empty_strided(x.shape, self.whole).copy_(x)
+        return x.as_strided(self.shape, self.strides, self.offset)
+
+    def rows(self, dtype: torch.dtype) -> Derived:
+        return super().rows(dtype).replaced(strides=self.strides[-2:])
+
+
+@dataclass(frozen=True)
+class DerivedLinear(Derived):
+    """y = x W^T + b, [rows, out]. others: W as the layer has it, and b or None.
+
+    Args:
+        matrix: W of the layer -> W [out, in].
+        int8: whether the GEMM runs in int8.
+    """
+
+    matrix: Callable[[Tensor], Tensor] | None = None
+    int8: bool = False
+
+    def make(self) -> Tensor:
+        (source,), (weight, bias) = self.sources, self.others
+        assert weight is not None
+        assert self.matrix is not None
+        weight = self.matrix(weight)
+        x = source.values().to(self.dtype).view(-1, weight.shape[1])
+        if not self.int8:
+            y = x @ weight.to(self.dtype).t()
+            return y if bias is None else y.add_(bias)
+        codes, scale, _ = int8_rows(x)
+        outputs, out_scale, _ = int8_rows(weight)
+        left = right = None
+        if bias is not None:
+            left, right = torch.ones_like(scale).squeeze(1), bias.to(scale.dtype)
+        return scaled_gemm(codes, outputs, scale, out_scale.squeeze(1), self.dtype, left, right)
+
+
+@dataclass(frozen=True)
+class DerivedFunction(Derived):
+    """y = f(x), or f(x) * up of two sources; `function` names f in `ops.functions.FUNCTIONS`."""
+
+    function: str = ""
+
+    def make(self) -> Tensor:
+        y = FUNCTIONS[self.function].forward(self.sources[0].values())
+        return y.mul_(self.sources[1].values()) if self.sources[1:] else y
+
+
+@dataclass(frozen=True)
+class DerivedDropout(Derived):
+    """y = x mask / (1 - p). others: the mask, a bit for each element."""
+
+    p: float = 0.0
+
+    def make(self) -> Tensor:
+        (bits,), x = self.others, self.sources[0].values()
+        assert bits is not None
+        return dropout_backward(x, unpack_bits(bits, x.numel()).view(x.shape), self.p)
+
+
+@dataclass(frozen=True)
+class DerivedCall(Derived):
+    """y = call(x), for a call that is the same whatever the rows of x are."""
+
+    call: Callable[[Tensor], Tensor] | None = None
+
+    def make(self) -> Tensor:
+        assert self.call is not None
+        return self.call(self.sources[0].values())
+
+
+@dataclass(frozen=True)
+class DerivedAffine(Derived):
+    """y = x weight + bias. others: weight and bias, [columns] or None."""
+
+    def make(self) -> Tensor:
+        (weight, bias), x = self.others, self.sources[0].values()
+        y = x.to(torch.promote_types(x.dtype, torch.float32))
+        y = y if weight is None else y * weight
+        return (y if bias is None else y + bias).to(self.dtype)
+
+
+@dataclass(frozen=True)
+class DerivedInput(Derived):
+    """The input of a norm, x = x_hat / rstd + mean. others: mean [rows, 1] or None, and rstd."""
+
+    def make(self) -> Tensor:
+        (mean, rstd), x_hat = self.others, self.sources[0].values()
+        assert rstd is not None
+        x = x_hat.to(rstd.dtype) / rstd
+        return (x if mean is None else x + mean).to(self.dtype)
+
+
+@dataclass(frozen=True)
+class DerivedSum(Derived):
+    """The sum of two sources, as a residual connection makes it."""
+
+    def make(self) -> Tensor:
+        x, f = self.sources
+        return (x.values().view(self.shape) + f.values().view(self.shape)).to(self.dtype)
+
+
+@dataclass(frozen=True)
+class DerivedNorm(Derived):
+    """x_hat of an x. eps, centers: as of the norm."""
+
+    eps: float = 0.0
+    centers: bool = True
+
+    def make(self) -> Tensor:
+        x = self.sources[0].values().view(self.shape)
+        mean, rstd = statistics(x, self.eps, self.centers)
+        return ((x if mean is None else x - mean) * rstd).to(self.dtype)
+
+    def of_affine(self, weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Derived:
+        return DerivedAffine(self.shape, dtype, (self,), (weight, bias))
