@@ -100,6 +100,8 @@ def test_what_must_not_be_negative(field):
     [
         ({"layer_decay": 1.5}, "layer decay 1.5 is above 1"),
         ({"label_smoothing": 1.0}, "leaves nothing of a label"),
+        ({"max_ratio": 1.0}, r"max ratio 1.0 is outside \[0, 1\); give one"),
+        ({"validation": 1.0}, r"validation 1.0 is outside \[0, 1\); give a share"),
         ({"activation_memory_budget": 0.0}, r"budget 0.0 is outside \(0, 1\]; give a share"),
         ({"activation_memory_budget": 1.5}, r"budget 1.5 is outside \(0, 1\]; give a share"),
         ({"augment": "crops"}, "unknown augment 'crops'; did you mean 'crop'"),

@@ -117,6 +117,8 @@ def test_one_document_has_the_same(here):
     result = razorctl("predict", "run-d", "d", *flags, "--json", "--out", "p.json")
     assert (result.exit_code, result.stdout) == (0, ""), result.stderr
     document = json.loads(Path("p.json").read_text())
+    keys = ["run_dir", "model", "weights", "classes", "skipped", "predictions"]
+    assert [*document] == keys
     assert document["classes"] == [*CLASSES]
     assert document["run_dir"] == "run-d"
     assert len(document["predictions"]) == len(plain)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from razorctl import Recipe, sparsify
 from tests.cases import CASES, razor, stock
 from tests.layers.test_every_layer import assert_close, run
 
@@ -47,6 +48,16 @@ def test_relu_saves_a_bit_an_element_and_is_exact(device):
     got = run(layer, x)
     want = run(stock(layer), x)
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("second", [nn.SiLU, nn.ReLU])
+def test_two_functions_in_a_row(second):
+    """The second finds the copy that the first one offers of its output."""
+    net = nn.Sequential(nn.Linear(33, 64), nn.GELU(), second(), nn.Linear(64, 3))
+    x = torch.randn(9, 33)
+    want = run(copy.deepcopy(net), x)
+    sparsify(net.train(), Recipe("int8"))
+    assert_close(run(net, x)[1:], want[1:], 0.05)
 
 
 @pytest.mark.parametrize("build", [nn.ReLU, nn.SiLU])

@@ -1,5 +1,7 @@
 """`attend` against its oracles: autograd through the attention of what the rules restore."""
 
+from itertools import permutations
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -110,6 +112,18 @@ def test_sparse_flash_gradients_equal_the_oracle(rule, mask, device):
     y = attention.attend(*tensors, **settings)
     assert torch.equal(y, F.scaled_dot_product_attention(*tensors, **settings))
     assert_close(list(torch.autograd.grad(y, tensors, cotangent)), list(want), 1e-5)
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))), ids=str)
+def test_views_of_one_output_may_be_in_any_order(order):
+    """The gradient of q, k and v goes to the part that each is a view of."""
+    leaf = torch.randn(BATCH, TOKENS, 3 * HEADS * WIDTH, requires_grad=True)
+    grads = []
+    for attend in (layer("8-bit", "sparse-flash").attend, F.scaled_dot_product_attention):
+        parts = (leaf * 1).view(BATCH, TOKENS, 3, HEADS, WIDTH).permute(2, 0, 3, 1, 4).unbind(0)
+        y = attend(*(parts[number] for number in order))
+        grads += torch.autograd.grad(y.pow(2).sum(), leaf)
+    assert_close(*([grad] for grad in grads), 0.05)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -108,6 +108,20 @@ def test_fixed_statistics_take_x_for_the_weight_alone(case, rule):
     assert max(t.numel() for t in saved) == x.shape[1]  # statistics and the weight
 
 
+@pytest.mark.parametrize("trained", [False, True])
+def test_the_mode_of_the_forward_pass_counts(trained):
+    """An evaluation may come between the passes, or a part of a model may change its mode."""
+    layer, x = CASES["batchnorm"].layer("dense").train(trained), torch.randn(4, 6, 3, 3)
+    got = []
+    for switched in (False, True):
+        leaf = x.clone().requires_grad_()
+        loss = layer(leaf).pow(3).sum()
+        layer.train(trained != switched)
+        got.append(torch.autograd.grad(loss, (leaf, *layer.parameters())))
+        layer.train(trained)
+    torch.testing.assert_close(*got, rtol=0, atol=0)
+
+
 def test_the_errors_of_stock():
     for build, shape in ((nn.BatchNorm2d, (1, 6, 1, 1)), (nn.BatchNorm1d, (2, 6, 3, 3))):
         layer = razor(build(6), CASES["batchnorm"].rule("topk"))

@@ -188,6 +188,14 @@ def test_a_copy_is_of_one_forward_pass(refill, kept, second):
     torch.testing.assert_close(found, want, rtol=0, atol=0)
 
 
+def test_no_copy_outlives_the_backward_pass():
+    """The tensor itself may be there for longer, as a batch that is used again."""
+    net, x = sparse(Block()), torch.randn(12, WIDTH)
+    net(x).sum().backward()
+    memo = next(m.memo for m in net.modules() if isinstance(m, RazorLayer))
+    assert not memo._copies._entries
+
+
 @pytest.mark.parametrize("refill", ["numpy", "data"])
 def test_so_is_an_int8_copy(refill):
     net, x, fresh = nn.Linear(512, 512), torch.randn(512, 512), torch.randn(512, 512)

@@ -24,13 +24,16 @@ def copies(monkeypatch) -> list[torch.Tensor | None]:
 
 
 def gradients(micro_batches: int, on_a_card: bool = True, changed: bool = False):
-    """The gradients of two backward passes in `shared_by(micro_batches)`, and copies kept."""
+    """The gradients of two backward passes in `shared_by(micro_batches)`, and copies kept.
+
+    Copies of weights make the gradients of inputs, which are the first ones.
+    """
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).train()
     sparsify(net, Recipe("int8"))
+    inputs = [torch.randn(32, 64, requires_grad=True) for _ in range(2)]
     with weight_copies.shared_by(micro_batches):
-        for _ in range(2):
-            x = torch.randn(32, 64, requires_grad=True)
+        for x in inputs:
             if on_a_card:
                 with kernels.assumed(dot=True):
                     net(x).square().sum().backward()
@@ -40,7 +43,7 @@ def gradients(micro_batches: int, on_a_card: bool = True, changed: bool = False)
                 with torch.no_grad():
                     net[0].weight.mul_(2)
         count = 0 if weight_copies._copies is None else len(weight_copies._copies)
-    return [p.grad for p in net.parameters()], count
+    return [t.grad for t in (*inputs, *net.parameters())], count
 
 
 def test_a_weight_is_copied_once_a_step(copies):

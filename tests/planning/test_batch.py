@@ -37,6 +37,11 @@ def test_of_several_processes_each_has_that_much(cache):
     assert largest_batch(both, GPU, Recipe(), 900 * MIB, cache=cache) == 2 * one
 
 
+def test_of_few_examples_each_process_has_its_part(cache):
+    both = replace(JOB, dataset="digits", processes=2)  # 1,437 training examples
+    assert largest_batch(both, GPU, Recipe(), GPU.memory_bytes, cache=cache) == 1024
+
+
 def test_where_nothing_fits_it_is_one(cache):
     assert largest_batch(JOB, GPU, Recipe(), MIB, cache=cache) == 1
 

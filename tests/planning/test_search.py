@@ -59,7 +59,7 @@ class MadeUpSearch(Search):
         reserve = CONTEXT + math.ceil(FRAGMENTATION * peak)
         slow = seconds * (self.spread if recipe.approximates else 1)
         times = seconds, seconds, slow, seconds, 0.0
-        predicted = Predicted(round(peak), 0, GIB, 0, 0, 0, reserve, *times, 1, 1.0)
+        predicted = Predicted(round(peak), 0, GIB, GIB // 4, 0, 0, reserve, *times, 1, 1.0)
         return self.candidates.setdefault(
             (recipe, accumulate),
             Candidate(recipe, accumulate, predicted, recipe.cosine(self.job.precision)),
@@ -206,6 +206,9 @@ def test_what_is_traced_is_known_by_all_that_it_depends_on(cache):
         {"precision": "bf16"},
         {"optimizer": "adamw"},
         {"momentum": 0.0},
+        {"precision": "bf16", "optimizer": "adamw"},
+        {"precision": "bf16", "optimizer": "adamw", "weights": "bf16"},
+        {"optimizer_in_backward": True},
     )
     job, full = replace(JOB, weight_decay=0.1), Recipe("full")
     found = [searched(cache, replace(job, **change)).predict(full).predicted for change in changes]

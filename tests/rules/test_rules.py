@@ -306,6 +306,8 @@ def test_blocks_and_what_is_shared_of_them(function, device):
         weight, bias = torch.randn(2, 5, device=device)
         shared, want = packed.of_affine(weight, bias, torch.bfloat16), x * weight + bias
         assert shared.dtype == torch.bfloat16
+        narrow = packed.of_affine(weight.bfloat16(), bias, torch.bfloat16).copy.scale
+        assert torch.equal(narrow, packed.copy.scale.float() * weight.bfloat16())
     else:
         shared, want = packed.of_function(function), FUNCTIONS[function].forward(x)
     back = shared.values().float()

@@ -47,6 +47,16 @@ def test_degenerate_gradients_leave_a_feasible_p(sampler, norm):
         assert learner.p.sum().item() == pytest.approx(8)
 
 
+def test_an_overflowed_step_is_not_learned():
+    bandit = Bandit(8, 4)
+    for _ in range(3):
+        bandit.update(*draw(bandit), torch.rand(4) + 0.1)
+    scale, p = bandit.scale.clone(), bandit.p.clone()
+    bandit.update(*draw(bandit), torch.tensor([0.5, 0.5, torch.inf, 0.5]))
+    assert torch.equal(bandit.scale, scale)
+    torch.testing.assert_close(bandit.p, p)
+
+
 def test_one_outlier_moves_the_running_means_by_a_tenth():
     bandit, proportional = Bandit(8, 8), Proportional(8, 8)
     for scale in (1.0, 1.0, 11.0):

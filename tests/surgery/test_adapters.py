@@ -16,7 +16,7 @@ from razorctl.memory.saved import traced_bytes_by_module
 from razorctl.planning.job_trace import trace
 from razorctl.surgery import adapters
 from razorctl.surgery.byte_budget import sparsify_within
-from tests.models import SMALL
+from tests.models import SMALL, gpt2, llama
 from tests.surgery.test_methods import cosine, step
 
 every_model = pytest.mark.parametrize("kind", SMALL)
@@ -42,6 +42,13 @@ def test_only_adapters_and_the_classifier_are_trained(kind):
         assert p.requires_grad == adapted == (p.grad is not None), name
     ranks = {len(p) for n, p in net.named_parameters() if "lora_A" in n}
     assert ranks == {8}
+
+
+@pytest.mark.parametrize("model", [gpt2, llama])
+def test_of_a_language_model_the_head_is_frozen_too(model):
+    net = model()
+    sparsify(net, Recipe("lora"))
+    assert all("lora_" in name for name, p in net.named_parameters() if p.requires_grad)
 
 
 @every_model

@@ -34,6 +34,7 @@ pytestmark = pytest.mark.usefixtures("shallow", "warnings_are_seen")
 CASES = {
     "full, SGD": (FULL, {}),
     "full, AdamW, dropout": (FULL, {"optimizer": "adamw"}),
+    "full, mixup": (FULL, {"mixup": 0.5}),
     "razor, AdamW, two micro-batches": (
         Recipe("razor", 0.5),
         {"optimizer": "adamw", "accumulate": 2},

@@ -138,6 +138,13 @@ class TestTarget:
         assert full["time_to_target"] is None  # one seed never gets there
         assert razor["time_to_target"] == 2
 
+    def test_of_perplexity_it_is_above_fulls_best(self):
+        job = {"task": "causal-lm", "figure": "perplexity"}
+        full = write("a", accuracies=(30.0, 19.8, 20.5), **job)
+        found = document([full, write("b", "razor", accuracies=(30.0, 19.9, 19.7), **job)])
+        assert found["target"] == pytest.approx(20)
+        assert [row["time_to_target"] for row in found["rows"]] == [None, 2]
+
     def test_there_is_none_without_full(self):
         found = document([write("a", "razor")])
         assert found["target"] is None
