@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -187,9 +188,11 @@ def fused_attention(
     """`F.scaled_dot_product_attention`, with each head of k and v in place of `repeats` heads."""
     if repeats > 1:
         k, v = (t.unsqueeze(2).expand(-1, -1, repeats, -1, -1).flatten(1, 2) for t in (k, v))
-    # Not F's, which a compiled program redirects to `Attention.attend`.
-    out: Tensor = aten.scaled_dot_product_attention(q, k, v, mask, **options)
-    return out
+    # A compiled program redirects F's to `Attention.attend`, planning to that of a card.
+    if torch.compiler.is_compiling():
+        out: Tensor = aten.scaled_dot_product_attention(q, k, v, mask, **options)
+        return out
+    return F.scaled_dot_product_attention(q, k, v, mask, **options)
 
 
 def _random_state(device: torch.device) -> Tensor:

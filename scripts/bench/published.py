@@ -139,10 +139,10 @@ def traced(name: str, phase: str, batch: int, **options: Any) -> Trace:
 
     with tracing._AsOnCuda():
         if phase == "infer":
-            return tracker.trace_step(model, images, None, infer, forward)
+            return tracker.trace_step(model, images, None, infer, forward, 1)
         if hasattr(model, "blocks"):
             sparsify(model, Recipe("full", attention="stored"))
-        return tracker.trace_step(model, images, sgd, train, forward)
+        return tracker.trace_step(model, images, sgd, train, forward, 1)
 
 
 def main() -> None:

@@ -48,7 +48,7 @@ def show_settings(run: "Run", job: Job, header_device: str | None, device: str) 
     )
     if (epochs := _epochs(run) or 0) > MANY:
         views.note(
-            f"the run has {epochs:,g} epochs; for this number of rows, --epochs "
+            f"the run has {count(epochs, 'epoch')}; for this number of rows, --epochs "
             f"{run.usual_epochs:g} is usual."
         )
     if run.stock:
