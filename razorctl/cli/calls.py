@@ -106,14 +106,19 @@ def _is_flag(text: Any) -> bool:
     return isinstance(text, str) and text.startswith("--")
 
 
-def _call(command: Command, run: Callable[..., Any], given: Mapping[str, Any]) -> Any:
-    """Runs a command with the keywords of a call; raises UsageError for unknown ones."""
+def _call(
+    command: Command,
+    given: Mapping[str, Any],
+    progress: bool,
+    run: Callable[..., Any] | None = None,
+) -> Any:
+    """Runs a command, or `run` in its place, with keywords; raises UsageError for unknown ones."""
     try:
         call = _keyword_call(command, given)
         processes.settle_environment()
-        with warnings.catch_warnings():
+        with hide_messages(unless=progress), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "IProgress not found")  # of tqdm, which shows no bar
-            return run(call, **call.params)
+            return (run or command)(call, **call.params)
     except RazorError as error:
         raise error.with_traceback(None)  # noqa: B904 - the same error, without our frames
 
@@ -199,9 +204,7 @@ def finetune(model: Any = None, dataset: Any = None, *, progress: Any = True, **
             return run.finetune(model, **words)
         return run.finetune(model, dataset, **words)
     given = {"model": model, "dataset": dataset, **words}
-    with hide_messages(unless=progress):
-        document = _call(finetuning.finetune, finetuning.run_finetune, given)
-    return Result.of_run(document)
+    return Result.of_run(_call(finetuning.finetune, given, progress))
 
 
 @overload
@@ -232,8 +235,7 @@ def plan(
 
         return planner.plan(model, dataset, recipe, **words)
     given = {"model": model, "dataset": dataset, "recipe": recipe, **words}
-    with hide_messages(unless=progress):
-        return Result.of_plan(_call(planning.plan, planning.run_plan, given))
+    return Result.of_plan(_call(planning.plan, given, progress))
 
 
 @_with_keywords_of(comparing.compare)
@@ -246,12 +248,8 @@ def compare(*what: str | os.PathLike[str], progress: bool = True, **words: Any) 
 
     The keywords are the options of the command:
     """
-    with hide_messages(unless=progress):
-        given = {"what": [os.fspath(each) for each in what], **words}
-        runs = _call(comparing.compare, comparing.run_compare, given)
-        if words.get("html") is not None:
-            comparing.write_report(Path(words["html"]), runs, words.get("target"))
-    return Result.of_comparison(runs)
+    given = {"what": [os.fspath(each) for each in what], **words}
+    return Result.of_comparison(_call(comparing.compare, given, progress))
 
 
 @_with_keywords_of(profiling.profile)
@@ -284,13 +282,11 @@ def profile(
                 "inputs are for an nn.Module; leave them out, or give the model itself."
             )
         given = {"model": model, "dataset": dataset, **words}
-        with hide_messages(unless=progress):
-            return Result.of_profile(_call(profiling.profile, profiling.run_profile, given))
+        return Result.of_profile(_call(profiling.profile, given, progress))
     from torch import nn
 
     inputs = dataset if inputs is None else inputs
     if not isinstance(model, nn.Module):
         raise UsageError(f"{type(model).__name__} is neither the name of a model nor an nn.Module.")
     run = partial(profiling.profile_module, net=model, inputs=inputs, forward=forward)
-    with hide_messages(unless=progress):
-        return Result.of_profile(_call(profiling.profile, run, words))
+    return Result.of_profile(_call(profiling.profile, words, progress, run))

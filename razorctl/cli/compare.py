@@ -16,7 +16,7 @@ from razorctl.cli.options import (
     option,
     with_options,
 )
-from razorctl.cli.settings import Call, given_settings
+from razorctl.cli.settings import Call, given_settings, is_given, is_typed, print_result
 from razorctl.cli.views import common as views
 from razorctl.errors import UsageError
 
@@ -36,6 +36,15 @@ FIRST = (
     *("methods", "seeds", "ratio", "budget", "steps", "epochs"),
     *("out", "resume", "html", "csv", "json"),
 )
+
+
+@dataclass(frozen=True)
+class ComparedRuns:
+    """The result of `compare`, and the directories of its runs."""
+
+    document: dict[str, Any]
+    comparison: "Comparison"
+    directories: Sequence[Path]
 
 
 @with_options("ratio", *JOB_SETTINGS, first=FIRST, planned=False)
@@ -82,7 +91,7 @@ def compare(
         option(help="New file for a report with plots.", default="none", metavar="FILE"),
     ] = None,
     **flags: Any,
-) -> None:
+) -> ComparedRuns:
     """Compare methods on MODEL and DATASET, or compare the finished runs in directories.
 
         razorctl compare vit-b16 ./photos --methods full,razor --html report.html
@@ -105,49 +114,28 @@ def compare(
     are timed first. --html writes all figures, plots and commands to one file,
     which needs no network; with --resume it replaces an existing file.
     """
+    from razorctl.cli.views import comparison as view
+
     if json and csv:
         raise UsageError("json and csv cannot both be printed; give one of them.")
-    given: dict[str, Any] = {"methods": methods, "seeds": seeds, "budget": budget, "target": target}
-    given |= {"device": device, "out": out, "resume": resume, "html": html}
-    runs = run_compare(ctx, what, **given, **flags)
-    try:
-        if html is not None:
-            write_report(html, runs, target)
-    finally:
-        _print(runs.document, json, csv)
-    raise typer.Exit(runs.comparison.exit_code)
-
-
-@dataclass(frozen=True)
-class ComparedRuns:
-    """The result of `compare`, and the directories of its runs."""
-
-    document: dict[str, Any]
-    comparison: "Comparison"
-    directories: Sequence[Path]
-
-
-def run_compare(
-    ctx: Call,
-    what: list[str],
-    methods: str = METHODS,
-    seeds: int = 1,
-    budget: str | None = None,
-    target: float | None = None,
-    device: str | None = None,
-    out: Path | None = None,
-    resume: bool = False,
-    html: Path | None = None,
-    **flags: Any,
-) -> ComparedRuns:
-    """Compares as `compare` does; checks that `html` can be written, and does not write it."""
     _check(target, html, resume)
     comparison, directories = _finished(ctx, what), [Path(name) for name in what]
     if comparison is None:
         options = {"seeds": seeds, "device": device, "out": out, "resume": resume}
         grid = _run_grid(ctx, what, methods.split(","), flags, options, budget)
         comparison, directories = grid.comparison, [grid.out]
-    return ComparedRuns(_document(comparison, target), comparison, directories)
+    runs = ComparedRuns(_document(comparison, target), comparison, directories)
+    try:
+        if html is not None:
+            _write_report(html, runs, target)
+    finally:
+        if csv:
+            view.print_csv(runs.document["rows"])
+        else:
+            print_result(ctx, runs.document, view.show)
+    if is_typed(ctx):
+        raise typer.Exit(comparison.exit_code)
+    return runs
 
 
 def _check(target: float | None, html: Path | None, resume: bool) -> None:
@@ -172,18 +160,7 @@ def _document(comparison: "Comparison", target: float | None) -> dict[str, Any]:
     return document
 
 
-def _print(document: dict[str, Any], json: bool, csv: bool) -> None:
-    from razorctl.cli.views import comparison as view
-
-    if json:
-        views.print_json(document)
-    elif csv:
-        view.print_csv(document["rows"])
-    else:
-        view.show(document)
-
-
-def write_report(html: Path, runs: ComparedRuns, target: float | None) -> None:
+def _write_report(html: Path, runs: ComparedRuns, target: float | None) -> None:
     """Writes the report of a comparison; raises UsageError if it cannot be written."""
     from razorctl.cli.views import report
     from razorctl.training.comparing import comparison
@@ -214,8 +191,7 @@ def _finished(ctx: Call, what: list[str]) -> "Comparison | None":
     exist = [comparison.is_run(Path(name)) or comparison.is_grid(Path(name)) for name in what]
     if all(exist):
         for name in (name for name in ctx.params if name not in VIEWING):
-            source = ctx.get_parameter_source(name)
-            if source is not None and source.name == "COMMANDLINE":
+            if is_given(ctx, name, ["COMMANDLINE"]):
                 raise UsageError(
                     f"{name.replace('_', ' ')} does not apply to finished runs; leave it out."
                 )

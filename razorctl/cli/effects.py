@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl import units
 from razorctl.cli.command import PREFIX
-from razorctl.cli.settings import GIVEN, Call
+from razorctl.cli.settings import Call, is_given
 from razorctl.cli.views import common as views
 from razorctl.config.registry import unknown
 from razorctl.job import Job
@@ -33,8 +33,7 @@ def note_settings(ctx: Call, *settings: Recipe | Job) -> None:
     defaults = {field.name: field.default for field in (*fields(Job), *fields(Recipe))}
     given = {name for name, value in (ctx.obj or {}).items() if value != defaults[name]}
     for name in ctx.params.keys() & defaults.keys():
-        source = ctx.get_parameter_source(name)
-        if source is not None and source.name in GIVEN:
+        if is_given(ctx, name):
             given.add(name)
     first, *others = (without_effect(given, each) for each in settings)
     for sentence in first:

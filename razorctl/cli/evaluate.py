@@ -15,7 +15,7 @@ from razorctl.cli.options import (
     option,
     with_options,
 )
-from razorctl.cli.settings import call_settings
+from razorctl.cli.settings import call_settings, print_result
 from razorctl.cli.views import common as views
 from razorctl.cli.views import evaluate as view
 from razorctl.errors import UsageError
@@ -89,10 +89,7 @@ def evaluate(
     view.note_skipped(rows.skipped)
     with progress.count_rows(f"evaluating {model.weights}", row_count(rows.rows)) as done:
         result = inference.evaluation_document(model, rows, wanted.dataset, done)
-    if json:
-        views.print_json(result)
-    else:
-        view.show(result)
+    print_result(ctx, result, view.show)
 
 
 def _job(job: "Job", dataset: str, columns: dict[str, Any]) -> "Job":

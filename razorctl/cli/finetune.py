@@ -20,7 +20,7 @@ from razorctl.cli.options import (
     plan_option,
     with_options,
 )
-from razorctl.cli.settings import Call, call_settings, given_settings
+from razorctl.cli.settings import Call, call_settings, given_settings, print_result
 from razorctl.cli.views import common as views
 from razorctl.errors import UsageError
 
@@ -65,7 +65,7 @@ def finetune(
     ] = None,
     json: Json = False,
     **flags: Any,
-) -> None:
+) -> dict[str, Any]:
     """Fine-tune MODEL on DATASET and write the run to a directory.
 
         razorctl finetune vit-b16 ./photos --out runs/photos
@@ -89,30 +89,6 @@ def finetune(
     write into the run directory; with WANDB_MODE=offline nothing leaves it.
     """
     from razorctl.cli.views import finetune as view
-
-    result = run_finetune(ctx, plan, recipe, device, out, resume, tracker, json, **flags)
-    if processes.first():
-        if json:
-            views.print_json(result)
-        else:
-            view.show(result)
-
-
-def run_finetune(
-    ctx: Call,
-    plan: Path | None = None,
-    recipe: str | None = None,
-    device: str | None = None,
-    out: Path | None = None,
-    resume: bool = False,
-    tracker: Sequence[str] | None = None,
-    quiet: bool = False,
-    **flags: Any,
-) -> dict[str, Any]:
-    """Trains as `finetune` does; returns the result, which is empty in all but the first process.
-
-    quiet: print no note on the card of a plan. The other arguments are options of the command.
-    """
     from razorctl.ops.cpu import build
 
     with processes.connected(device):
@@ -127,10 +103,13 @@ def run_finetune(
                 out=out,
                 resume=resume,
                 tracker=tracker or (),
-                quiet=quiet,
+                quiet=json,
             )
         )
-        return settled if isinstance(settled, dict) else _run(ctx, settled, device, resume)
+        result = settled if isinstance(settled, dict) else _run(ctx, settled, device, resume)
+    if processes.first():
+        print_result(ctx, result, view.show)
+    return result
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from razorctl.job import AUGMENT, Job, OptimizerName
 from razorctl.recipe import Recipe
 from razorctl.tasks import TASKS
 
-Command = Callable[..., None]
+Command = Callable[..., Any]
 
 
 # The panels of `--help`, each of at most twelve options.

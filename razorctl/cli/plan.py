@@ -1,17 +1,13 @@
 """`razorctl plan`."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from typing import Annotated, Any
 
 import typer
 
 from razorctl.cli.options import JOB, MODEL, PLANNING, RECIPE, Json, Preset, option, with_options
-from razorctl.cli.settings import Call, given_settings
-from razorctl.cli.views import common as views
+from razorctl.cli.settings import given_settings, print_result
 from razorctl.errors import NoFitError
-
-if TYPE_CHECKING:
-    from razorctl.planning.plan import Plan
-
 
 JOB_SETTINGS = [name for name in JOB if name != "accumulate"]  # which the plan chooses
 FIRST = (
@@ -30,7 +26,7 @@ def plan(
     ] = False,
     json: Json = False,
     **flags: Any,
-) -> None:
+) -> dict[str, Any]:
     """Show the ways to train MODEL on DATASET on a card, what each needs, and which one to take.
 
         razorctl plan vit-b16 cifar100 --gpu rtx-4090
@@ -39,30 +35,8 @@ def plan(
     ways. With a method or any other setting of a recipe, only that recipe is
     planned.
     """
+    from razorctl.cli import effects, planning  # imported here: --help needs none of them
     from razorctl.cli.views import plan as view
-
-    try:
-        document = run_plan(ctx, model, recipe, json, **flags).document()
-    except NoFitError as error:
-        if json:
-            views.print_json(error.document)
-        else:
-            view.show_ways(error.document)
-        raise
-    if json:
-        views.print_json(document)
-    else:
-        view.show(document, explain)
-
-
-def run_plan(
-    ctx: Call, model: str = "vit-b16", recipe: str | None = None, quiet: bool = False, **flags: Any
-) -> "Plan":
-    """The plan that `plan` prints; quiet: print no note on its card.
-
-    Raises what `planning.plan` raises.
-    """
-    from razorctl.cli import effects, planning  # imported here: --help needs neither
 
     settings = given_settings(ctx, flags | {"model": model}, recipe)
     if "dataset" not in settings.given:
@@ -73,7 +47,13 @@ def run_plan(
         task = settings.given.get("task", entry.tasks[0])
         settings = settings.but(dataset=data.usual(task, entry.modality))
     planning.check_data(settings.job_to_plan)
-    result = planning.plan(settings, quiet=quiet)
+    try:
+        result = planning.plan(settings, quiet=json)
+    except NoFitError as error:
+        print_result(ctx, dict(error.document), view.show_ways)
+        raise
     effects.note_settings(ctx, result.planned_recipe)
     effects.note_settings(ctx, result.planned_job)
-    return result
+    document = result.document()
+    print_result(ctx, document, partial(view.show, explain=explain))
+    return document

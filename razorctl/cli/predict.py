@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from razorctl.cli.options import Batch, Device, Json, RunArgument, Weights, option, with_options
-from razorctl.cli.settings import call_settings
+from razorctl.cli.settings import call_settings, is_given
 from razorctl.cli.views import common as views
 from razorctl.cli.views import evaluate as evaluation
 from razorctl.cli.views import predict as view
@@ -227,8 +227,7 @@ def _check_task(ctx: typer.Context, run: Path, job: "Job", out: Path | None) -> 
             f"pipeline('fill-mask', '{run}'), or name a run for another task."
         )
     for name, of_option in TASK_OPTIONS.items():
-        source = ctx.get_parameter_source(name)
-        if of_option != task and source is not None and source.name == "COMMANDLINE":
+        if of_option != task and is_given(ctx, name, ["COMMANDLINE"]):
             flag = name.replace("_", "-")
             raise UsageError(f"--{flag} is for {of_option}, and {run} is for {task}; leave it out.")
     if task == "segmentation" and out is None:

@@ -9,7 +9,7 @@ import typer
 
 from razorctl.cli.names import completion
 from razorctl.cli.options import DATA_SETTINGS, RECIPE, Device, Json, Preset, option, with_options
-from razorctl.cli.settings import GIVEN, Call, Settings, given_settings
+from razorctl.cli.settings import Call, Settings, given_settings, is_given, print_result
 from razorctl.cli.views import common as views
 from razorctl.errors import UsageError
 
@@ -65,7 +65,7 @@ def profile(
     ] = None,
     json: Json = False,
     **flags: Any,
-) -> None:
+) -> dict[str, Any]:
     """Show where the bytes and the time of a training step of MODEL go.
 
         razorctl profile vit-b16 --method razor --ratio 0.9
@@ -78,34 +78,16 @@ def profile(
     without arguments. It returns a model and its inputs, or just a model of timm
     or transformers. The bytes of such a model are traced; no step is run.
     """
-    from razorctl.cli.views import profile as view  # imported here: --help does not need it
-
-    result = run_profile(ctx, model, dataset, recipe, timed_steps, device, trace, snapshot, **flags)
-    if json:
-        views.print_json(result)
-    else:
-        view.show(result)
-
-
-def run_profile(
-    ctx: Call,
-    model: str,
-    dataset: str | None = None,
-    recipe: str | None = None,
-    timed_steps: int = 5,
-    device: str | None = None,
-    trace: Path | None = None,
-    snapshot: Path | None = None,
-    **flags: Any,
-) -> dict[str, Any]:
-    """The profile that `profile` prints."""
     from razorctl import models
     from razorctl.cli import effects, planning
+    from razorctl.cli.views import profile as view
     from razorctl.job import Job
     from razorctl.ops.cpu import build
 
     if FUNCTION.fullmatch(model) and not model.startswith(models.prefixes()):
-        return _profile_function(ctx, model, recipe, flags)
+        result = _profile_function(ctx, model, recipe, flags)
+        print_result(ctx, result, view.show)
+        return result
     settings = given_settings(ctx, flags, recipe)
     chosen = settings.recipe
     effects.note_settings(ctx, chosen)
@@ -125,7 +107,7 @@ def run_profile(
 
         if dataset is None:
             of_job = {n: value for n, value in of_job.items() if n not in DATA_SETTINGS}
-        return measure(
+        result = measure(
             model,
             chosen,
             dataset=dataset,
@@ -136,6 +118,8 @@ def run_profile(
             progress=at,
             **of_job,
         ).result()
+    print_result(ctx, result, view.show)
+    return result
 
 
 def _profile_function(
@@ -193,5 +177,4 @@ def _trace(settings: Settings, net: Any, inputs: Any, forward: Any = None) -> di
 
 def _given(ctx: Call, name: str) -> bool:
     """Whether the call itself gives a parameter."""
-    source = ctx.get_parameter_source(name)
-    return source is not None and source.name in GIVEN and ctx.params[name] is not None
+    return is_given(ctx, name) and ctx.params[name] is not None

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,6 @@ from razorctl.errors import RazorError
 
 if TYPE_CHECKING:
     from razorctl.cli.compare import ComparedRuns
-    from razorctl.planning.plan import Plan
 
 
 class Result(Mapping[str, Any]):
@@ -65,11 +65,11 @@ class Result(Mapping[str, Any]):
         return cls(document, view.show, plots)
 
     @classmethod
-    def of_plan(cls, plan: "Plan") -> "Result":
+    def of_plan(cls, document: Mapping[str, Any]) -> "Result":
         """The result of `plan`."""
         from razorctl.cli.views import plan as view
 
-        return cls(plan.document(), lambda document: view.show(document, False))
+        return cls(document, partial(view.show, explain=False))
 
     @classmethod
     def of_comparison(cls, runs: "ComparedRuns") -> "Result":

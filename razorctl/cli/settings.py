@@ -5,11 +5,12 @@ the [job] and [recipe] tables of razorctl.toml, the preset of --recipe, the meas
 model or method.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
+from razorctl.cli.views import common as views
 from razorctl.config import presets
 from razorctl.config.registry import find, unknown
 from razorctl.config.settings import read_toml
@@ -33,6 +34,27 @@ class Call(Protocol):
 
     def find_root(self) -> Any:
         """The call of razorctl itself, whose `params` has the global options."""
+
+
+def is_given(ctx: Call, name: str, sources: Collection[str] = GIVEN) -> bool:
+    """Whether the value of a parameter comes from one of the sources."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name in sources
+
+
+def is_typed(ctx: Call) -> bool:
+    """Whether a user typed the command; from Python, nothing sets how it prints."""
+    return "json" in ctx.params
+
+
+def print_result(
+    ctx: Call, document: dict[str, Any], show: Callable[[dict[str, Any]], object]
+) -> None:
+    """Prints the result of a typed command: with --json its document, else what `show` prints."""
+    if ctx.params.get("json"):
+        views.print_json(document)
+    elif is_typed(ctx):
+        show(document)
 
 
 @dataclass(frozen=True)
@@ -93,8 +115,7 @@ def call_settings(ctx: Call, flags: Mapping[str, Any], preset: str | None = None
     if ctx.find_root().params.get("config") is not None:
         given |= ctx.obj or {}
     for name, value in flags.items():
-        source = ctx.get_parameter_source(name)
-        if value is not None and source is not None and source.name in GIVEN:
+        if value is not None and is_given(ctx, name):
             given[name] = value
     return Settings(given if preset is None else _over_preset(preset, given))
 
