@@ -64,32 +64,32 @@ def pair(job: Job) -> tuple[models.Model, Source]:
     Raises what `of` raises, and UsageError for an unknown model and if the model cannot take the
     data set.
     """
-    known = models.named(job.model)
+    entry = models.named(job.model)
     source = of(job)
-    if known.modality != source.modality:
+    if entry.modality != source.modality:
         fitting = [
             s.name
             for s in DATASETS.values()
-            if s.modality == known.modality and s.task in known.tasks
+            if s.modality == entry.modality and s.task in entry.tasks
         ]
-        mend = f"choose one of {', '.join(fitting)}" if fitting else f"name {known.modality}s"
+        mend = f"choose one of {', '.join(fitting)}" if fitting else f"name {entry.modality}s"
         raise UsageError(
-            f"{job.model} takes {known.modality}s, and {job.dataset} has {source.modality}s; "
+            f"{job.model} takes {entry.modality}s, and {job.dataset} has {source.modality}s; "
             f"{mend}."
         )
     family = models.find(job.model, source.task)
     metric = source.metric or FIGURES[source.task][0]
     defaults = {**family.defaults, "metric": metric}
     if source.name not in DATASETS:
-        own = dict(family.own)
-        times = max(own.pop("times", 1), FROM_SCRATCH if job.from_scratch else 1)
+        own_defaults = dict(family.own)
+        times = max(own_defaults.pop("times", 1), FROM_SCRATCH if job.from_scratch else 1)
         by_rows = ByRows(
             *(source.task, source.modality, source.validated, source.evaluated_examples, times)
         )
         if family.augmented is not None and source.task == "classification":
-            own = {"augment": "crop", **own}
-        kept = {name: value for name, value in defaults.items() if name not in LENGTH}
-        defaults = {**kept, **own, BY_ROWS: by_rows}
+            own_defaults = {"augment": "crop", **own_defaults}
+        common = {name: value for name, value in defaults.items() if name not in LENGTH}
+        defaults = {**common, **own_defaults, BY_ROWS: by_rows}
     return replace(family, defaults=defaults), source
 
 

@@ -24,9 +24,16 @@ def load(
 ) -> Splits:
     """Reads the splits of a data set from Parquet files of its repository.
 
-    train, test: patterns of the files. columns: column name in the files -> name in `Splits`.
     Raises MissingError if the files cannot be found, and DataError if they cannot be read or do
     not have these columns and classes.
+
+    Args:
+        name: the name of the data set.
+        repo: its repository.
+        train: patterns of the files that are trained on.
+        test: patterns of the files that are evaluated.
+        columns: column in the files -> its name in `Splits`.
+        classes: the number of classes.
     """
     # Imported here since it is slow to import and only reading needs it.
     from datasets import load_dataset
@@ -38,9 +45,9 @@ def load(
     }
     with hub.reading(name, folder):
         with hub.quiet_without_terminal():
-            found = load_dataset("parquet", data_files=files)
+            data = load_dataset("parquet", data_files=files)
         train_split, test_split = (
-            _renamed(name, found[split], columns) for split in ("train", "test")
+            _renamed(name, data[split], columns) for split in ("train", "test")
         )
         return _numbered(name, train_split, test_split, classes)
 
@@ -48,10 +55,10 @@ def load(
 def _renamed(name: str, split: "Dataset", columns: Mapping[str, str]) -> "Dataset":
     from datasets import Image
 
-    missing = set(columns) - set(split.column_names)
-    if missing:
+    absent = set(columns) - set(split.column_names)
+    if absent:
         raise DataError(
-            f"{name} has no column {', '.join(sorted(missing))}, only "
+            f"{name} has no column {', '.join(sorted(absent))}, only "
             f"{', '.join(split.column_names)}; it may have changed on the hub, so choose another "
             "data set."
         )
@@ -123,9 +130,19 @@ def glue(
     test: str = "validation",
     metric: str | None = None,
 ) -> Source:
-    """The `Source` of a task of GLUE; `columns` are those of its text or of its two texts.
+    """The `Source` of a task of GLUE.
 
     It is tested on a validation split: the labels of GLUE's test splits are not public.
+
+    Args:
+        name: the name of the task.
+        summary: a line on it.
+        columns: the columns of its text or of its two texts.
+        classes: the number of classes.
+        train_examples: the rows that are trained on.
+        test_examples: the rows of the split `test`.
+        test: the split that is evaluated.
+        metric: as of `Source`.
     """
     return from_hub(
         name,

@@ -30,17 +30,17 @@ def load(name: str, _: Progress | None = None) -> Splits:
     folder = hub.fetch(name, REPO, tuple(FILES.values()), "dataset", revision=BRANCH)
     files = {split: [*map(str, sorted(folder.glob(FILES[split])))] for split in FILES}
     with hub.reading(name, folder), hub.quiet_without_terminal():
-        found = load_dataset("parquet", data_files=files)
-    train, test = (_prepared(name, found[split]) for split in FILES)
+        data = load_dataset("parquet", data_files=files)
+    train, test = (_prepared(name, data[split]) for split in FILES)
     return Splits(train, None, test, tuple(CLASSES.read_text("utf-8").split("\n")[:-1]))
 
 
 def _prepared(name: str, rows: "Dataset") -> "Dataset":
     from datasets import Image
 
-    if missing := COLUMNS.keys() - {*rows.column_names}:
+    if absent := COLUMNS.keys() - {*rows.column_names}:
         raise DataError(
-            f"{name} has no column {min(missing)}, only {', '.join(rows.column_names)}; it may "
+            f"{name} has no column {min(absent)}, only {', '.join(rows.column_names)}; it may "
             "have changed on the hub, so choose another data set."
         )
     rows = rows.select_columns(list(COLUMNS)).rename_columns(COLUMNS)

@@ -26,8 +26,8 @@ def load(name: str, _: Progress | None = None) -> Splits:
     folder = hub.fetch(name, REPO, tuple(patterns.values()), "dataset")
     files = {split: [*map(str, sorted(folder.glob(patterns[split])))] for split in SPLITS}
     with hub.reading(name, folder), hub.quiet_without_terminal():
-        found = load_dataset("parquet", data_files=files)
-        train, validation, test = (_joined(name, found[split]) for split in SPLITS)
+        data = load_dataset("parquet", data_files=files)
+        train, validation, test = (_joined(name, data[split]) for split in SPLITS)
         return Splits(train, validation, test, ())
 
 

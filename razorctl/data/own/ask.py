@@ -74,42 +74,42 @@ class Ask:
         """Whether a column is given."""
         return any((self.image_column, self.text_column, self.label_column))
 
-    def splits(self, found: Collection[str]) -> dict[str, str]:
+    def splits(self, names: Collection[str]) -> dict[str, str]:
         """`train`, `validation` and `test`, as far as they are used -> the name in the data.
 
-        found: the names of all splits in the data. Raises UsageError if a given split is not there,
+        names: those of all splits in the data. Raises UsageError if a given split is not there,
         or if it is not clear which one to use.
         """
         if self.split is not None:
-            return self._given(found, self.split)
+            return self._named_splits(names, self.split)
         splits: dict[str, str] = {}
-        for own in found:
-            split = role(own)
-            if split is not None and splits.setdefault(split, own) != own:
+        for name in names:
+            split = role(name)
+            if split is not None and splits.setdefault(split, name) != name:
                 raise UsageError(
-                    f"{self.name} has the splits {splits[split]} and {own}, which are the same; "
+                    f"{self.name} has the splits {splits[split]} and {name}, which are the same; "
                     "choose with --split."
                 )
         if "train" not in splits:
-            if len(found) == 1 and not splits:
-                return {"train": next(iter(found))}
+            if len(names) == 1 and not splits:
+                return {"train": next(iter(names))}
             raise UsageError(
-                f"none of the splits of {self.name} is called train, only {', '.join(found)}; name "
+                f"none of the splits of {self.name} is called train, only {', '.join(names)}; name "
                 "those to use with --split train,validation,test."
             )
         return {split: splits[split] for split in KNOWN if split in splits}
 
-    def _given(self, found: Collection[str], given: str) -> dict[str, str]:
-        parts: Sequence[str] = [part.strip() for part in given.split(",")]
-        named = [part for part in parts if part]
-        if not parts[0] or len(parts) > 3 or len(set(named)) < len(named):
+    def _named_splits(self, names: Collection[str], option: str) -> dict[str, str]:
+        parts: Sequence[str] = [part.strip() for part in option.split(",")]
+        present = [part for part in parts if part]
+        if not parts[0] or len(parts) > 3 or len(set(present)) < len(present):
             raise UsageError(
-                f"split {given!r} does not name up to three splits; give train,validation,test."
+                f"split {option!r} does not name up to three splits; give train,validation,test."
             )
-        for part in named:
-            if part not in found:
+        for part in present:
+            if part not in names:
                 raise UsageError(
-                    f"{self.name} has no split {part}, only {', '.join(found)}; name others with "
+                    f"{self.name} has no split {part}, only {', '.join(names)}; name others with "
                     "--split."
                 )
         return {split: part for split, part in zip(KNOWN, parts, strict=False) if part}

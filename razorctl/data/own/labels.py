@@ -41,8 +41,8 @@ class Labels:
         """The number of the class of each label; -1 is none."""
         import pyarrow.compute as pc
 
-        found = pc.index_in(_wide(labels), value_set=self.values)
-        numbers: np.ndarray[Any, Any] = pc.fill_null(found, -1).to_numpy()
+        indices = pc.index_in(_wide(labels), value_set=self.values)
+        numbers: np.ndarray[Any, Any] = pc.fill_null(indices, -1).to_numpy()
         return numbers.astype("int64")
 
 
@@ -68,8 +68,8 @@ def classes_of(raw: Raw) -> Labels:
     """
     import pyarrow as pa
 
-    found = {split: _wide(rows.data.column("label")) for split, rows in raw.splits.items()}
-    kinds = {column.type for column in found.values()}
+    columns = {split: _wide(rows.data.column("label")) for split, rows in raw.splits.items()}
+    kinds = {column.type for column in columns.values()}
     if len(kinds) > 1:
         raise DataError(
             f"labels of {raw.name} are of mixed type, {' and '.join(sorted(map(str, kinds)))}; "
@@ -81,14 +81,14 @@ def classes_of(raw: Raw) -> Labels:
             f"labels of {raw.name} are no single values but {kind}, and {SEVERAL}; choose another "
             "column with --label-column."
         )
-    values = {value for column in found.values() for value in column.unique().to_pylist()}
+    values = {value for column in columns.values() for value in column.unique().to_pylist()}
     if raw.class_names is None:
-        known = _ordered(raw, {value for value in values if not is_missing(value)})
-        classes = tuple(class_name(value) for value in known)
+        labels = _ordered(raw, {value for value in values if not is_missing(value)})
+        classes = tuple(class_name(value) for value in labels)
     else:
         classes = raw.class_names
-        known = list(range(len(classes)))
-    return Labels(classes, pa.array(known, kind))
+        labels = list(range(len(classes)))
+    return Labels(classes, pa.array(labels, kind))
 
 
 def _wide(column: "pa.ChunkedArray") -> "pa.ChunkedArray":

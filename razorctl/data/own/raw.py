@@ -41,9 +41,9 @@ class Fault(NamedTuple):
 def refusal(name: str, lines: Sequence[str], mend: str = MEND) -> DataError:
     """The error for bad files and rows, with all of them; `mend` ends the sentence."""
     more = len(lines) - NAMED
-    named = ", ".join(lines[:NAMED]) + (f" and {more:,} more" if more > 0 else "")
+    few = ", ".join(lines[:NAMED]) + (f" and {more:,} more" if more > 0 else "")
     rows = units.count(len(lines), "bad row")
-    return DataError(f"{name} has {rows}: {named}; {mend}.", lines if more > 0 else ())
+    return DataError(f"{name} has {rows}: {few}; {mend}.", lines if more > 0 else ())
 
 
 def skip_or_refuse(

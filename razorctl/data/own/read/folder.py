@@ -39,12 +39,12 @@ def raw(ask: Ask, folder: Path) -> Raw:
     Files that are no images by their names are left out, but an archive is bad. Raises UsageError
     if it is not clear which splits to use, and DataError if there are no class folders.
     """
-    chosen = _splits(ask, folder)
+    folders = _splits(ask, folder)
     nowhere: list[Fault] = []
     others: set[str] = set()
     splits = {}
-    for split, own in chosen.items():
-        rows = _images(folder, folder / own, nowhere, others)
+    for split, name in folders.items():
+        rows = _images(folder, folder / name, nowhere, others)
         splits[split] = text_table(rows, "image", "label", "place", "fault")
     if not any(map(len, splits.values())) and not nowhere:
         raise DataError(
@@ -53,7 +53,8 @@ def raw(ask: Ask, folder: Path) -> Raw:
     details = "a folder for each class"
     if others:
         details += f", without its {', '.join(sorted(others))}"
-    names = {split: folder.resolve().name if own == "." else own for split, own in chosen.items()}
+    top = folder.resolve().name
+    names = {split: top if name == "." else name for split, name in folders.items()}
     return Raw(ask.name, "image", splits, names, details, nowhere=tuple(nowhere))
 
 
@@ -70,8 +71,8 @@ def unlabeled(ask: Ask, names: Iterable[str], stdin: Iterable[str]) -> Raw:
             "name": spelled(name),
             "fault": not_utf8(path),
         }
-        for given in names
-        for path, name in _named_images(ask, given, stdin)
+        for argument in names
+        for path, name in _named_images(ask, argument, stdin)
     )
     table = text_table(rows, "image", "place", "name", "fault")
     return Raw("images", "image", {"test": table}, {"test": "images"}, "")
@@ -112,8 +113,8 @@ def _splits(ask: Ask, folder: Path) -> dict[str, str]:
 
 
 def _folders(folder: Path) -> list[Path]:
-    found = (path for path in folder.iterdir() if not path.name.startswith("."))
-    return sorted(path for path in found if path.is_dir())
+    paths = (path for path in folder.iterdir() if not path.name.startswith("."))
+    return sorted(path for path in paths if path.is_dir())
 
 
 def _images(
@@ -180,8 +181,7 @@ def pairs(folder: Path) -> Parts | None:
             return {split: (both[0] / split, both[1] / split) for split in splits}
         return {folder.resolve().name: both}
     parts = sorted(part for part in folder.iterdir() if part.is_dir())
-    found = {part.name: pair for part in parts if (pair := _both(part)) is not None}
-    return found or None
+    return {part.name: pair for part in parts if (pair := _both(part)) is not None} or None
 
 
 def _both(folder: Path) -> tuple[Path, Path] | None:
@@ -197,32 +197,31 @@ def raw_masks(ask: Ask, folder: Path, parts: Parts) -> Raw:
     Raises UsageError if it is not clear which splits to use, and DataError if there are none.
     """
     whole = len(parts) == 1 and ask.split is None
-    chosen = {"train": next(iter(parts))} if whole else ask.splits(list(parts))
+    names = {"train": next(iter(parts))} if whole else ask.splits(list(parts))
     splits = {
-        split: text_table(_pairs(folder, *parts[own]), "image", "mask", "place", "fault")
-        for split, own in chosen.items()
+        split: text_table(_pairs(folder, *parts[name]), "image", "mask", "place", "fault")
+        for split, name in names.items()
     }
-    details = f"masks in {parts[chosen['train']][1].relative_to(folder)}"
+    train_masks = parts[names["train"]][1]
     return Raw(
-        ask.name,
-        "image",
-        splits,
-        chosen,
-        details,
-        class_names=labels.class_names_in(folder)
-        or labels.class_names_in(parts[chosen["train"]][1]),
+        name=ask.name,
+        modality="image",
+        splits=splits,
+        names=names,
+        details=f"masks in {train_masks.relative_to(folder)}",
+        class_names=labels.class_names_in(folder) or labels.class_names_in(train_masks),
         task="segmentation",
     )
 
 
 def _pairs(top: Path, of_images: Path, of_masks: Path) -> Iterator[dict[str, str | None]]:
-    found: dict[Path, dict[str, list[Path]]] = {}
+    by_stem: dict[Path, dict[str, list[Path]]] = {}
     for what, folder in (("image", of_images), ("mask", of_masks)):
         for file in files_below(folder, set()):
             stem = file.relative_to(folder).with_suffix("")
-            found.setdefault(stem, {"image": [], "mask": []})[what].append(file)
-    for stem in sorted(found):
-        pair = found[stem]
+            by_stem.setdefault(stem, {"image": [], "mask": []})[what].append(file)
+    for stem in sorted(by_stem):
+        pair = by_stem[stem]
         fault = next((f"two {what}s of this name" for what in pair if len(pair[what]) > 1), None)
         fault = next((f"no {what} of this name" for what in pair if not pair[what]), fault)
         image, mask = (str(files[0]) if files else None for files in pair.values())
@@ -241,7 +240,7 @@ def _begins(file: Path) -> bytes:
 
 @dataclass(frozen=True)
 class Folder:
-    """What is in a folder: each folder below it -> the names of its folders and of its files."""
+    """The contents of a folder: each folder in it -> the names of its folders and of its files."""
 
     top: Path
     inside: Mapping[Path, tuple[Sequence[str], Sequence[str]]]
@@ -256,25 +255,25 @@ class Folder:
 
     def files(self, *endings: str) -> Iterator[Path]:
         """The first SEEN files of each folder that have one of these endings."""
-        for here, (_, found) in self.inside.items():
-            own = (name for name in found if Path(name).suffix.casefold() in endings)
-            yield from (here / name for name in islice(own, SEEN))
+        for here, (_, names) in self.inside.items():
+            matches = (name for name in names if Path(name).suffix.casefold() in endings)
+            yield from (here / name for name in islice(matches, SEEN))
 
     def stems(self, here: Path) -> set[str]:
         """The names of the images in a folder, without their endings."""
-        found = map(Path, self.inside.get(here, ((), ()))[1])
-        return {file.stem for file in found if file.suffix.casefold() in SUFFIXES}
+        files = map(Path, self.inside.get(here, ((), ()))[1])
+        return {file.stem for file in files if file.suffix.casefold() in SUFFIXES}
 
     @cached_property
     def images(self) -> bool:
         return any(self.files(*SUFFIXES))
 
     @property
-    def drawn(self) -> bool:
+    def has_masks(self) -> bool:
         """Whether it has images with masks, as `pairs` finds them."""
         near = [self.top, *(self.top / name for name in self.inside[self.top][0])]
-        called = [{name.casefold() for name in self.inside[here][0]} for here in near]
-        if not any(of & {*IMAGES} and of & {*MASKS} for of in called):
+        folders = [{name.casefold() for name in self.inside[here][0]} for here in near]
+        if not any(names & {*IMAGES} and names & {*MASKS} for names in folders):
             return False
         parts = pairs(self.top) or {}
         return any(
@@ -289,18 +288,18 @@ def _documents(folder: Folder) -> Path | None:
 def _boxes(folder: Folder) -> Path | None:
     """A file with a class and a box on each line, beside its image or in `labels` for `images`."""
     for file in islice(folder.files(".txt"), SEEN):
-        own = file.parent.relative_to(folder.top).parts
-        if own and "labels" not in own and not role(own[-1]):
+        parts = file.parent.relative_to(folder.top).parts
+        if parts and "labels" not in parts and not role(parts[-1]):
             continue  # a folder of a class, say
-        beside = folder.top.joinpath(*("images" if part == "labels" else part for part in own))
+        beside = folder.top.joinpath(*("images" if part == "labels" else part for part in parts))
         if file.stem in folder.stems(beside) and YOLO.match(_begins(file)):
             return file
     return None
 
 
 def _xml(folder: Folder) -> Path | None:
-    own = (file for file in folder.files(".xml") if file.parent.name.casefold() in OF_BOXES)
-    return next((f for f in islice(own, SEEN) if b"<bndbox>" in _begins(f)), None)
+    files = (file for file in folder.files(".xml") if file.parent.name.casefold() in OF_BOXES)
+    return next((f for f in islice(files, SEEN) if b"<bndbox>" in _begins(f)), None)
 
 
 def _recorded(folder: Folder) -> Path | None:
@@ -308,8 +307,8 @@ def _recorded(folder: Folder) -> Path | None:
 
 
 def _captioned(folder: Folder) -> Path | None:
-    own = (file for file in folder.files(".txt") if file.parent == folder.top)
-    return next((file for file in own if file.stem in folder.stems(folder.top)), None)
+    files = (file for file in folder.files(".txt") if file.parent == folder.top)
+    return next((file for file in files if file.stem in folder.stems(folder.top)), None)
 
 
 def _unsorted(folder: Folder) -> Path | None:
@@ -327,15 +326,16 @@ def _sorted_texts(folder: Folder) -> Path | None:
     classes = [folder.inside[here][0] for here in splits]
     alike = set(classes[0]).intersection(*classes)
     texts = {file.parent for file in folder.files(".txt")}
-    found = [splits[0] / name for name in classes[0] if name in alike and splits[0] / name in texts]
-    return found[0] if len(found) > 1 else None
+    folders = [splits[0] / name for name in classes[0] if name in alike]
+    folders = [here for here in folders if here in texts]
+    return folders[0] if len(folders) > 1 else None
 
 
 class FolderKind(NamedTuple):
-    """As `Kind`, for folders. looks: gives a file or folder that tells, or None."""
+    """A kind of folder that no model is for. sign: gives a file or folder that tells, or None."""
 
     what: str
-    looks: Callable[[Folder], Path | None]
+    sign: Callable[[Folder], Path | None]
     mend: str
     usual: Task | None = None  # the usual task of models that take the folder for something else
 
@@ -356,11 +356,11 @@ FOLDERS = (
 def refuse_kinds(ask: Ask, top: Path) -> None:
     """Raises UsageError for a folder of one of FOLDERS, and for masks that the model is not for."""
     folder = Folder.walked(top)
-    if folder.drawn:
+    if folder.has_masks:
         if "segmentation" not in ask.tasks and ask.task is None:
             override = "give --task classification if its folders are classes"
             raise for_other_models(ask, "images with masks", "segmentation", override)
         return
     for kind in FOLDERS:
-        if kind.usual in (None, ask.tasks[0]) and (found := kind.looks(folder)) is not None:
-            raise refused(ask.name, kind.what, str(found.relative_to(top)), kind.mend)
+        if kind.usual in (None, ask.tasks[0]) and (sign := kind.sign(folder)) is not None:
+            raise refused(ask.name, kind.what, str(sign.relative_to(top)), kind.mend)

@@ -14,8 +14,8 @@ from razorctl.config.registry import unknown
 from razorctl.data.own.ask import Ask
 from razorctl.data.own.fields import FIELDS
 from razorctl.data.own.raw import Raw, RawStreams
-from razorctl.data.own.read import columns, parquet, recognition
-from razorctl.data.own.read.columns import Sample, TableColumns
+from razorctl.data.own.read import parquet, recognition
+from razorctl.data.own.read.columns import SAMPLE, Sample, TableColumns, as_trained
 from razorctl.errors import DataError, MissingError, RazorError, UsageError, reason_of
 from razorctl.tasks import LANGUAGE
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 PREFIX = "hf:"
 NAME = re.compile(r"hf:([\w.-]+/[\w.-]+?)(?::([\w.-]+))?")
 CARD = "README.md"
-# The readers of `datasets` that unpack no objects of Python and no archives.
 STREAMED = 100  # rows of a stream that columns are detected from
+# The readers of `datasets` that unpack no objects of Python and no archives.
 BUILDERS = ("parquet", "arrow", "csv", "json", "imagefolder")
 
 
@@ -34,9 +34,13 @@ BUILDERS = ("parquet", "arrow", "csv", "json", "imagefolder")
 class Origin:
     """How `datasets` reads a repository.
 
-    builder: the name of its reader. files: split -> paths in the repository. settings: what the
-    repository says of the reader. features: the columns and their types as its card has them, None
-    if it has none. counts: split -> rows, as far as the card says so.
+    Args:
+        repo: the name of the repository.
+        builder: the name of its reader.
+        files: split -> paths in the repository.
+        settings: the arguments of the reader that the repository sets.
+        features: the columns and their types as its card has them; None if it has none.
+        counts: split -> rows, as far as the card says so.
     """
 
     repo: str
@@ -51,7 +55,11 @@ class Origin:
 class DatasetCard:
     """The part of a repository's card by which a data set can be planned for.
 
-    names: split -> what it is called in the data. counts: split -> rows, before any is held out.
+    Args:
+        columns: the columns that are used.
+        classes: the names of the classes; none of texts alone.
+        names: split -> what it is called in the data.
+        counts: split -> rows, before any is held out.
     """
 
     columns: TableColumns
@@ -67,27 +75,27 @@ def card(ask: Ask) -> DatasetCard | None:
     clear which ones are, with names of the classes. Raises what `raw` raises.
     """
     origin = origin_of(ask)
-    chosen = ask.splits(list(origin.files))
-    if origin.features is None or not {*chosen.values()} <= origin.counts.keys():
+    split_names = ask.splits(list(origin.files))
+    if origin.features is None or not {*split_names.values()} <= origin.counts.keys():
         return None
     images, classes, _ = parquet.typed(origin.features)
     # Columns of text that only their content tells are not clear: a word stands for all of it.
     values = {name: _word(kind) for name, kind in origin.features.items()}
-    sample = columns.Sample(values, images, classes)
+    sample = Sample(values, images, classes)
     recognition.refuse_kinds(ask, sample)
     try:
-        used = recognition.table_columns(ask, sample)
+        columns = recognition.table_columns(ask, sample)
     except UsageError:
         return None  # the data may settle it, or say what is wrong
-    label = used.get("label")
-    if used.task in LANGUAGE and "classification" not in ask.tasks[:1]:
+    label = columns.get("label")
+    if columns.task in LANGUAGE and "classification" not in ask.tasks[:1]:
         names: tuple[str, ...] = ()
-    elif label in classes and used.get("image") in (None, *images):
+    elif label in classes and columns.get("image") in (None, *images):
         names = tuple(origin.features[label].names)
     else:
         return None
-    counts = {split: origin.counts[own] for split, own in chosen.items()}
-    return DatasetCard(used, names, chosen, counts)
+    counts = {split: origin.counts[name_in_data] for split, name_in_data in split_names.items()}
+    return DatasetCard(columns, names, split_names, counts)
 
 
 def _word(kind: Any) -> list[Any]:
@@ -108,16 +116,16 @@ def raw(ask: Ask) -> Raw:
     found, UsageError if it is not clear what to use, and DataError if it cannot be read.
     """
     name, origin = ask.name, origin_of(ask)
-    chosen = ask.splits(list(origin.files))
-    files = {split: origin.files[own] for split, own in chosen.items()}
+    split_names = ask.splits(list(origin.files))
+    files = {split: origin.files[name_in_data] for split, name_in_data in split_names.items()}
     wanted = hub.literally([file for split in files.values() for file in split])
     folder = hub.fetch(name, origin.repo, wanted, "dataset")
     with hub.reading(name, folder), hub.quiet_without_terminal():
         from datasets import load_dataset
 
         local = {split: [str(folder / file) for file in part] for split, part in files.items()}
-        found = load_dataset(origin.builder, data_files=local, **origin.settings)
-    return _raw(ask, found, chosen, folder)
+        data = load_dataset(origin.builder, data_files=local, **origin.settings)
+    return _raw(ask, data, split_names, folder)
 
 
 def origin_of(ask: Ask) -> Origin:
@@ -143,34 +151,36 @@ def streams(ask: Ask) -> RawStreams:
             f"{name} has a file for each image, which cannot be streamed; choose a data set of "
             "Parquet files, or leave --streaming out."
         )
-    chosen = ask.splits(list(origin.files))
-    ask.check_streamed_splits(chosen)
-    known = card(ask)
-    if known is None:
+    split_names = ask.splits(list(origin.files))
+    ask.check_streamed_splits(split_names)
+    by_card = card(ask)
+    if by_card is None:
         with _from_hub(name):
-            used, classes = _detect_in_stream(ask, _opened(origin, chosen["train"]))
+            columns, classes = _detect_in_stream(ask, _opened(origin, split_names["train"]))
     else:
-        used, classes = known.columns, known.classes
-    ask.check_streamed_task(used.task)
+        columns, classes = by_card.columns, by_card.classes
+    ask.check_streamed_task(columns.task)
     if classes is None:
         raise UsageError(
-            f"column {used.get('label')} of {name} does not name its classes, which must be known "
-            "before rows are streamed; choose a data set that does, or leave --streaming out."
+            f"column {columns.get('label')} of {name} does not name its classes, which must be "
+            "known before rows are streamed; choose a data set that does, or leave --streaming out."
         )
 
     def read(split: str) -> "IterableDataset":
         with _from_hub(name):
-            return _undecoded(_opened(origin, chosen[split]), used)
+            return _undecoded(_opened(origin, split_names[split]), columns)
 
     return RawStreams(
-        modality=used.modality,
-        names=chosen,
-        details=used.details,
+        modality=columns.modality,
+        names=split_names,
+        details=columns.details,
         classes=classes,
         labels=pa.array(range(len(classes)), pa.int64()),
-        counts={split: origin.counts.get(own) for split, own in chosen.items()},
+        counts={
+            split: origin.counts.get(name_in_data) for split, name_in_data in split_names.items()
+        },
         rows=read,
-        renamed=used.renamed,
+        renamed=columns.renamed,
     )
 
 
@@ -206,77 +216,77 @@ def _opened(origin: Origin, split: str) -> "IterableDataset":
 
     files = [f"hf://datasets/{origin.repo}/{file}" for file in origin.files[split]]
     with hub.quiet_without_terminal():
-        found: IterableDataset = load_dataset(
+        stream: IterableDataset = load_dataset(
             origin.builder,
             data_files={"train": files},
             split="train",
             streaming=True,
             **origin.settings,
         )
-    return found
+    return stream
 
 
-def _undecoded(stream: "IterableDataset", used: TableColumns) -> "IterableDataset":
+def _undecoded(stream: "IterableDataset", columns: TableColumns) -> "IterableDataset":
     """The rows with the columns that are used, and with images that are not decoded."""
     from datasets import Image
 
-    image = used.get("image")
+    image = columns.get("image")
     if image is not None:
         stream = stream.cast_column(image, Image(decode=False))
-    return stream.select_columns(list(used.renamed))
+    return stream.select_columns(list(columns.renamed))
 
 
 def _detect(
     ask: Ask, sample: Sample, kinds: "Features"
 ) -> tuple[TableColumns, tuple[str, ...] | None]:
     """The columns that are used, and the names of the classes if the label's type has them."""
-    used = recognition.table_columns(columns.as_trained(ask, sample), sample)
+    columns = recognition.table_columns(as_trained(ask, sample), sample)
     for role, option in (("image", "--image-column"), ("mask", "--label-column")):
-        column = used.get(role)
+        column = columns.get(role)
         if column is not None and column not in sample.images:
             raise UsageError(
                 f"column {column} of {ask.name} has no images but {kinds[column]}; name another "
                 f"with {option}."
             )
-    label = used.get("label")
-    return used, tuple(kinds[label].names) if label in sample.classes else None
+    label = columns.get("label")
+    return columns, tuple(kinds[label].names) if label in sample.classes else None
 
 
-def _raw(ask: Ask, found: Mapping[str, "Dataset"], chosen: dict[str, str], folder: Path) -> Raw:
-    train = found["train"]
+def _raw(ask: Ask, data: Mapping[str, "Dataset"], split_names: dict[str, str], folder: Path) -> Raw:
+    train = data["train"]
     kinds = train.features
-    sample = parquet.sampled(kinds, lambda plain: train.select_columns(plain)[: columns.SAMPLE])
-    used, classes = _detect(ask, sample, kinds)
-    for split, own in chosen.items():
-        if missing := set(used.renamed) - set(found[split].column_names):
+    sample = parquet.sampled(kinds, lambda plain: train.select_columns(plain)[:SAMPLE])
+    columns, classes = _detect(ask, sample, kinds)
+    for split, name_in_data in split_names.items():
+        if absent := set(columns.renamed) - set(data[split].column_names):
             raise DataError(
-                f"{own} of {ask.name} has no column {missing.pop()}; name other splits."
+                f"{name_in_data} of {ask.name} has no column {absent.pop()}; name other splits."
             )
-    details = used.details
-    label = used.get("label")
+    details = columns.details
+    label = columns.get("label")
     if ask.split is None and label is not None:
-        for split in [split for split in chosen if split != "train"]:
-            if _without_labels(found[split], label):
-                details += f", without {chosen.pop(split)}, which has no labels"
+        for split in [split for split in split_names if split != "train"]:
+            if _without_labels(data[split], label):
+                details += f", without {split_names.pop(split)}, which has no labels"
     return Raw(
         name=ask.name,
-        modality=used.modality,
-        splits={split: _rows(found[split], used) for split in chosen},
-        names=chosen,
+        modality=columns.modality,
+        splits={split: _rows(data[split], columns) for split in split_names},
+        names=split_names,
         details=details,
         class_names=classes,
         root=folder.parents[1],  # where the links of the hub's cache lead
-        task=used.task,
+        task=columns.task,
     )
 
 
-def _rows(split: "Dataset", used: TableColumns) -> "Dataset":
-    """The columns that are used, as `Raw` calls them."""
+def _rows(split: "Dataset", columns: TableColumns) -> "Dataset":
+    """The columns that are columns, as `Raw` calls them."""
     import datasets
     import pyarrow as pa
 
-    rows = split.select_columns(list(used.renamed)).rename_columns(used.renamed)
-    if used.get("messages") is None:
+    rows = split.select_columns(list(columns.renamed)).rename_columns(columns.renamed)
+    if columns.get("messages") is None:
         return rows
     chunks = rows.data.column("messages").chunks
     messages = [FIELDS["messages"].of_array(chunk, Path())[0] for chunk in chunks]
@@ -315,20 +325,19 @@ def _origin(name: str, repo: str, config: str | None) -> Origin:
         if card is not None:
             (here / CARD).write_bytes(card.read_bytes())
         with _resolving(name, files):
-            known = get_dataset_config_names(str(here))
+            configs = get_dataset_config_names(str(here))
             default = get_dataset_default_config_name(str(here))
-            if config is not None and config not in known:
-                raise unknown(f"config of {PREFIX}{repo}", config, known)
+            if config is not None and config not in configs:
+                raise unknown(f"config of {PREFIX}{repo}", config, configs)
             if config is None and default is None:
                 raise UsageError(
-                    f"{name} has several configs, {', '.join(known)}; name one, as in "
-                    f"{name}:{known[0]}."
+                    f"{name} has several configs, {', '.join(configs)}; name one, as in "
+                    f"{name}:{configs[0]}."
                 )
             builder = load_dataset_builder(str(here), config)
-            found = builder.config.data_files or {}
-            parts = {
-                str(split): tuple(Path(file).relative_to(here).as_posix() for file in listed)
-                for split, listed in found.items()
+            paths = {
+                str(split): tuple(Path(file).relative_to(here).as_posix() for file in part)
+                for split, part in (builder.config.data_files or {}).items()
             }
             kind = type(builder).__module__.rsplit(".", 1)[-1]
         if kind not in BUILDERS:
@@ -339,11 +348,11 @@ def _origin(name: str, repo: str, config: str | None) -> Origin:
         info = builder.info
         rows = {split: part.num_examples for split, part in (info.splits or {}).items()}
         counts = {str(split): int(count) for split, count in rows.items() if count}
-        return Origin(repo, kind, parts, _settings(builder), info.features, counts)
+        return Origin(repo, kind, paths, _settings(builder), info.features, counts)
 
 
 def _settings(builder: Any) -> dict[str, Any]:
-    """What a repository's card sets otherwise than the reader of its files has it."""
+    """The arguments of the reader that a repository's card sets, if they are not its defaults."""
     ours = ("name", "version", "data_dir", "data_files", "description")
     settings = {
         field.name: getattr(builder.config, field.name)

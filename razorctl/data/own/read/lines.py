@@ -132,17 +132,17 @@ def schema(columns: TableColumns) -> "pa.Schema":
 
 def rows(files: Sequence[Path], columns: TableColumns) -> "Dataset":
     """The rows of files with the columns of `Raw`; raises DataError for labels of several types."""
-    own = schema(columns)
+    kinds = schema(columns)
     every = (row for file in files for row in records(file, columns))
-    return stored(files, own, lambda: packed(every, own), columns)
+    return stored(files, kinds, lambda: packed(every, kinds), columns)
 
 
 def labels(file: Path, columns: TableColumns) -> "pa.ChunkedArray":
     """The labels of a file."""
     import pyarrow as pa
 
-    found = (row["label"] for row in records(file, columns))
-    chunks = iter(lambda: list(islice(found, BATCH)), [])
+    values = (row["label"] for row in records(file, columns))
+    chunks = iter(lambda: list(islice(values, BATCH)), [])
     return pa.chunked_array((pa.array(chunk, pa.string()) for chunk in chunks), pa.string())
 
 
@@ -151,18 +151,18 @@ def class_names(file: Path, columns: TableColumns) -> None:
 
 
 def records(file: Path, columns: TableColumns) -> Iterator[dict[str, Any]]:
-    """The same rows of one file, one at a time; image paths are relative to its folder."""
+    """The rows of one file as of `rows`, one at a time; image paths are relative to its folder."""
     kinds: dict[str, str] = {}
     renamed = columns.renamed
     for line in READERS[file.suffix.casefold()](file):
         place = f"{file.name}, line {line.number}"
         row: dict[str, Any] = {"place": place, "fault": line.fault}
-        for column, own in renamed.items():
+        for column, name in renamed.items():
             value = line.values.get(column)
-            if own == "label":
-                row[own] = label_text(value, place, kinds)
+            if name == "label":
+                row[name] = label_text(value, place, kinds)
             else:
-                row[own], fault = FIELDS[own].of_line(value, column, file.parent)
+                row[name], fault = FIELDS[name].of_line(value, column, file.parent)
                 if fault is not None:
                     row["fault"] = worse(row["fault"], fault)
         yield row

@@ -61,7 +61,7 @@ def sampled(
 ) -> Sample:
     """The first rows of data without their images.
 
-    kinds: the columns and their types. first: gives the first values of some columns. root: as of
+    kinds: the columns and their types. first: returns the first values of some columns. root: as of
     `Sample`.
     """
     images, classes, plain = typed(kinds)
@@ -86,15 +86,15 @@ def typed(kinds: "Features") -> tuple[frozenset[str], frozenset[str], list[str]]
 
 def rows(files: Sequence[Path], columns: TableColumns) -> "Dataset":
     """The rows of files with the columns of `Raw`; image paths are relative to their folder."""
-    own = _schema(files[0], columns)
+    schema = _schema(files[0], columns)
     with _reading(files[0].parent):
         return stored(
-            files, own, lambda: (b for file in files for b in _batches(file, columns, own))
+            files, schema, lambda: (b for file in files for b in _batches(file, columns, schema))
         )
 
 
 def records(file: Path, columns: TableColumns) -> Iterator[dict[str, Any]]:
-    """The same rows of one file, one at a time."""
+    """The rows of one file as of `rows`, one at a time."""
     number = 0
     with _reading(file):
         for batch in _batches(file, columns, _schema(file, columns)):
@@ -121,21 +121,23 @@ def _schema(file: Path, columns: TableColumns) -> "pa.Schema":
     """The columns of `Raw`, with a `fault` if images are named by paths."""
     import pyarrow as pa
 
-    found = _plain(_open(file).schema_arrow)
-    arrays = {own: pa.nulls(0, found.field(name).type) for name, own in columns.renamed.items()}
-    made = _made(arrays, file.parent)
-    return pa.schema([(name, values.type) for name, values in made.items()])
+    types = _plain(_open(file).schema_arrow)
+    renamed = columns.renamed.items()
+    arrays = {name: pa.nulls(0, types.field(column).type) for column, name in renamed}
+    arrays = _row_arrays(arrays, file.parent)
+    return pa.schema([(name, values.type) for name, values in arrays.items()])
 
 
-def _batches(file: Path, columns: TableColumns, own: "pa.Schema") -> Iterator["pa.RecordBatch"]:
+def _batches(file: Path, columns: TableColumns, schema: "pa.Schema") -> Iterator["pa.RecordBatch"]:
     import pyarrow as pa
 
     renamed = columns.renamed
     for batch in _open(file).iter_batches(BATCH, columns=list(renamed)):
         arrays = dict(zip(batch.schema.names, map(_values, batch.columns), strict=True))
-        made = _made({own: arrays[name] for name, own in renamed.items()}, file.parent)
-        cast = [made[field.name].cast(field.type) for field in own]
-        yield pa.RecordBatch.from_arrays(cast, schema=own)
+        arrays = {name: arrays[column] for column, name in renamed.items()}
+        arrays = _row_arrays(arrays, file.parent)
+        cast = [arrays[field.name].cast(field.type) for field in schema]
+        yield pa.RecordBatch.from_arrays(cast, schema=schema)
 
 
 def _values(array: "pa.Array") -> "pa.Array":
@@ -145,17 +147,19 @@ def _values(array: "pa.Array") -> "pa.Array":
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
-def _made(arrays: Mapping[str, "pa.Array"], folder: Path) -> dict[str, "pa.Array"]:
+def _row_arrays(arrays: Mapping[str, "pa.Array"], folder: Path) -> dict[str, "pa.Array"]:
     """The columns of a file, by their names in `Raw`, as rows have them."""
     import pyarrow as pa
 
-    made = {**arrays}
+    row_arrays = {**arrays}
     faults: Reasons | None = None
     for name in [name for name in FIELDS if name in arrays]:
-        made[name], found = FIELDS[name].of_array(arrays[name], folder)
-        if found is not None:
-            faults = found if faults is None else [*map(worse, faults, found)]
-    return made if faults is None else {**made, "fault": pa.array(faults, pa.string())}
+        row_arrays[name], reasons = FIELDS[name].of_array(arrays[name], folder)
+        if reasons is not None:
+            faults = reasons if faults is None else [*map(worse, faults, reasons)]
+    if faults is not None:
+        row_arrays["fault"] = pa.array(faults, pa.string())
+    return row_arrays
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What a table is for, by its columns: a task, or a kind of data that no model is for."""
+"""The task that a table is for, by its columns, or the kind of data that no model is for."""
 
 import mmap
 import re
@@ -179,17 +179,17 @@ class Kind:
 
 def _varied(*roles: str) -> Callable[[Table], Sequence[str]]:
     def signs(table: Table) -> Sequence[str]:
-        found = table.columns_for(*roles)
-        return found if table.varied(*found) else ()
+        names = table.columns_for(*roles)
+        return names if table.varied(*names) else ()
 
     return signs
 
 
 def _choices(table: Table) -> Sequence[str]:
-    found = table.columns_for(
+    names = table.columns_for(
         "question|query|prompt|ctx|context|sentence", "choices|options|endings"
     )
-    return found if found and table.has_lists(found[1]) else ()
+    return names if names and table.has_lists(names[1]) else ()
 
 
 def _tags(table: Table) -> Sequence[str]:
@@ -202,56 +202,56 @@ def _tags(table: Table) -> Sequence[str]:
 
 
 def _translations(table: Table) -> Sequence[str]:
-    found = table.columns_for("translation|translations")
-    if found and table.most(found[0], lambda value: isinstance(value, Mapping)):
-        return found
+    names = table.columns_for("translation|translations")
+    if names and table.most(names[0], lambda value: isinstance(value, Mapping)):
+        return names
     spoken = [c for c in table.sample.values if normalized_name(c) in LANGUAGES]
     return spoken if len(spoken) > 1 and table.varied(*spoken) else ()
 
 
 def _summaries(table: Table) -> Sequence[str]:
-    found = table.columns_for("text|document|article|dialogue", "summary|highlights")
-    return found if table.varied(*found) and not table.may_have_label(*found) else ()
+    names = table.columns_for("text|document|article|dialogue", "summary|highlights")
+    return names if table.varied(*names) and not table.may_have_label(*names) else ()
 
 
 def _numbers(table: Table) -> Sequence[str]:
     """A text with a decimal number, for a model that is mostly a classifier."""
-    found = table.columns_for("score|rating|similarity|similarity_score|stars")
+    names = table.columns_for("score|rating|similarity|similarity_score|stars")
 
     def decimal(value: Any) -> bool:
         whole = isinstance(value, float) and value.is_integer()
         return (isinstance(value, float) and not whole) or bool(DECIMAL.fullmatch(str(value)))
 
-    if table.ask.tasks[0] != "classification" or not found or not table.most(found[0], decimal):
+    if table.ask.tasks[0] != "classification" or not names or not table.most(names[0], decimal):
         return ()
     texts = [c for c in table.sample.values if table.sample.texts(c)]
-    return found if texts and not table.may_have_label(*texts, *found) else ()
+    return names if texts and not table.may_have_label(*texts, *names) else ()
 
 
 def _boxes(table: Table) -> Sequence[str]:
     image = table.images[:1]
     if not image:
         return ()
-    own = table.columns_for(*CORNERS)
+    corners = table.columns_for(*CORNERS)
     paths = table.sample.texts(image[0])
-    if own and len(set(paths)) < len(paths):  # an image for each object in it
-        return [*image, *own]
-    found = table.columns_for("objects|bboxes|bbox|boxes|bounding_boxes|bounding_box")
-    nested = found and table.most(found[0], lambda value: isinstance(value, (list, Mapping)))
-    return [*image, *found] if nested and not table.may_have_label(*image, *found) else ()
+    if corners and len(set(paths)) < len(paths):  # an image for each object in it
+        return [*image, *corners]
+    names = table.columns_for("objects|bboxes|bbox|boxes|bounding_boxes|bounding_box")
+    nested = names and table.most(names[0], lambda value: isinstance(value, (list, Mapping)))
+    return [*image, *names] if nested and not table.may_have_label(*image, *names) else ()
 
 
-def _asked(table: Table) -> Sequence[str]:
-    found = table.columns_for("question", "answer|answers|multiple_choice_answer")
-    return [*table.images[:1], *found] if found and table.images else ()
+def _questions(table: Table) -> Sequence[str]:
+    names = table.columns_for("question", "answer|answers|multiple_choice_answer")
+    return [*table.images[:1], *names] if names and table.images else ()
 
 
 def _captions(table: Table) -> Sequence[str]:
     image = table.images[:1]
-    found = table.columns_for("caption|captions|text|description|sentence|sentences")
-    if not image or not found or table.may_have_label(*table.images, *found):
+    names = table.columns_for("caption|captions|text|description|sentence|sentences")
+    if not image or not names or table.may_have_label(*table.images, *names):
         return ()
-    return [*image, *found]
+    return [*image, *names]
 
 
 def _sounds(table: Table) -> Sequence[str]:
@@ -259,8 +259,8 @@ def _sounds(table: Table) -> Sequence[str]:
         path = value.get("path") if isinstance(value, Mapping) else value
         return isinstance(path, str) and Path(path).suffix.casefold() in AUDIO
 
-    own = [c for c in table.sample.values if table.most(c, sound)]
-    return own or [c for c in table.columns_for("audio") if not table.varied(c)]
+    sounds = [c for c in table.sample.values if table.most(c, sound)]
+    return sounds or [c for c in table.columns_for("audio") if not table.varied(c)]
 
 
 KINDS = (
@@ -269,7 +269,7 @@ KINDS = (
          "give folders images and masks, or a table with an image and a label on each row"),
     Kind("sound", _sounds, f"{ONE_TEXT}, or choose other data"),
     Kind("boxes of objects in images (object detection)", _boxes, CLASSES),
-    Kind("questions on images (visual question answering)", _asked, CLASSES),
+    Kind("questions on images (visual question answering)", _questions, CLASSES),
     Kind("images with captions (CLIP)", _captions, f"{CLASSES}, or texts with --text-column"),
     Kind("answers that are chosen or rejected (preference pairs, DPO)",
          lambda table: table.columns_for("chosen", "rejected"), CONVERT),
@@ -298,9 +298,9 @@ def refuse_kinds(ask: Ask, sample: Sample) -> None:
     if ask.columns or table.clear:
         return
     for kind in KINDS:
-        if found := kind.signs(table):
-            many = "s" if len(found) > 1 else ""
-            raise refused(ask.name, kind.what, f"its column{many} {', '.join(found)}", kind.mend)
+        if names := kind.signs(table):
+            many = "s" if len(names) > 1 else ""
+            raise refused(ask.name, kind.what, f"its column{many} {', '.join(names)}", kind.mend)
 
 
 def refused(name: str, what: str, sign: str, mend: str) -> UsageError:
@@ -309,20 +309,20 @@ def refused(name: str, what: str, sign: str, mend: str) -> UsageError:
 
 def refuse_document(ask: Ask, file: Path) -> UsageError:
     """Raises UsageError for a JSON document of one of KINDS; returns that for any other."""
-    found: Any = None
+    document: Any = None
     if coco(file):
-        found = [{"images": [], "annotations": [], "categories": []}]
+        document = [{"images": [], "annotations": [], "categories": []}]
     elif file.stat().st_size <= LARGEST:
         with suppress(ValueError):
-            found = documents.parse(documents.read_bytes(file))
-    if isinstance(found, dict) and isinstance(found.get("data"), list):
-        found = found["data"]
-        if any(isinstance(row, dict) and "paragraphs" in row for row in found):
-            found = [{"question": "", "context": "", "answers": []}]
-    listed = found[: columns.SAMPLE] if isinstance(found, list) else []
-    rows = [row for row in listed if isinstance(row, dict)]
-    called = dict.fromkeys(column for row in rows for column in row)
-    values = {column: [row.get(column) for row in rows] for column in called}
+            document = documents.parse(documents.read_bytes(file))
+    if isinstance(document, dict) and isinstance(document.get("data"), list):
+        document = document["data"]
+        if any(isinstance(row, dict) and "paragraphs" in row for row in document):
+            document = [{"question": "", "context": "", "answers": []}]
+    first = document[: columns.SAMPLE] if isinstance(document, list) else []
+    rows = [row for row in first if isinstance(row, dict)]
+    names = dict.fromkeys(column for row in rows for column in row)
+    values = {column: [row.get(column) for row in rows] for column in names}
     refuse_kinds(ask, Sample(values, root=file.parent))
     return UsageError(
         f"{ask.name} is one JSON document; write JSONL, with an object on each line, as "

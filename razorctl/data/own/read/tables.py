@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from razorctl.data.own import labels, rows
 from razorctl.data.own.ask import Ask, role, split_of
 from razorctl.data.own.raw import NOT_UTF8, Raw, RawStreams
-from razorctl.data.own.read import columns, lines, parquet, recognition
-from razorctl.data.own.read.columns import Sample, TableColumns
+from razorctl.data.own.read import lines, parquet, recognition
+from razorctl.data.own.read.columns import SUFFIXES as IMAGE_SUFFIXES
+from razorctl.data.own.read.columns import Sample, TableColumns, as_trained, unlabeled_columns
 from razorctl.data.own.store import stamp
 from razorctl.errors import DataError, UsageError
 from razorctl.folders import spelled
@@ -59,7 +60,7 @@ class Tables:
     Args:
         files: split -> its tables.
         names: split -> what it is called in the data.
-        columns: the columns that are used.
+        columns: the columns that are columns.
         class_names: as of `Raw`.
         root: the folder that image paths are relative to.
         notes: as of `Raw`.
@@ -79,7 +80,7 @@ class Tables:
 
 
 def find(ask: Ask, candidates: Mapping[str, Sequence[Path]], *, single: bool = False) -> Tables:
-    """The tables that are used.
+    """The tables that are columns.
 
     Raises UsageError if it is not clear which columns or splits to use, and DataError if a table
     cannot be read.
@@ -92,10 +93,10 @@ def find(ask: Ask, candidates: Mapping[str, Sequence[Path]], *, single: bool = F
     if single:
         if ask.split is not None:
             raise UsageError(f"{ask.name} has no splits to choose from; leave --split out.")
-        chosen = {"train": next(iter(candidates))}
+        splits = {"train": next(iter(candidates))}
     else:
-        chosen = ask.splits(list(candidates))
-    files = {split: candidates[name] for split, name in chosen.items()}
+        splits = ask.splits(list(candidates))
+    files = {split: candidates[name] for split, name in splits.items()}
     every = [file for split in files.values() for file in split]
     kinds = {file.suffix.casefold() for file in every}
     if len(kinds) > 1:
@@ -108,36 +109,36 @@ def find(ask: Ask, candidates: Mapping[str, Sequence[Path]], *, single: bool = F
     first = read.sample(every[0])
     if not first.images and not any(map(len, first.values.values())):
         raise DataError(f"{every[0]} has no rows; give a file with rows.")
-    used = recognition.table_columns(columns.as_trained(ask, first), first)
+    columns = recognition.table_columns(as_trained(ask, first), first)
     for file in every[1:]:
-        _check_columns(file, read.sample(file), used)
-    if used.task == "segmentation":
+        _check_columns(file, read.sample(file), columns)
+    if columns.task == "segmentation":
         class_names = [labels.class_names_in(root)]
     else:
-        class_names = [read.class_names(file, used) for file in every]
+        class_names = [read.class_names(file, columns) for file in every]
     if len(set(class_names)) > 1:
         raise DataError(
             f"the tables of {ask.name} number their classes otherwise; write them anew."
         )
     names = {split: part[0].name for split, part in files.items()}
-    notes = _header_note(every[0], first, used) if kinds <= {".csv", ".tsv"} else ()
-    return Tables(files, names, used, class_names[0], root, notes)
+    notes = _header_note(every[0], first, columns) if kinds <= {".csv", ".tsv"} else ()
+    return Tables(files, names, columns, class_names[0], root, notes)
 
 
 def raw(ask: Ask, tables: Tables) -> Raw:
     """The rows of tables; raises DataError if one cannot be read."""
-    used = tables.columns
+    columns = tables.columns
     read = reader(tables.files["train"][0])
     return Raw(
         name=ask.name,
-        modality=used.modality,
-        splits={split: read.rows(files, used) for split, files in tables.files.items()},
+        modality=columns.modality,
+        splits={split: read.rows(files, columns) for split, files in tables.files.items()},
         names=tables.names,
-        details=used.details,
+        details=columns.details,
         class_names=tables.class_names,
         untyped=tables.untyped,
         root=tables.root,
-        task=used.task,
+        task=columns.task,
         notes=tables.notes,
     )
 
@@ -151,36 +152,36 @@ def streams(ask: Ask, tables: Tables) -> RawStreams:
     from datasets import Dataset, IterableDataset
     from pyarrow import Table
 
-    used = tables.columns
+    columns = tables.columns
     ask.check_streamed_splits(tables.files)
-    ask.check_streamed_task(used.task)
+    ask.check_streamed_task(columns.task)
     label_rows = {
-        split: Dataset(Table.from_arrays([_labels(tuple(part), used, stamp(part))], ["label"]))
+        split: Dataset(Table.from_arrays([_labels(tuple(part), columns, stamp(part))], ["label"]))
         for split, part in tables.files.items()
     }
     raw = Raw(
         name=ask.name,
-        modality=used.modality,
+        modality=columns.modality,
         splits=label_rows,
         names=tables.names,
-        details=used.details,
+        details=columns.details,
         class_names=tables.class_names,
         untyped=tables.untyped,
     )
     classes, numbers = labels.classes_of(raw), {}
     for split, column in label_rows.items():
         numbers[split] = classes.numbers(column.data.column("label"))
-    labeled = {split: np.flatnonzero(of >= 0) for split, of in numbers.items()}
-    rows.check_enough(raw, classes.classes, numbers, labeled)
+    rows_with_label = {split: np.flatnonzero(of >= 0) for split, of in numbers.items()}
+    rows.check_enough(raw, classes.classes, numbers, rows_with_label)
 
     def read(split: str) -> "IterableDataset":
-        settings = {"files": list(tables.files[split]), "used": used}
+        settings = {"files": list(tables.files[split]), "columns": columns}
         return IterableDataset.from_generator(_records, gen_kwargs=settings)
 
     return RawStreams(
-        modality=used.modality,
+        modality=columns.modality,
         names=tables.names,
-        details=used.details,
+        details=columns.details,
         classes=classes.classes,
         labels=classes.values,
         counts={split: len(of) for split, of in label_rows.items()},
@@ -190,31 +191,31 @@ def streams(ask: Ask, tables: Tables) -> RawStreams:
 
 
 @lru_cache(maxsize=8)
-def _labels(files: tuple[Path, ...], used: TableColumns, _: str) -> "pa.ChunkedArray":
+def _labels(files: tuple[Path, ...], columns: TableColumns, _: str) -> "pa.ChunkedArray":
     """The labels of files, which are read again if the last argument, their stamp, is another."""
     import pyarrow as pa
 
-    parts = [reader(file).labels(file, used) for file in files]
+    parts = [reader(file).labels(file, columns) for file in files]
     return pa.chunked_array([chunk for part in parts for chunk in part.chunks], parts[0].type)
 
 
-def _records(files: Sequence[Path], used: TableColumns) -> Iterator[dict[str, Any]]:
+def _records(files: Sequence[Path], columns: TableColumns) -> Iterator[dict[str, Any]]:
     for file in files:
-        yield from reader(file).records(file, used)
+        yield from reader(file).records(file, columns)
 
 
 def unlabeled(ask: Ask, file: Path, modality: Modality) -> Raw:
-    """The rows of one table without labels, for a model of that modality; raises as `read`."""
+    """The rows of one table without labels, for a model of this modality; raises as `raw`."""
     read = reader(file)
     first = read.sample(file)
-    used = columns.unlabeled_columns(columns.as_trained(ask, first), first, modality)
-    splits = {"test": read.rows([file], used)}
-    return Raw(ask.name, modality, splits, {"test": file.name}, used.details, root=file.parent)
+    columns = unlabeled_columns(as_trained(ask, first), first, modality)
+    splits = {"test": read.rows([file], columns)}
+    return Raw(ask.name, modality, splits, {"test": file.name}, columns.details, root=file.parent)
 
 
-def _check_columns(file: Path, sample: Sample, used: TableColumns) -> None:
+def _check_columns(file: Path, sample: Sample, columns: TableColumns) -> None:
     """Raises DataError if a table lacks a column that the first one has."""
-    for column in used.renamed:
+    for column in columns.renamed:
         if column not in sample.values:
             raise DataError(
                 f"{file} has no column {column}, only {', '.join(sample.values)}; give all tables "
@@ -222,12 +223,12 @@ def _check_columns(file: Path, sample: Sample, used: TableColumns) -> None:
             )
 
 
-def _header_note(file: Path, sample: Sample, used: TableColumns) -> tuple[str, ...]:
+def _header_note(file: Path, sample: Sample, columns: TableColumns) -> tuple[str, ...]:
     """A note on a table whose header may be its first row."""
-    label, image = used.get("label"), used.get("image")
+    label, image = columns.get("label"), columns.get("image")
     if label is not None and label in map(str, sample.values[label]):
         sign = f"{label!r} is a label of other rows"
-    elif image is not None and Path(image).suffix.casefold() in columns.SUFFIXES:
+    elif image is not None and Path(image).suffix.casefold() in IMAGE_SUFFIXES:
         sign = f"{image!r} is an image"
     else:
         return ()

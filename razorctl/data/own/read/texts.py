@@ -58,6 +58,12 @@ def raw(ask: Ask, path: Path, files: Files, task: Task) -> Raw:
     A file that is all of a split has documents with GAP empty lines between them; of several
     files each is a document. Raises UsageError if it is not clear which splits to use, and
     DataError, with the line, for a file that is not UTF-8.
+
+    Args:
+        ask: what is asked of the data.
+        path: the file or the folder that is named.
+        files: split as the folder calls it -> its files.
+        task: what the texts are for.
     """
     import pyarrow as pa
 
