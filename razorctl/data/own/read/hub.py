@@ -281,7 +281,7 @@ def _raw(ask: Ask, data: Mapping[str, "Dataset"], split_names: dict[str, str], f
 
 
 def _rows(split: "Dataset", columns: TableColumns) -> "Dataset":
-    """The columns that are columns, as `Raw` calls them."""
+    """The columns that are used, as `Raw` calls them."""
     import datasets
     import pyarrow as pa
 

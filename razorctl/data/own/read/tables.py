@@ -60,7 +60,7 @@ class Tables:
     Args:
         files: split -> its tables.
         names: split -> what it is called in the data.
-        columns: the columns that are columns.
+        columns: the columns that are used.
         class_names: as of `Raw`.
         root: the folder that image paths are relative to.
         notes: as of `Raw`.
@@ -80,7 +80,7 @@ class Tables:
 
 
 def find(ask: Ask, candidates: Mapping[str, Sequence[Path]], *, single: bool = False) -> Tables:
-    """The tables that are columns.
+    """The tables that are used.
 
     Raises UsageError if it is not clear which columns or splits to use, and DataError if a table
     cannot be read.
