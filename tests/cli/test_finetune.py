@@ -261,6 +261,7 @@ class TestResume:
             ),
             (["--epochs", "1"], "steps 4; resume it with the same"),
             (["--gpu", "t4"], "gpu left out"),
+            (["--accumulate", "2"], "accumulate 1; resume it with the same"),
         ],
     )
     def test_names_all_settings_that_differ(self, flags, sentence, stopped):
