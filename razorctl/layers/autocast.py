@@ -5,8 +5,6 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from razorctl.ops.cast import cast
-
 # Computed once: torch.compile cannot trace this check in torch 2.11.
 _DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", torch._C._get_privateuse1_backend_name())
 AVAILABLE = frozenset(name for name in _DEVICES if torch.amp.is_autocast_available(name))
@@ -27,14 +25,6 @@ def to_compute_dtype(x: Tensor) -> Tensor:
     """`x` in its `compute_dtype`."""
     dtype = compute_dtype(x)
     return x if x.dtype == dtype else x.to(dtype)
-
-
-def cast_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """The weight in the `dtype` of a backward pass, which autocast has cast in the forward pass."""
-    if weight.dtype == dtype:
-        return weight
-    # Compiled, the two casts would become one, whose result would be kept.
-    return cast(weight, dtype) if torch.compiler.is_compiling() else weight.to(dtype)
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[None]:

@@ -134,7 +134,12 @@ def _blank(razor: type[RazorLayer], stock: type[nn.Module]) -> RazorLayer:
 
 def stock_type(module: nn.Module) -> type[nn.Module]:
     """The type of a module, or the one that it had before a razor class took it over."""
-    bases: Any = type(module).__mro__
+    return stock_base(type(module))
+
+
+def stock_base(kind: type[nn.Module]) -> type[nn.Module]:
+    """The first class in the order of bases that is no razor class."""
+    bases: Any = kind.__mro__
     stock: type[nn.Module] = next(base for base in bases if not issubclass(base, RazorLayer))
     return stock
 

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from razorctl.layers import layouts
-from razorctl.layers.autocast import cast_weight, no_autocast, to_compute_dtype
+from razorctl.layers.autocast import no_autocast, to_compute_dtype
 from razorctl.layers.base import Swaps, WeightLayer, flat, save, saved
 from razorctl.layers.sharing import copy_of, copy_of_images
+from razorctl.ops.cast import cast_weight
 from razorctl.ops.images import as_they_lie, memory_format, unrolled
 from razorctl.rules.base import Rule
 from razorctl.rules.packed import Packed

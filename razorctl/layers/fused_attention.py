@@ -256,7 +256,7 @@ def attended(
     """
     tensors = [to_compute_dtype(t.detach()) for t in (q, k, v)]
     shapes, dtype = tuple(t.shape for t in tensors), tensors[0].dtype
-    joined = tuple(not derived and _heads_adjoin(t) for t in tensors)
+    joined = (False,) * 3 if derived else tuple(_heads_adjoin(t) for t in tensors)
     with packing(), torch.no_grad():
         if derived:
             sources = derived

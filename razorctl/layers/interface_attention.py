@@ -10,7 +10,7 @@ import sys
 import threading
 from functools import cache
 from types import FunctionType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from razorctl.layers.attention import Attention, apply_mask
-from razorctl.layers.base import LayerSettings, stock_type
+from razorctl.layers.base import LayerSettings, stock_base
 from razorctl.rules.base import Rules
 from razorctl.rules.derived import DerivedCall
 
@@ -31,12 +31,15 @@ class InterfaceAttention(Attention):
 
     scales_query = False
     config: Any
-    derived_forward: Any = None
+    derived_forward: ClassVar[Any]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.derived_forward = staticmethod(_deriving(stock_base(cls).forward))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self.derived_forward is None or not self.saving:
+        if not self.saving or self.memo is None or not self.memo.derives:
             return super().forward(*args, **kwargs)
-        assert self.memo is not None
         self.memo.note_views(True)
         y = self.derived_forward(self, *args, **kwargs)
         self.memo.note_views(False)
@@ -99,15 +102,12 @@ class InterfaceAttention(Attention):
     @classmethod
     def attach(cls, module: nn.Module, rules: Rules | None, settings: LayerSettings) -> None:
         super().attach(module, rules, settings)
-        if settings.memo is not None and settings.memo.derives:
-            module.derived_forward = _deriving(stock_type(module).forward)
         config: Any = module.config
         if not config._attn_implementation.startswith(PREFIX):  # layers share it
             config._attn_implementation = PREFIX + config._attn_implementation
 
     def detach(self) -> None:
         self.config._attn_implementation = self.config._attn_implementation.removeprefix(PREFIX)
-        vars(self).pop("derived_forward", None)
         super().detach()
 
 
@@ -117,7 +117,7 @@ ROTARY = "apply_rotary_pos_emb"
 class _Running:
     """The attention whose forward runs: of each thread, or of the program that is compiled."""
 
-    attention: "InterfaceAttention"
+    attention: "InterfaceAttention | None" = None
 
 
 class _RunningThread(threading.local, _Running):
@@ -130,23 +130,27 @@ _compiled, _eager_thread = _Running(), _RunningThread()
 @cache
 def _deriving(forward: Any) -> Any:
     """A forward with the code of `forward` whose rotary positions go through `rotary`."""
-    names, variables = forward.__code__.co_names, forward.__globals__
+    code, variables = getattr(forward, "__code__", None), getattr(forward, "__globals__", {})
     stock = variables.get(ROTARY)
-    if ROTARY not in names or stock is None:
+    if code is None or ROTARY not in code.co_names or stock is None:
         return forward
 
     def rotary(*args: Any, **kwargs: Any) -> Any:
         running = _compiled if torch.compiler.is_compiling() else _eager_thread
+        assert running.attention is not None
         return running.attention.rotary(stock, *args, **kwargs)
 
     variables = {**variables, ROTARY: rotary}
-    twin = FunctionType(forward.__code__, variables, closure=forward.__closure__)
+    twin = FunctionType(code, variables, closure=forward.__closure__)
     twin.__defaults__, twin.__kwdefaults__ = forward.__defaults__, forward.__kwdefaults__
 
-    def run(attention: InterfaceAttention, *args: Any, **kwargs: Any) -> Any:
+    def run(attention: "InterfaceAttention", *args: Any, **kwargs: Any) -> Any:
         running = _compiled if torch.compiler.is_compiling() else _eager_thread
         running.attention = attention
-        return twin(attention, *args, **kwargs)
+        try:
+            return twin(attention, *args, **kwargs)
+        finally:
+            running.attention = None  # a model that is gone frees its memory
 
     return run
 

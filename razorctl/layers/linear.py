@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from razorctl.layers import layouts
-from razorctl.layers.autocast import cast_weight, no_autocast, to_compute_dtype
+from razorctl.layers.autocast import no_autocast, to_compute_dtype
 from razorctl.layers.base import LayerSettings, Swaps, WeightLayer, flat, save, saved, shaped
 from razorctl.layers.handover import Int8, Int8Gradient
 from razorctl.layers.sharing import copy_of
 from razorctl.ops import weight_copies
-from razorctl.ops.gemm import scaled_gemm
+from razorctl.ops.cast import cast_weight
+from razorctl.ops.gemm import int8_linear, scaled_gemm
 from razorctl.ops.int8 import balance, int8_columns, int8_rows
 from razorctl.ops.int8_operand import int8_operand
 from razorctl.ops.kernels import fused
@@ -108,16 +109,6 @@ class Gemms:
         if self.columns is None:
             self.columns = int8_columns(self.weight)
         return scaled_gemm(rows, self.columns[0], row_scale, self.columns[1], self.dy.dtype)
-
-
-def int8_linear(x: Int8, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """x W^T + b, [rows, out] in `dtype`, from int8 rows of x and of the weight [out, in]."""
-    outputs = Int8(*int8_rows(weight))
-    scale, ones = outputs.scale.squeeze(1), torch.ones_like(x.scale).squeeze(1)
-    right = torch.zeros_like(scale) if bias is None else bias.to(scale.dtype)
-    # No code stands for NaN, which the sums of rows pass on as a stock layer does.
-    right = right.add(x.total.dot(outputs.total), alpha=0)
-    return scaled_gemm(x.codes, outputs.codes, x.scale, scale, dtype, ones, right)
 
 
 class LinearFunction(torch.autograd.Function):
@@ -233,18 +224,16 @@ class Linear(WeightLayer):
             self.memo.handover.want(y)
         if self.memo is not None and self.memo.derives:
             # A frozen weight keeps no copy, but another layer may.
-            self.derive(y, copy or self.memo.find(input, layouts.of_rows(x.dtype), self))
+            copy = copy or self.memo.find(input, layouts.of_rows(x.dtype), self)
+            if copy is not None and copy.elementwise:
+                self.memo.derive(y, self.output_of(copy, x, y))
         return y
 
-    def derive(self, y: Tensor, copy: Packed | None) -> None:
-        """Offers the output y, as it can be made again from a copy of the input."""
-        if self.memo is None or copy is None or not copy.elementwise:
-            return
-        bias = None if self.bias is None else self.bias.detach()
-        int8 = self.int8_input_grad and y.numel() * copy.shape[-1] >= self.SMALLEST
-        tensors = self.weight.detach(), bias
-        derived = DerivedLinear(y.shape, y.dtype, (copy,), tensors, matrix=self.matrix, int8=int8)
-        self.memo.derive(y, derived)
+    def output_of(self, copy: Packed, x: Tensor, y: Tensor) -> DerivedLinear:
+        """The output y of the input x, as it is made again from a copy of x."""
+        tensors = self.weight.detach(), None if self.bias is None else self.bias.detach()
+        _, int8 = self.int8_gemms(x)
+        return DerivedLinear(y.shape, y.dtype, (copy,), tensors, matrix=self.matrix, int8=int8)
 
     def int8_rows(self, input: Tensor, rows: Tensor) -> Int8:
         """The int8 copy of `rows`, which are the input in the dtype of the GEMM."""

@@ -244,7 +244,7 @@ class Norm(RazorLayer):
 
     @torch.no_grad()
     def pack(self, x: Tensor, rule: Rule) -> tuple[Tensor | None, Tensor, Packed]:
-        """The mean [rows, 1], None if it stays, 1 / std [rows, 1], and the copy of x_hat."""
+        """The mean, which is None for RMSNorm, 1 / std, each [rows, 1], and the copy of x_hat."""
         rows = x.detach().reshape(-1, self.columns(self))
         mean, rstd = statistics(rows, self.epsilon(x), self.centers)
         x_hat = (rows if mean is None else rows - mean) * rstd

@@ -144,7 +144,10 @@ class Memo:
         return copy if copy is not None and copy.alive else None
 
     def derive(self, x: Tensor, copy: Derived, whole: bool = True) -> None:
-        """Offers a derived `x` to what x or a view of it feeds; without `whole`, to views alone."""
+        """Offers a derived `x` to the layers that x or a view of it feeds.
+
+        whole: False if x itself feeds none; a compiled program then offers it to views alone.
+        """
         if self._viewed is not None:
             self._viewed.append((x, copy))
         if whole or not torch.compiler.is_compiling():

@@ -14,3 +14,11 @@ def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     and keep its result for backward.
     """
     return x.to(dtype)
+
+
+def cast_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """The weight in the `dtype` of a backward pass, which autocast has cast in the forward pass."""
+    if weight.dtype == dtype:
+        return weight
+    # Compiled, the two casts would become one, whose result would be kept.
+    return cast(weight, dtype) if torch.compiler.is_compiling() else weight.to(dtype)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from razorctl.ops import kernels
 from razorctl.ops.chunks import chunks
-from razorctl.ops.int8 import LEVELS
+from razorctl.ops.int8 import LEVELS, int8_rows
 from razorctl.ops.op import Fused, op
 
 PART = 2**24  # elements of the int32 product that exist at a time; smaller parts cost launches
@@ -156,6 +156,26 @@ def exact_gemm(a: Tensor, b: Tensor) -> Tensor:
         for rows in chunks(total):
             total[rows] += (a[rows, terms].float() @ factor).to(torch.int32)
     return total
+
+
+def int8_linear(
+    x: tuple[Tensor, Tensor, Tensor], weight: Tensor, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """x W^T + b, [rows, out] in `dtype`, with both operands in int8.
+
+    Args:
+        x: what `int8_rows` makes of x [rows, in].
+        weight: [out, in].
+        bias: [out], or None.
+        dtype: of the result.
+    """
+    codes, scale, total = x
+    outputs, out_scale, out_total = int8_rows(weight)
+    out_scale, ones = out_scale.squeeze(1), torch.ones_like(scale).squeeze(1)
+    right = torch.zeros_like(out_scale) if bias is None else bias.to(out_scale.dtype)
+    # No code stands for NaN, which the sums of rows pass on as a stock layer does.
+    right = right.add(total.dot(out_total), alpha=0)
+    return scaled_gemm(codes, outputs, scale, out_scale, dtype, ones, right)
 
 
 kernels.attach(__name__)

@@ -17,9 +17,10 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from razorctl.ops.cast import cast_weight
 from razorctl.ops.dropout import dropout_backward
 from razorctl.ops.functions import FUNCTIONS
-from razorctl.ops.gemm import scaled_gemm
+from razorctl.ops.gemm import int8_linear
 from razorctl.ops.int8 import int8_rows
 from razorctl.ops.norm import statistics
 from razorctl.ops.topk import unpack_bits
@@ -29,7 +30,8 @@ from razorctl.rules.packed import Packed
 class Cell:
     """The value of a derived activation while layers of a backward pass still read it.
 
-    readers: how many keep it. left: how many of them have not read it in this backward pass.
+    readers: how many layers keep the activation. left: how many of them have not read the value in
+    this backward pass.
     """
 
     def __init__(self) -> None:
@@ -156,14 +158,9 @@ class DerivedLinear(Derived):
         weight = self.matrix(weight)
         x = source.values().to(self.dtype).view(-1, weight.shape[1])
         if not self.int8:
-            y = x @ weight.to(self.dtype).t()
+            y = x @ cast_weight(weight, self.dtype).t()
             return y if bias is None else y.add_(bias)
-        codes, scale, _ = int8_rows(x)
-        outputs, out_scale, _ = int8_rows(weight)
-        left = right = None
-        if bias is not None:
-            left, right = torch.ones_like(scale).squeeze(1), bias.to(scale.dtype)
-        return scaled_gemm(codes, outputs, scale, out_scale.squeeze(1), self.dtype, left, right)
+        return int8_linear(int8_rows(x), weight, bias, self.dtype)
 
 
 @dataclass(frozen=True)
@@ -191,7 +188,7 @@ class DerivedDropout(Derived):
 
 @dataclass(frozen=True)
 class DerivedCall(Derived):
-    """y = call(x), for a call that is the same whatever the rows of x are."""
+    """y = call(x) for any function `call` of a tensor, as that of rotary positions."""
 
     call: Callable[[Tensor], Tensor] | None = None
 

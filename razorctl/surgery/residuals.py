@@ -35,6 +35,11 @@ class Connection:
         plain = not norm._forward_hooks and "forward" not in vars(norm)
         return self.through and plain and norm.fuses(x)
 
+    @property
+    def again(self) -> bool:
+        """Whether the norm's input is made again in the backward pass where that can be."""
+        return any(rule.again for rule in self.norm.rules.each)
+
 
 class Block:
     """Runs in place of the forward of a block that is a sequence of connections."""
@@ -45,7 +50,7 @@ class Block:
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         adds = all(connection.adds(x) for connection in self.connections)
         # The order of positional arguments is that of the first branch only in blocks that add.
-        if not adds and (args or not all(map(_makes_again, self.connections))):
+        if not adds and (args or not all(c.norm.saving and c.again for c in self.connections)):
             return type(self.owner).forward(self.owner, x, *args, **kwargs)
         for connection in self.connections:
             norm = connection.norm
@@ -64,12 +69,6 @@ class Block:
         return x
 
 
-def _makes_again(connection: Connection) -> bool:
-    """Whether the norm of a connection is to be made again."""
-    norm = connection.norm
-    return any(rule.again for rule in norm.rules.each)
-
-
 def _derived(norm: Norm, x: Tensor, f: Tensor) -> tuple[Derived, ...]:
     """The two parts of a connection, if both can be made again from the copy of its norm."""
     if norm.memo is None:
@@ -80,7 +79,7 @@ def _derived(norm: Norm, x: Tensor, f: Tensor) -> tuple[Derived, ...]:
 
 def find(model: nn.Module) -> dict[nn.Module, tuple[Connection, ...]]:
     """The blocks of `model` whose norms are razor norms, with their connections."""
-    by_block = {}
+    by_block, first = {}, registry.linear_first()
     for block in model.modules():
         names = registry.connections_of(type(block))
         if not names or "forward" in vars(block):
@@ -89,9 +88,9 @@ def find(model: nn.Module) -> dict[nn.Module, tuple[Connection, ...]]:
         for branch in names:
             norm, to, *rest = map(block.get_submodule, branch)
             if isinstance(norm, Norm):
-                through = stock_type(to) in registry.linear_first()
+                through = stock_type(to) in first
                 connections.append(Connection(norm, to, tuple(rest), through))
-        useful = all(c.through or _makes_again(c) for c in connections)
+        useful = all(c.through or c.again for c in connections)
         if useful and len(connections) == len(names):
             by_block[block] = tuple(connections)
     return by_block

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import timm
@@ -11,6 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from transformers import BertConfig, BertForSequenceClassification
 
 from razorctl import Recipe, sparsify
+from razorctl.methods import EXACT, METHODS
 from tests.models import llama
 
 LENGTHS = torch.tensor([[32], [20], [8], [31]])  # of texts; the rest is padding
@@ -68,22 +70,43 @@ def both(model: nn.Module, **inputs: Tensor) -> tuple[list[Tensor | None], list[
     return step(model, model, **inputs), step(twin, compiled, **inputs)
 
 
-@pytest.mark.parametrize(
+def assert_close(
+    got: list[Tensor | None], want: list[Tensor | None], precision: torch.dtype | None
+) -> None:
+    for a, b in zip(got, want, strict=True):
+        if precision is None:
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+        else:
+            assert (a - b).norm() <= 0.1 * b.norm()
+
+
+every_case = pytest.mark.parametrize(
     ("build", "precision"),
     [(bert, None), (decoder, None), (vit, torch.bfloat16)],
     ids=["bert", "decoder", "vit in bf16"],
 )
+
+
+@every_case
 def test_a_compiled_model_saves_no_more_than_an_eager_one(build, precision):
     model, inputs = build()
     sparsify(model.train(), Recipe("razor", 0.9 if precision is None else 0.85))
     with torch.autocast("cpu", precision, enabled=precision is not None):
         (eager, *want), (compiled, *got) = both(model, **inputs)
     assert 0 < compiled <= eager
-    for a, b in zip(got, want, strict=True):
-        if precision is None:
-            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
-        else:
-            assert (a - b).norm() <= 0.1 * b.norm()
+    assert_close(got, want, precision)
+
+
+@every_case
+def test_what_is_made_again_compiles_as_a_whole(build, precision, monkeypatch):
+    method = METHODS["int8"]
+    rules = {kind: f"{rule}-again" for kind, rule in method.rules.items() if kind not in EXACT}
+    monkeypatch.setitem(METHODS, "int8", replace(method, rules=rules | EXACT))
+    model, inputs = build()
+    sparsify(model.train(), Recipe("int8"))
+    with torch.autocast("cpu", precision, enabled=precision is not None):
+        (_, *want), (_, *got) = both(model, **inputs)
+    assert_close(got, want, precision)
 
 
 def test_neither_what_has_changed_nor_what_is_seen_in_another_precision_is_shared():

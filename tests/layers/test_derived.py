@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -151,6 +152,16 @@ def test_weights_are_updated_after_their_last_use(subject):
     gradients(model, images)
     for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+
+
+@every_model
+def test_a_pickled_model_makes_the_same(name, recipe):
+    build, inputs = MODELS[name]
+    model = build().train()
+    sparsify(model, recipe("8-bit-again"))
+    twin = pickle.loads(pickle.dumps(model))
+    assert saved_bytes(twin, inputs) == saved_bytes(model, inputs)
+    torch.testing.assert_close(gradients(twin, inputs), gradients(model, inputs), rtol=0, atol=0)
 
 
 @every_model
