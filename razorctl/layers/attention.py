@@ -100,11 +100,12 @@ def _save(ctx: Any, tensors: list[Tensor]) -> None:
     rule = ctx.layer.rules.of(tensors[0].dtype)
     # Probabilities are not centered: the mean of one of their columns has no meaning.
     of_scores = rule.rule if isinstance(rule, Centered) else rule
-    ctx.shapes = [t.shape for t in tensors]
+    rules, ctx.shapes = [rule, rule, rule, of_scores], [t.shape for t in tensors]
     with packing():
-        rows = [t.reshape(-1, *t.shape[-2:]) for t in tensors]
-        packed = [rule.pack(t) for t in rows[:3]]
-        save(ctx, *packed, of_scores.pack(rows[3]))
+        packed = [
+            each.pack(t.reshape(-1, *t.shape[-2:])) for each, t in zip(rules, tensors, strict=True)
+        ]
+    save(ctx, *packed)
 
 
 def apply_mask(scores: Tensor, mask: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """`attend` against its oracles: autograd through the attention of what the rules restore."""
 
+import weakref
 from itertools import permutations
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer
-from razorctl.rules.prune import Centered
+from razorctl.rules.prune import Centered, TopK
 from razorctl.rules.registry import RULES, RuleSettings
 from tests.cases import razor
 from tests.layers.test_every_layer import TOLERANCE, assert_close
@@ -264,3 +265,19 @@ def test_the_kept_bytes(backend):
 
     size = sum(t.numel() * t.element_size() for t in saved)
     assert size == 3 * kept(n) + (kept(p) if backend == "stored" else 0)
+
+
+def test_stored_attention_packs_a_copy_at_a_time(monkeypatch):
+    """q, k, v lie apart in memory, and each is copied before it is packed."""
+    copies, pack = [], TopK.pack
+
+    def watched(self, x):
+        assert not any(copy() is not None for copy in copies)
+        copies.append(weakref.ref(x))
+        return pack(self, x)
+
+    monkeypatch.setattr(TopK, "pack", watched)
+    leaf = torch.randn(BATCH, TOKENS, 3 * HEADS * WIDTH, requires_grad=True)
+    parts = leaf.view(BATCH, TOKENS, 3, HEADS, WIDTH).permute(2, 0, 3, 1, 4).unbind(0)
+    layer("topk", "stored").attend(*parts)
+    assert len(copies) == 4
