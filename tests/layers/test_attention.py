@@ -281,3 +281,13 @@ def test_stored_attention_packs_a_copy_at_a_time(monkeypatch):
     parts = leaf.view(BATCH, TOKENS, 3, HEADS, WIDTH).permute(2, 0, 3, 1, 4).unbind(0)
     layer("topk", "stored").attend(*parts)
     assert len(copies) == 4
+
+
+def test_dropout_is_replayed_under_a_rule_that_draws():
+    """The output is linear in v, so v and its gradient make the output again if the mask is it."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, BATCH, HEADS, TOKENS, WIDTH).unbind(0)
+    v.requires_grad_()
+    y = layer("8-bit-stochastic", "sparse-flash").attend(q, k, v, dropout_p=0.5)
+    (dv,) = torch.autograd.grad(y.sum(), v)
+    torch.testing.assert_close((dv * v).sum(), y.sum(), rtol=0.02, atol=0)
