@@ -4,6 +4,7 @@ The output is the stock one unless the forward pass runs in int8. The bias gradi
 of dy, and so is the input gradient unless its GEMM runs in int8.
 """
 
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -111,6 +112,30 @@ class Gemms:
         return scaled_gemm(rows, self.columns[0], row_scale, self.columns[1], self.dy.dtype)
 
 
+@dataclass(frozen=True)
+class LinearCall:
+    """A call of a linear layer, for a layer scale that its output y feeds.
+
+    Args:
+        layer: the linear layer.
+        x: its input, as y's node in the graph has it.
+        weight, bias: as that node has them.
+        copy: of x.
+        node: that made y.
+    """
+
+    layer: "Linear"
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    copy: Packed
+    node: Any
+
+    def leads_to(self, y: Tensor) -> bool:
+        """Whether nothing sees the gradient of y on its way to that of the call."""
+        return y.grad_fn is self.node and not y._backward_hooks and not y.retains_grad
+
+
 class LinearFunction(torch.autograd.Function):
     """y = x W^T + b with dW from what was packed of x (Back Razor, Sec. 3; CVPR 2024, Alg. 1).
 
@@ -130,6 +155,7 @@ class LinearFunction(torch.autograd.Function):
     ) -> Tensor:
         ctx.layer, ctx.p, ctx.shape = layer, p, x.shape
         ctx.int8 = layer.int8_gemms(x)
+        ctx.set_materialize_grads(False)
         # Stock autocast keeps a low-precision copy of the weight; the parameter takes no new bytes.
         save(ctx, weight if ctx.needs_input_grad[0] else None, packed)
         if int8 is None:
@@ -142,7 +168,9 @@ class LinearFunction(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor | None) -> tuple[Tensor | None, ...]:
+        if dy is None:  # a layer scale has had it
+            return None, None, None, None, None, None, None
         weight, packed = saved(ctx)
         weight_int8, input_int8 = ctx.int8
         int8 = dy.int8 if isinstance(dy, Int8Gradient) and all(ctx.int8) else None
@@ -222,12 +250,20 @@ class Linear(WeightLayer):
         y: Tensor = LinearFunction.apply(x, weight, self.bias, self, p, copy, int8)
         if self.memo is not None and all(self.int8_gemms(x)):
             self.memo.handover.want(y)
+        self.offer_call(x, weight, copy, y)
         if self.memo is not None and self.memo.derives:
             # A frozen weight keeps no copy, but another layer may.
             copy = copy or self.memo.find(input, layouts.of_rows(x.dtype), self)
             if copy is not None and copy.elementwise:
                 self.memo.derive(y, self.output_of(copy, x, y))
         return y
+
+    def offer_call(self, x: Tensor, weight: Tensor, copy: Packed | None, y: Tensor) -> None:
+        """Offers this call to a layer scale that y feeds, which then needs no copy of y."""
+        if torch.compiler.is_compiling() or self.memo is None or self.blocks is not None:
+            return
+        if y.shape[-1] in self.memo.scaled and copy is not None and copy.shareable:
+            self.memo.offer_call(y, LinearCall(self, x, weight, self.bias, copy, y.grad_fn))
 
     def output_of(self, copy: Packed, x: Tensor, y: Tensor) -> DerivedLinear:
         """The output y of the input x, as it is made again from a copy of x."""

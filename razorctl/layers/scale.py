@@ -1,5 +1,13 @@
-"""Layer scale: y = x gamma with a learned gamma per column, whose gradient alone needs x."""
+"""Layer scale: y = x gamma with a learned gamma per column, whose gradient alone needs x.
 
+After a razor linear layer, x = a W^T + b, it keeps nothing of its own. With G = dy^T a,
+
+dgamma = rowsum(W G) + b sum(dy)    dW = gamma G    db = gamma sum(dy)    da = dy (gamma W)
+
+so that no pass makes dx = dy gamma. Elsewhere it keeps x by its rule.
+"""
+
+import weakref
 from typing import Any, ClassVar
 
 import torch
@@ -7,10 +15,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from razorctl.layers.autocast import no_autocast
-from razorctl.layers.base import RazorLayer, flat, save, saved
+from razorctl.layers.base import LayerSettings, RazorLayer, flat, save, saved, shaped
+from razorctl.layers.handover import Int8Gradient
+from razorctl.layers.linear import Gemms, LinearCall
 from razorctl.layers.sharing import copy_of
-from razorctl.rules.base import Rule
-from razorctl.rules.derived import Derived, DerivedAffine
+from razorctl.rules.base import Rule, Rules
+from razorctl.rules.derived import Derived, DerivedAffine, DerivedLinear
 from razorctl.spans import packing
 
 
@@ -41,6 +51,66 @@ class ScaleFunction(torch.autograd.Function):
         return dx, dgamma, None, None
 
 
+class ScaledLinearFunction(torch.autograd.Function):
+    """y = x gamma of the output x of a linear layer, whose gradients it computes with its own.
+
+    Its graph leads to the layer's input, weight and bias, past x. If x is still there in the
+    backward pass, somebody may ask for its gradient, or have hooked it. Then the graph leads to x,
+    and dgamma is that of x made again.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        a: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        gamma: Tensor,
+        x: Tensor,
+        call: LinearCall,
+        layer: "LayerScale",
+    ) -> Tensor:
+        ctx.layer, ctx.shape, ctx.dtype, ctx.x = call.layer, a.shape, x.dtype, weakref.ref(x)
+        ctx.int8 = call.layer.int8_gemms(a)
+        # The linear layer, in whose place it reads the copy, is the reader that is counted.
+        ctx.form = call.copy.holding([None] * len(call.copy.tensors))
+        ctx.save_for_backward(weight, bias, gamma, *call.copy.tensors)
+        return layer.stock(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        weight, bias, gamma, *tensors = ctx.saved_tensors
+        packed, layer = ctx.form.holding(tensors), ctx.layer
+        da = dw = db = None
+        with no_autocast(dy.device):
+            if ctx.x() is not None:
+                form = DerivedLinear(dy.shape, ctx.dtype, (packed,), (weight, bias))
+                x = form.replaced(matrix=layer.matrix, int8=ctx.int8[1]).values()
+                dgamma = flat(dy * x).sum(0)
+                return None, None, None, dgamma, dy * gamma, None, None
+            matrix, column = layer.matrix(weight), gamma[:, None]
+            int8 = dy.int8 if isinstance(dy, Int8Gradient) and all(ctx.int8) else None
+            if int8 is None:
+                rows = flat(dy).to(ctx.dtype)
+            else:
+                rows = Int8Gradient(dy.shape, ctx.dtype, int8)
+            scaled = column * matrix if ctx.needs_input_grad[0] else None
+            weight_int8, input_int8 = ctx.int8
+            gemms = Gemms(rows, weight_int8, input_int8, int8, weight=scaled)
+            (operand,) = packed.operands()
+            product = layer.weight_grad(packed, [gemms.product(operand)], 1.0)
+            dgamma = (matrix * product).sum(1)
+            if bias is not None:
+                dgamma += bias * gemms.total
+                db = gamma * gemms.total
+            dw = layer.matrix(column * product)
+            del product
+            if ctx.needs_input_grad[0]:
+                da = shaped(gemms.input_grad(), ctx.shape)
+        return da, dw, db, dgamma, None, None, None
+
+
 class LayerScale(RazorLayer):
     """Base of razor layer scales. gamma_name: the attribute of the stock class that is gamma."""
 
@@ -60,14 +130,33 @@ class LayerScale(RazorLayer):
     def fits(cls, module: nn.Module, rule: Rule) -> bool:
         return not getattr(module, "inplace", False)
 
+    @classmethod
+    def attach(cls, module: nn.Module, rules: Rules | None, settings: LayerSettings) -> None:
+        super().attach(module, rules, settings)
+        if settings.memo is not None and cls._gamma(module).requires_grad:
+            settings.memo.scaled.add(cls.columns(module))
+
     def forward(self, x: Tensor) -> Tensor:
         if not self.saving:
             return self.stock(x)
-        offered = () if self.memo is None else self.memo.derived((x,), self)
-        takes = offered and self.rules.of(x.dtype).again
         gamma = self._gamma(self)
-        y: Tensor = ScaleFunction.apply(x, gamma, self, offered[0].rows(x.dtype) if takes else None)
+        offered = () if self.memo is None else self.memo.derived((x,), self)
+        call = self._call(x) if gamma.requires_grad else None
+        y: Tensor
+        if call is None:
+            takes = offered and self.rules.of(x.dtype).again
+            y = ScaleFunction.apply(x, gamma, self, offered[0].rows(x.dtype) if takes else None)
+        else:
+            inputs = call.x, call.weight, call.bias, gamma
+            y = ScaledLinearFunction.apply(*inputs, x, call, self)
+            if self.memo is not None and all(call.layer.int8_gemms(call.x)):
+                self.memo.handover.want(y)
         if self.memo is not None and offered:
             scaled = DerivedAffine(x.shape, y.dtype, offered, (gamma.detach(), None))
             self.memo.derive(y, scaled)
         return y
+
+    def _call(self, x: Tensor) -> LinearCall | None:
+        """The call of a linear layer that made x, if the gradient of x is nobody else's."""
+        call: LinearCall | None = None if self.memo is None else self.memo.call(x, self)
+        return call if call is not None and call.leads_to(x) else None

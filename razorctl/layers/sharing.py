@@ -12,7 +12,7 @@ share the int8 copy of y for the GEMMs of the forward pass.
 """
 
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -89,15 +89,19 @@ class Memo:
     torch.compile cannot trace a weak reference, so in a compiled program a copy is an attribute of
     its tensor (`compiled_sharing`).
 
-    handover: of gradients and statistics between layers.
+    Attributes:
+        derives: whether activations are made again.
+        scaled: the numbers of columns of layer scales.
+        handover: of gradients and statistics between layers.
     """
 
-    def __init__(self, derives: bool = False) -> None:
-        self.derives = derives
+    def __init__(self, derives: bool = False, scaled: Iterable[int] = ()) -> None:
+        self.derives, self.scaled = derives, set(scaled)
         self._viewed: list[tuple[Tensor, Derived]] | None = None
         self._copies = TensorCache[Packed]()
         self._derived = TensorCache[Derived]()
         self._int8 = TensorCache[Int8](last=True)  # nothing else holds an int8 copy
+        self._calls = TensorCache[Any](last=True)  # nor may the input of a linear layer wait
         self.handover = Handover()
 
     def pack(
@@ -152,6 +156,18 @@ class Memo:
             self._viewed.append((x, copy))
         if whole or not torch.compiler.is_compiling():
             self._put(self._derived, x, DERIVED, copy, None)
+
+    def offer_call(self, y: Tensor, call: Any) -> None:
+        """Offers the call of a linear layer that made y; not in a compiled program."""
+        self._calls.put(y, _place(), call)
+
+    def call(self, y: Tensor, by: object) -> Any:
+        """The call that made y, if it is offered, for the layer `by`; no other finds it."""
+        if torch.compiler.is_compiling():
+            return None
+        call = self._calls.get(y, _place(), by)
+        self._calls.clear()
+        return call
 
     def note_views(self, wanted: bool) -> None:
         """Begins or ends a part of a compiled program in which bases of views are known.
@@ -216,11 +232,11 @@ class Memo:
     def clear(self) -> None:
         """Forgets all; a backward pass calls it, so that the next forward pass packs again."""
         if not torch.compiler.is_compiling():
-            for cache in (self._copies, self._derived, self._int8):
+            for cache in (self._copies, self._derived, self._int8, self._calls):
                 cache.clear()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Memo, (self.derives,)  # copies and pickles start empty
+        return Memo, (self.derives, tuple(self.scaled))  # copies and pickles start empty
 
 
 def _offset(x: Tensor) -> int:

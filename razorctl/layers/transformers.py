@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import activations as stock
 from transformers.models.bert import modeling_bert
+from transformers.models.dinov2 import modeling_dinov2
 from transformers.models.distilbert import modeling_distilbert
 from transformers.models.gemma import modeling_gemma
 from transformers.models.gemma2 import modeling_gemma2
@@ -33,6 +34,7 @@ from razorctl.layers.gated_mlp import GatedMLP
 from razorctl.layers.interface_attention import InterfaceAttention
 from razorctl.layers.linear import Linear
 from razorctl.layers.norm import Norm
+from razorctl.layers.scale import LayerScale
 from razorctl.rules.base import Rule
 from razorctl.rules.derived import Derived, DerivedSum
 
@@ -129,7 +131,21 @@ class PostNorm(RazorLayer):
         return y
 
 
-ALIKE = (PostNorm, ScaledRMSNorm, CenteredRMSNorm, SeparateGatedMLP, JoinedGatedMLP)
+class NamedLayerScale(LayerScale):
+    """A layer scale of transformers."""
+
+    gamma_name = "lambda1"
+    references = (modeling_dinov2.Dinov2LayerScale,)
+
+
+ALIKE = (
+    NamedLayerScale,
+    PostNorm,
+    ScaledRMSNorm,
+    CenteredRMSNorm,
+    SeparateGatedMLP,
+    JoinedGatedMLP,
+)
 
 
 @cache
@@ -209,6 +225,10 @@ PRE_NORM: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {
     modeling_vit.ViTLayer: (
         ("layernorm_before", "attention", "dropout"),
         ("layernorm_after", "mlp", "dropout"),
+    ),
+    modeling_dinov2.Dinov2Layer: (
+        ("norm1", "attention", "layer_scale1", "drop_path"),
+        ("norm2", "mlp", "layer_scale2", "drop_path"),
     ),
     modeling_llama.LlamaDecoderLayer: (
         ("input_layernorm", "self_attn"),

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
+from transformers import (
+    Dinov2Config,
+    Dinov2ForImageClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+)
 
 from razorctl import Recipe, methods, restore, saved_bytes, sparsify
 from razorctl.methods import EXACT, Method
@@ -28,9 +35,16 @@ def llama(kind: type = LlamaForCausalLM, config: type = LlamaConfig) -> nn.Modul
     return kind(config(**sizes))  # type: ignore[no-any-return]
 
 
+def dinov2() -> nn.Module:
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
+    images = {"image_size": 16, "patch_size": 4}
+    return Dinov2ForImageClassification(Dinov2Config(**sizes, **images, layerscale_value=0.5))
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "vit": (vit, torch.randn(3, 3, 16, 16)),
     "scaled": (lambda: vit(init_values=0.5), torch.randn(3, 3, 16, 16)),
+    "dinov2": (dinov2, {"pixel_values": torch.randn(3, 3, 16, 16), "labels": IDS[:, 0] % 2}),
     "bert": (bert, {"input_ids": IDS, "labels": IDS[:, 0] % 2}),
     "gpt2": (gpt2, TEXTS),
     "llama": (llama, TEXTS),
