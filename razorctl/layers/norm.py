@@ -189,9 +189,9 @@ class Norm(RazorLayer):
             y = y.view_as(y)
         copy = rule.packed(flat_shape(x), _computed(x), *tensors)
         self.offer(y, copy)
-        if through and rule.again:
+        if rule.again:
             mean = known.mean if known else x.detach().mean(-1).view(-1, 1)
-            self.derive(out, copy, mean if self.centers else None, rstd)
+            self.derive(out if through else x, copy, mean if self.centers else None, rstd)
         return y, out
 
     def derive(self, x: Tensor, copy: Packed, mean: Tensor | None, rstd: Tensor) -> None:

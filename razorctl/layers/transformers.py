@@ -234,6 +234,11 @@ PRE_NORM: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {
         ("input_layernorm", "self_attn"),
         ("post_attention_layernorm", "mlp"),
     ),
+    modeling_gpt2.GPT2Block: (("ln_1", "attn"), ("ln_2", "mlp")),
+    modeling_gemma2.Gemma2DecoderLayer: (
+        ("input_layernorm", "self_attn", "post_attention_layernorm"),
+        ("pre_feedforward_layernorm", "mlp", "post_feedforward_layernorm"),
+    ),
     modeling_phi3.Phi3DecoderLayer: (
         ("input_layernorm", "self_attn", "resid_attn_dropout"),
         ("post_attention_layernorm", "mlp", "resid_mlp_dropout"),

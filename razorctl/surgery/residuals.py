@@ -4,6 +4,7 @@ The output is the stock one. The norm's output is in the dtype that the linear l
 compute in, to which autocast would cast it anyway.
 """
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from razorctl.rules.derived import Derived, DerivedSum
 
 @dataclass(frozen=True)
 class Connection:
-    """x + last(...first(norm(x))). The block passes its other arguments on to its first branch.
+    """x + last(...first(norm(x))). The block's first branch takes its other arguments.
 
     through: whether the norm may add the gradients, as all that follows multiplies by weights.
     """
@@ -46,16 +47,27 @@ class Block:
 
     def __init__(self, owner: nn.Module, connections: tuple[Connection, ...]) -> None:
         self.owner, self.connections = owner, connections
+        _, _, *self.names = inspect.signature(type(owner).forward).parameters
 
-    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        x = args[0] if args else None
+        # A first branch has the names of the block's arguments, and maybe another order.
+        named = dict(zip(self.names, args[1:], strict=False)) | kwargs
+        more = named.get("encoder_hidden_states") is not None
+        # transformers checkpoints in the forward of its class.
+        if (
+            more
+            or not isinstance(x, Tensor)
+            or getattr(self.owner, "gradient_checkpointing", False)
+        ):
+            return type(self.owner).forward(self.owner, *args, **kwargs)
         adds = all(connection.adds(x) for connection in self.connections)
-        # The order of positional arguments is that of the first branch only in blocks that add.
-        if not adds and (args or not all(c.norm.saving and c.again for c in self.connections)):
-            return type(self.owner).forward(self.owner, x, *args, **kwargs)
+        if not adds and not all(c.norm.saving and c.again for c in self.connections):
+            return type(self.owner).forward(self.owner, *args, **kwargs)
         for connection in self.connections:
             norm = connection.norm
             y, x = norm(x, through=True) if adds else (norm(x), x)
-            f = connection.first(y, *args, **kwargs)
+            f = connection.first(y, **named)
             f = f[0] if isinstance(f, tuple) else f  # attention may return its probabilities
             for module in connection.rest:
                 f = module(f)
@@ -65,7 +77,7 @@ class Block:
             x = add_residual(x, f, *settings) if adds else x + f
             if norm.memo is not None and derived:
                 norm.memo.derive(x, DerivedSum(x.shape, x.dtype, derived))
-            args, kwargs = (), {}
+            named = {}
         return x
 
 
