@@ -8,7 +8,7 @@ from torch import Tensor
 
 from razorctl.ops import quantize as quantize_op
 from razorctl.ops.functions import FUNCTIONS, applied
-from razorctl.ops.int8 import LEVELS, _scale, _shares, inverse
+from razorctl.ops.int8 import LEVELS, _shares, inverse, scale_of
 from razorctl.ops.int8_operand import column_scales
 from razorctl.ops.op import FewBitCopy, Op
 from razorctl.ops.packing import pack, unpacked
@@ -58,7 +58,7 @@ def activation_grad(dy: Tensor, copy: FewBitCopy, function: str) -> Tensor:
 
 
 def int8_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    scale = _scale(x, 1)
+    scale = scale_of(x, 1)
     codes = (x * inverse(scale)).round().clamp(-LEVELS, LEVELS).to(torch.int8)
     return codes, scale, x.to(scale.dtype).sum(0)
 

@@ -159,23 +159,31 @@ def exact_gemm(a: Tensor, b: Tensor) -> Tensor:
 
 
 def int8_linear(
-    x: tuple[Tensor, Tensor, Tensor], weight: Tensor, bias: Tensor | None, dtype: torch.dtype
+    x: tuple[Tensor, Tensor, Tensor | None],
+    weight: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
 ) -> Tensor:
     """x W^T + b, [rows, out] in `dtype`, with both operands in int8.
 
     Args:
-        x: what `int8_rows` makes of x [rows, in].
+        x: what `int8_rows` makes of x [rows, in]; without a sum for an x without infinities.
         weight: [out, in].
         bias: [out], or None.
         dtype: of the result.
     """
     codes, scale, total = x
     outputs, out_scale, out_total = int8_rows(weight)
-    out_scale, ones = out_scale.squeeze(1), torch.ones_like(scale).squeeze(1)
-    right = torch.zeros_like(out_scale) if bias is None else bias.to(out_scale.dtype)
-    # No code stands for NaN, which the sums of rows pass on as a stock layer does.
-    right = right.add(total.dot(out_total), alpha=0)
-    return scaled_gemm(codes, outputs, scale, out_scale, dtype, ones, right)
+    out_scale = out_scale.squeeze(1)
+    left, right = None, None if bias is None else bias.to(out_scale.dtype)
+    if (
+        total is not None
+    ):  # no code stands for an infinity, which sums pass on as a stock layer does
+        right = out_scale.new_zeros(len(out_scale)) if right is None else right
+        right = right.add(total.dot(out_total), alpha=0)
+    if right is not None:
+        left = torch.ones_like(scale).squeeze(1)
+    return scaled_gemm(codes, outputs, scale, out_scale, dtype, left, right)
 
 
 kernels.attach(__name__)

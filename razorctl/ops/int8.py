@@ -19,7 +19,7 @@ def _wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def _scale(x: Tensor, dim: int) -> Tensor:
+def scale_of(x: Tensor, dim: int) -> Tensor:
     """The scale of each slice of `x` along `dim`, whose size becomes 1; NaN for slices with NaN."""
     dtype = _wide(x)
     limit = torch.finfo(dtype).max
@@ -67,7 +67,7 @@ def int8_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if x.numel() == 0:
         return codes, scale.zero_(), total
     for rows in chunks(x):
-        scale[rows] = _scale(x[rows], 1)
+        scale[rows] = scale_of(x[rows], 1)
         codes[rows] = (x[rows] * inverse(scale[rows])).round_()
     return codes, scale, total
 
@@ -104,7 +104,7 @@ def int8_columns(x: Tensor) -> tuple[Tensor, Tensor]:
     codes = torch.empty(x.shape, dtype=torch.int8, device=x.device)
     if x.numel() == 0:
         return transposed(codes), x.new_zeros(x.shape[1], dtype=_wide(x))
-    scale = _scale(x, 0)
+    scale = scale_of(x, 0)
     factor = inverse(scale)
     for rows in chunks(x):
         codes[rows] = (x[rows] * factor).round_()

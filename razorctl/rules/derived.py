@@ -21,7 +21,6 @@ from razorctl.ops.cast import cast_weight
 from razorctl.ops.dropout import dropout_backward
 from razorctl.ops.functions import FUNCTIONS
 from razorctl.ops.gemm import int8_linear
-from razorctl.ops.int8 import int8_rows
 from razorctl.ops.norm import statistics
 from razorctl.ops.topk import unpack_bits
 from razorctl.rules.packed import Packed
@@ -156,11 +155,11 @@ class DerivedLinear(Derived):
         assert weight is not None
         assert self.matrix is not None
         weight = self.matrix(weight)
+        if self.int8:
+            return int8_linear(source.int8_rows(), weight, bias, self.dtype)
         x = source.values().to(self.dtype).view(-1, weight.shape[1])
-        if not self.int8:
-            y = x @ cast_weight(weight, self.dtype).t()
-            return y if bias is None else y.add_(bias)
-        return int8_linear(int8_rows(x), weight, bias, self.dtype)
+        y = x @ cast_weight(weight, self.dtype).t()
+        return y if bias is None else y.add_(bias)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ from razorctl.ops.buckets import from_buckets
 from razorctl.ops.columns import column_norms
 from razorctl.ops.functions import FUNCTIONS, applied
 from razorctl.ops.images import as_they_lie, dequantize_images, unrolled
+from razorctl.ops.int8 import int8_rows
+from razorctl.ops.int8_row_operand import int8_row_operand
 from razorctl.ops.norm import gradients, norm_grad, norm_grad_int8
 from razorctl.ops.op import FewBitCopy
 from razorctl.ops.quantize import dequantize
@@ -42,6 +44,10 @@ class Packed:
     def values(self) -> Tensor:
         """The stand-in for the activation that gradients are computed from."""
         raise NotImplementedError
+
+    def int8_rows(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """`ops.int8.int8_rows` of the values as [rows, columns]; None for a sum that is finite."""
+        return int8_rows(self.values().view(-1, self.shape[-1]))
 
     def images(self, shape: torch.Size, dtype: torch.dtype, form: torch.memory_format) -> Tensor:
         """The stand-in for images of `shape`, in `dtype` and in the memory format `form`."""
@@ -247,6 +253,9 @@ class PackedCodes(Packed):
     def values(self) -> Tensor:
         x = dequantize(self.copy, self.shape[:-1].numel(), self.dtype).view(self.shape)
         return applied(self.function, x)
+
+    def int8_rows(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        return *int8_row_operand(self.copy, self.shape[:-1].numel(), self.function), None
 
     def images(self, shape: torch.Size, dtype: torch.dtype, form: torch.memory_format) -> Tensor:
         if not as_they_lie(self.copy.packed.device, shape, form):

@@ -4,6 +4,7 @@ import copy
 import gc
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from transformers import (
 )
 
 from razorctl import Recipe, methods, restore, saved_bytes, sparsify
+from razorctl.layers.linear import Linear
 from razorctl.methods import EXACT, Method
 from razorctl.rules.dense import Dense
 from razorctl.rules.derived import Cell
@@ -207,3 +209,15 @@ def test_few_bits_in_bf16(name, recipe):
         assert close > 0.995
     assert kept[1] < 0.8 * kept[0]
     assert kept[2] < kept[1]
+
+
+@pytest.mark.parametrize("name", ["vit", "llama"])
+def test_products_in_int8(name, recipe, monkeypatch):
+    build, inputs = MODELS[name]
+    torch.manual_seed(0)
+    model = build().train()
+    stock = gradients(model, inputs)
+    monkeypatch.setattr(Linear, "SMALLEST", 0)
+    trial = recipe("8-bit-again", norm="8-bit")
+    sparsify(model, replace(trial, int8_weight_grad=True, int8_input_grad=True))
+    assert torch.cosine_similarity(gradients(model, inputs), stock, dim=0) > 0.999

@@ -98,6 +98,7 @@ CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
         torch.randn(WIDE),
     ),
     "int8_operand": lambda: (*_copy(4), torch.ones(ALL, 1), "gelu"),
+    "int8_row_operand": lambda: (*_copy(4, bias=True), ALL, None),
     "linear_operands": lambda: (
         *(torch.ones(ALL, 64, dtype=torch.int8), torch.ones(ALL, 1)),
         *(*_copy(4), "gelu", torch.randn(64, 1024)),

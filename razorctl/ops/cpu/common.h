@@ -190,14 +190,12 @@ inlined uint32_t largest_of(const float *v, int64_t count) {
     return largest;
 }
 
-// Writes the int8 codes of a row, adds the row to `sum`, and returns the scale.
+// Writes the int8 codes of a row, adds the row to `sum` unless that is NULL, and returns the scale.
 inlined float int8_row(const float *restrict v, int64_t columns, int8_t *restrict codes,
                        float *restrict sum) {
     const float scale = scale_of(largest_of(v, columns)), by = inverse(scale);
-    for (int64_t j = 0; j < columns; j++) {
-        codes[j] = code_of(v[j] * by);
-        sum[j] += v[j];
-    }
+    for (int64_t j = 0; j < columns; j++) codes[j] = code_of(v[j] * by);
+    for (int64_t j = 0; sum && j < columns; j++) sum[j] += v[j];
     return scale;
 }
 

@@ -1,4 +1,4 @@
-// ops.int8 and ops.int8_operand: int8 copies for GEMMs.
+// ops.int8, ops.int8_operand and ops.int8_row_operand: int8 copies for GEMMs.
 #include "common.h"
 
 #define STRETCH 64 // columns of a task that has all rows
@@ -185,4 +185,28 @@ int razorctl_int8_operand(const struct copy *copy, int function, float lowest,
     }
     for (int64_t j = 0; j < columns; j++) scale[j] = scale[j] / LEVELS * most;
     return 0;
+}
+
+int razorctl_int8_row_operand(const struct copy *copy, int function, int8_t *operand, float *scale,
+                              int threads) {
+    const int64_t columns = copy->columns, blocks = cdiv(copy->rows, ROWS);
+    const struct share whole = share_of(columns, 1, columns, 0);
+    float *memory = malloc((size_t)(blocks * 4 * columns) * sizeof(float));
+#pragma omp parallel for num_threads(threads) schedule(dynamic)
+    for (int64_t block = 0; block < (memory ? blocks : 0); block++) {
+        float *offset = memory + block * 4 * columns, *spacing = offset + columns;
+        float *x = spacing + columns;
+        uint8_t *codes = (uint8_t *)(x + columns);
+        const int64_t start = block * ROWS;
+        for (int64_t row = start; row < least(copy->rows, start + ROWS); row++) {
+            if (row == start || row % copy->tile_rows == 0)
+                affine(copy, whole, row / copy->tile_rows, offset, spacing);
+            codes_at(copy->packed, copy->rows, columns, copy->bits, row, 0, columns, codes);
+            values_of(codes, offset, spacing, columns, FLOAT32, x);
+            apply(function, columns, x);
+            scale[row] = int8_row(x, columns, operand + row * columns, NULL);
+        }
+    }
+    free(memory);
+    return !memory;
 }

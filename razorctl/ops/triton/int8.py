@@ -211,7 +211,7 @@ def balance_kernel(
         tl.store(shared + row, each * largest, mask=row < rows)
 
 
-def _warps(columns: int) -> int:
+def warps_of_row(columns: int) -> int:
     """The warps of a program that holds a row at once."""
     return min(16, max(4, columns // 256))
 
@@ -230,7 +230,7 @@ def int8_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     held = next_power_of_2(columns)
     int8_rows_kernel[(sums.shape[1],)](
         x, codes, scale, sums, rows, columns, x.stride(0),
-        ROWS=ROWS, C=held, V=VECTOR // x.dtype.itemsize, num_warps=_warps(held), num_stages=1,
+        ROWS=ROWS, C=held, V=VECTOR // x.dtype.itemsize, num_warps=warps_of_row(held), num_stages=1,
     )  # fmt: skip
     (total,) = column_sums(sums)
     return codes, scale, total
@@ -260,7 +260,7 @@ def int8_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]
     held = next_power_of_2(columns)
     int8_heads_kernel[(sums.shape[1],)](
         q, k, v, codes, scale, sums, rows, tokens, width, columns, *q.stride()[:3],
-        ROWS=ROWS, C=held, V=VECTOR // q.dtype.itemsize, num_warps=_warps(held), num_stages=1,
+        ROWS=ROWS, C=held, V=VECTOR // q.dtype.itemsize, num_warps=warps_of_row(held), num_stages=1,
     )  # fmt: skip
     (total,) = column_sums(sums)
     return codes, scale, total
@@ -314,7 +314,7 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
             signature = {**x, **result, "sums": "*fp32", **shape}
             sizes = {"ROWS": ROWS, "C": held, "V": group}
             label = f"int8_rows {held} {dtype}"
-            yield Variant(int8_rows_kernel, signature, sizes, _warps(held), 1, label)
+            yield Variant(int8_rows_kernel, signature, sizes, warps_of_row(held), 1, label)
         pointers = dict.fromkeys(("q", "k", "v"), f"*{dtype}") | result | {"sums": "*fp32"}
         sizes_of = ("rows", "tokens", "width", "columns")
         strides = ("batch_stride", "head_stride", "token_stride")
@@ -322,7 +322,7 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
             signature = pointers | dict.fromkeys((*sizes_of, *strides), "i32")
             sizes = {"ROWS": ROWS, "C": held, "V": group}
             label = f"int8_heads {held} {dtype}"
-            yield Variant(int8_heads_kernel, signature, sizes, _warps(held), 1, label)
+            yield Variant(int8_heads_kernel, signature, sizes, warps_of_row(held), 1, label)
         signature = {**x, "partial": "*fp32", **shape}
         yield Variant(largest_kernel, signature, TILE, TILE_WARPS, 1, f"largest {dtype}")
         signature = {**x, "partial": "*fp32", **result, **shape}

@@ -13,6 +13,7 @@ from razorctl.ops.gemm import scaled_gemm
 from razorctl.ops.images import dequantize_images, quantize_images
 from razorctl.ops.int8 import adjoined, balance, int8_columns, int8_heads, int8_rows
 from razorctl.ops.int8_operand import int8_operand
+from razorctl.ops.int8_row_operand import int8_row_operand
 from razorctl.ops.norm import norm_grad, norm_grad_int8, norm_quantize
 from razorctl.ops.op import FewBitCopy
 from razorctl.ops.packing import BITS, unpack
@@ -146,6 +147,17 @@ def test_int8_operand(function, rows, columns, tile_rows):
     assert (got[0].int() - want[0].int()).abs().max() <= 1
     assert (got[0] != want[0]).float().mean() < 2e-3
     torch.testing.assert_close(got[1:], want[1:])
+
+
+@widths
+@pytest.mark.parametrize("function", [None, "gelu"])
+def test_int8_row_operand(function, rows, columns, tile_rows):
+    copy = copied(strided(rows, columns, torch.float32), 5, tile_rows)
+    arguments = copy._replace(bias=torch.randn(columns)), rows, function
+    got, want = int8_row_operand(*arguments), body(int8_row_operand)(*arguments)
+    assert (got[0].int() - want[0].int()).abs().max() <= 1
+    assert (got[0] != want[0]).float().mean() < 2e-3
+    torch.testing.assert_close(got[1], want[1])
 
 
 @dtypes

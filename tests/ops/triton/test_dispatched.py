@@ -76,6 +76,10 @@ CALLS: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
         (*packed(bias), torch.rand(ROWS, 1), function)
         for bias, function in ((normal(WIDTH), None), (None, "gelu"))
     ],
+    "int8_row_operand": lambda: [
+        (*packed(bias), ROWS, function)
+        for bias, function in ((normal(WIDTH), None), (None, "gelu"))
+    ],
     "int8_rows": lambda: [(normal(),)],
     "linear_operands": lambda: [
         (codes(ROWS, 32), torch.rand(ROWS, 1), *packed(), None, weight)
