@@ -22,7 +22,12 @@ from razorctl.layers.base import RazorLayer, Swaps
 from razorctl.layers.bytecode import same_forward
 
 Branches = tuple[tuple[str, ...], ...]
-LIBRARIES = ("timm", "torchvision", "transformers")  # a file is imported once its library is loaded
+LIBRARIES = (
+    "timm",
+    "torchvision",
+    "transformers",
+    "peft",
+)  # a file is imported once its library is loaded
 
 
 @cache

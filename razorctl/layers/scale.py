@@ -16,7 +16,6 @@ from torch.autograd.function import once_differentiable
 
 from razorctl.layers.autocast import no_autocast
 from razorctl.layers.base import LayerSettings, RazorLayer, flat, save, saved, shaped
-from razorctl.layers.handover import Int8Gradient
 from razorctl.layers.linear import Gemms, LinearCall
 from razorctl.layers.sharing import copy_of
 from razorctl.rules.base import Rule, Rules
@@ -89,26 +88,36 @@ class ScaledLinearFunction(torch.autograd.Function):
                 x = form.replaced(matrix=layer.matrix, int8=ctx.int8[1]).values()
                 dgamma = flat(dy * x).sum(0)
                 return None, None, None, dgamma, dy * gamma, None, None
-            matrix, column = layer.matrix(weight), gamma[:, None]
-            int8 = dy.int8 if isinstance(dy, Int8Gradient) and all(ctx.int8) else None
-            if int8 is None:
-                rows = flat(dy).to(ctx.dtype)
-            else:
-                rows = Int8Gradient(dy.shape, ctx.dtype, int8)
-            scaled = column * matrix if ctx.needs_input_grad[0] else None
+            # In int8, columns of small gamma must not coarsen the others: dy is scaled first.
+            scale = _near(gamma) if any(ctx.int8) else torch.ones_like(gamma)
+            rows = flat(dy * scale if any(ctx.int8) else dy).to(ctx.dtype)
+            matrix, ratio = layer.matrix(weight), gamma / scale
             weight_int8, input_int8 = ctx.int8
-            gemms = Gemms(rows, weight_int8, input_int8, int8, weight=scaled)
+            scaled = ratio[:, None] * matrix if ctx.needs_input_grad[0] else None
+            gemms = Gemms(rows, weight_int8, input_int8, weight=scaled)
             (operand,) = packed.operands()
             product = layer.weight_grad(packed, [gemms.product(operand)], 1.0)
             dgamma = (matrix * product).sum(1)
             if bias is not None:
                 dgamma += bias * gemms.total
-                db = gamma * gemms.total
-            dw = layer.matrix(column * product)
+                db = ratio * gemms.total
+            dgamma /= scale
+            dw = layer.matrix(ratio[:, None] * product)
             del product
             if ctx.needs_input_grad[0]:
                 da = shaped(gemms.input_grad(), ctx.shape)
         return da, dw, db, dgamma, None, None, None
+
+
+FLOOR = 0.5  # of the mean size of gamma: the smallest factor of a column of dy in int8
+
+
+def _near(gamma: Tensor) -> Tensor:
+    """gamma, no closer to 0 than FLOOR of its mean size."""
+    size = gamma.abs()
+    floor = FLOOR * size.mean()
+    floor = torch.where(floor > 0, floor, 1.0)
+    return torch.where(size < floor, floor, gamma)
 
 
 class LayerScale(RazorLayer):
@@ -149,8 +158,6 @@ class LayerScale(RazorLayer):
         else:
             inputs = call.x, call.weight, call.bias, gamma
             y = ScaledLinearFunction.apply(*inputs, x, call, self)
-            if self.memo is not None and all(call.layer.int8_gemms(call.x)):
-                self.memo.handover.want(y)
         if self.memo is not None and offered:
             scaled = DerivedAffine(x.shape, y.dtype, offered, (gamma.detach(), None))
             self.memo.derive(y, scaled)

@@ -220,11 +220,14 @@ class DerivedInput(Derived):
 
 @dataclass(frozen=True)
 class DerivedSum(Derived):
-    """The sum of two sources, as a residual connection makes it."""
+    """The sum of two sources, as a residual connection makes it; `factor` is of the second."""
+
+    factor: float = 1.0
 
     def make(self) -> Tensor:
         x, f = self.sources
-        return (x.values().view(self.shape) + f.values().view(self.shape)).to(self.dtype)
+        y = torch.add(x.values().view(self.shape), f.values().view(self.shape), alpha=self.factor)
+        return y.to(self.dtype)
 
 
 @dataclass(frozen=True)

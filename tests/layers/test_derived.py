@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import (
     Dinov2Config,
@@ -43,6 +44,13 @@ def dinov2() -> nn.Module:
     return Dinov2ForImageClassification(Dinov2Config(**sizes, **images, layerscale_value=0.5))
 
 
+def adapted(build: Callable[[], nn.Module], dropout: float) -> nn.Module:
+    """A model with adapters of PEFT that have an effect."""
+    targets = {"r": 4, "lora_dropout": dropout, "init_lora_weights": False}
+    config = LoraConfig(target_modules="all-linear", **targets)
+    return get_peft_model(build(), config)  # type: ignore[no-any-return]
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "vit": (vit, torch.randn(3, 3, 16, 16)),
     "scaled": (lambda: vit(init_values=0.5), torch.randn(3, 3, 16, 16)),
@@ -50,6 +58,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "bert": (bert, {"input_ids": IDS, "labels": IDS[:, 0] % 2}),
     "gpt2": (gpt2, TEXTS),
     "llama": (llama, TEXTS),
+    "llama, adapted": (lambda: adapted(llama, 0.0), TEXTS),
+    "gpt2, adapted": (lambda: adapted(gpt2, 0.0), TEXTS),
     "phi3": (lambda: llama(Phi3ForCausalLM, Phi3Config), TEXTS),
 }
 every_model = pytest.mark.parametrize("name", MODELS)
@@ -153,6 +163,19 @@ def test_checkpointing_makes_the_same(subject):
     expected = gradients(model, images)
     model.set_grad_checkpointing()
     torch.testing.assert_close(gradients(model, images), expected, rtol=0, atol=0)
+
+
+def test_dropout_of_adapters_is_replayed(recipe):
+    torch.manual_seed(0)
+    model = adapted(llama, 0.3).train()
+    stock, kept = gradients(model, TEXTS), list[int]()
+    for rule in ("8-bit", "8-bit-again"):
+        sparsify(model, recipe(rule))
+        kept.append(saved_bytes(model, TEXTS))
+        close = torch.cosine_similarity(gradients(model, TEXTS), stock, dim=0)
+        restore(model)
+        assert close > 0.999
+    assert kept[1] < 0.7 * kept[0]
 
 
 def test_checkpointing_of_transformers_keeps_less(recipe):

@@ -95,26 +95,6 @@ def test_gradients_are_handed_on_in_int8(dtype, monkeypatch):
         assert torch.cosine_similarity(one.flatten(), other.flatten(), 0) > 0.999
 
 
-def test_a_layer_scale_hands_on_what_its_linear_layer_wants(monkeypatch):
-    monkeypatch.setattr("razorctl.layers.linear.Linear.SMALLEST", 1)
-    model, x, found = vit(init_values=0.5).train(), torch.randn(6, 3, 16, 16), []
-    sparsify(model, Recipe("razor", 0.5))
-
-    def watch(layer, args, y):
-        y.register_hook(lambda dy: found.append(type(dy)))
-
-    for block in model.blocks:
-        for layer in (block.ls1, block.ls2):
-            layer.register_forward_hook(watch)
-    _, want = step(model, x)
-    found.clear()
-    with kernels.assumed(dot=True):
-        _, got = step(model, x)
-    assert found == [Int8Gradient] * 4
-    for one, other in zip(got, want, strict=True):
-        assert torch.cosine_similarity(one.flatten(), other.flatten(), 0) > 0.999
-
-
 def test_other_operations_find_values_in_place_of_an_int8_gradient():
     dy = torch.randn(2, 3, 8)
     grad = Int8Gradient(dy.shape, torch.float32, Int8(*int8_rows(dy.flatten(0, 1))))
