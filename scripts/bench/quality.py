@@ -28,25 +28,28 @@ def way(row: Row) -> str:
 def gradients() -> str:
     document = load("gradients")
     return (
-        "The cosine of the whole gradient to the exact one, that of `full` in fp32, both summed "
-        f"over {document['batches']} batches of {document['batch_size']}:\non a pretrained "
-        "ViT-S/14 and SqueezeNet 1.1 with Fashion-MNIST, on a six-layer BERT with the R8 split of "
-        "Reuters,\nand on two models that the bench itself trained before: a MobileNetV2 of half "
-        "width on half of Fashion-MNIST, and a\ndecoder of four layers on half of R8. The "
-        "gradients are of the other halves. A ratio is a share of what `full` keeps at\nthe same "
-        "precision, so in bf16 it leaves `razor` half as many bits as in fp32. The file also has "
-        "each layer kind, the\nrelative errors and the kept bytes. What has no cosine here cannot "
-        "be met or was not measured. In bf16 `full` itself\nrounds, on MobileNetV2 to a gradient "
-        "that has little to do with the exact one; so `plan` calls a gradient close\nwhose cosine, "
-        f"over that of `full` at the precision, is {CLOSE} or more on all five.\n\n"
+        "The cosine of a method's whole gradient to the exact one, which is that of `full` in "
+        f"fp32. Both are summed over {document['batches']} batches of\n"
+        f"{document['batch_size']} rows. There are five models:\n\n"
+        "- pretrained: ViT-S/14 and SqueezeNet 1.1 on Fashion-MNIST, a six-layer BERT on the R8 "
+        "split of Reuters;\n"
+        "- trained by the bench itself: MobileNetV2 of half width on half of Fashion-MNIST, a "
+        "decoder of four layers on half of R8.\n  Their gradients are of the other halves.\n\n"
+        "A ratio is a share of what `full` keeps at the same precision, so in bf16 it leaves "
+        "`razor` half as many bits as in fp32. Where\nthere is no cosine, the ratio cannot be met "
+        "or was not measured. The file also has each layer kind, the relative errors and\nthe "
+        "kept bytes.\n\n"
+        "In bf16 `full` itself rounds; on MobileNetV2 its gradient has little to do with the exact "
+        "one. So `plan` divides a method's\ncosine by that of `full` at the same precision, and "
+        f"calls a gradient close if this is {CLOSE} or more on all five models.\n\n"
         + source("gradients", document)
         + "\n".join(
             of_precision([row for row in document["rows"] if row["precision"] == precision], what)
             for precision, what in PRECISIONS.items()
         )
         + "\nListed models with **random weights**, on random images, "
-        f"{document['random_batches']} batches of {document['random_batch_size']}. These are no "
-        "gradients of fine-tuning; batch norms of\nrandom weights enlarge any error.\n\n"
+        f"{document['random_batches']} batches of {document['random_batch_size']}. Fine-tuning has "
+        "no such gradients: batch norms of\nrandom weights enlarge any error.\n\n"
         + random_gradients(document["random_rows"])
     )
 
@@ -125,17 +128,17 @@ def accuracies() -> Iterator[str]:
 
         precision, rates = settings["job"]["precision"], settings["rates"]
         search = (
-            f"the learning rate of {', '.join(f'{rate:g}' for rate in rates)} that has the\nleast "
-            "mean loss on the validation split; seed 0 runs with each, the others with the best so "
-            "far."
+            f"Of the learning rates\n{', '.join(f'{rate:g}' for rate in rates)}, each method has "
+            "the one with the least mean loss on the validation split; seed 0 runs with each of "
+            "them, other\nseeds with the best so far."
             if precision == "fp32"
-            else "the learning rate that the\nsearch in fp32 found for the method; none was "
-            "searched for in this precision."
+            else "Each method has\nthe learning rate that the search in fp32 found for it; none "
+            "was searched for in this precision."
         )
         yield (
             f"**{document['summary']}, {precision}**: {full['steps']} steps of AdamW, batch "
-            f"{settings['job']['batch_size']}, {settings['seeds']} seeds; {search} "
-            f"The target is\n{settings['target']:.0%} of the best mean of `full` on the "
+            f"{settings['job']['batch_size']}, {settings['seeds']} seeds. {search}\n"
+            f"The target is {settings['target']:.0%} of the best mean of `full` on the "
             "validation split.\n\n"
             + source(path.stem, document)
             + table(
@@ -171,11 +174,12 @@ def branches() -> Iterator[str]:
 
     head = (name for task, metric in metrics.items() for name in (f"{task}, {metric}", "loss"))
     yield (
-        f"`razor` with a gradient of {document['budget']:g} of the residual branches, in the mean "
-        "over branches and steps, which are drawn in\ndifferent ways: by a bandit that learns "
-        "|f(x)| |dy| of each branch (the default), with equal probabilities, by depth, in a\n"
-        "number that changes over the run, or for each row of a batch by itself; scaled is by "
-        "1 / p. On the test split, means of\n(seeds), at the learning rate of `full`.\n\n"
+        f"`razor` where only {document['budget']:g} of the residual branches get a gradient, in "
+        "the mean over branches and steps. Steps draw them in\ndifferent ways: by a bandit that "
+        "learns |f(x)| |dy| of each branch (the default), with equal probabilities, by depth, in "
+        "a\nnumber that changes over the run, or for each row of a batch by itself; in some, "
+        "what is drawn is scaled by 1 / p. Figures are\nof the test split, at the learning rate "
+        "of `full`; those of several seeds are means, with the number of seeds.\n\n"
         + source("branches_cpu", document)
         + table(
             ["branches", *head],
@@ -195,11 +199,12 @@ def papers() -> Iterator[str]:
     document = load("papers")
     document["device"] = "none: predicted"
     yield (
-        "What the papers say, and what `plan` predicts for the same settings in fp32 in this\n"
-        "implementation: the bytes kept for backward, the peak, and the time of a step on that "
-        "card, in that of `full`\nwith fused attention, a range where no card has run the kernels. "
-        "Accuracies need their data and days of a GPU;\n[ours](#accuracy) are of other data. Each "
-        "row has its command in the file.\n\n" + source("papers", document)
+        "What the papers say, beside what `plan` predicts for the same settings in fp32 in this\n"
+        "implementation: the bytes kept for backward, the peak, and the time of a step, in steps "
+        "of `full` with fused attention on\nthe same card. The time is a range where no card has "
+        "run the kernels. Accuracies are the papers' alone, as they need their\ndata and days of a "
+        "GPU; [ours](#accuracy) are of other data. The file has the command of each row.\n\n"
+        + source("papers", document)
     )
     for one in document["tables"]:
         rows = [row for row in document["rows"] if row["table"] == one["name"]]
@@ -217,8 +222,8 @@ def papers() -> Iterator[str]:
             return [*cells, *sizes, ranged(row, ".2f", full)]
 
         yield (
-            f"**{one['name']}**: `{one['model']}`, {one['gpu']}; memory is {one['memory']}. For "
-            f"example `{rows[0]['command']}`.\n\n"
+            f"**{one['name']}**: `{one['model']}`, {one['gpu']}. Memory in the paper: "
+            f"{one['memory']}. The command of the first row: `{rows[0]['command']}`.\n\n"
             + table(
                 ["row", "memory, paper", *times, *data, "kept", "peak", "step"], map(line, rows)
             )
@@ -271,9 +276,10 @@ def paper_figures() -> Iterator[str]:
         command = f"`razorctl compare {model} {dataset} --methods backrazor,prebackrazor++`"
         rows.append([figure, paper, f"{document['summary']}: {ours}", command])
     yield (
-        "The figures of Sheared Backpropagation that show measurements, on an RTX 4090, beside\n"
-        "[ours on a CPU](#accuracy), at ratio 0.9. Fig. 2 is a drawing. The commands are for a "
-        "machine that reaches the hub.\n\n" + table(["figure", "paper", "ours", "command"], rows)
+        "The figures of Sheared Backpropagation that show measurements, all on an RTX 4090, "
+        "beside\n[ours on a CPU](#accuracy). All are at ratio 0.9. Fig. 2 is a drawing. The "
+        "commands need a machine that reaches the hub.\n\n"
+        + table(["figure", "paper", "ours", "command"], rows)
     )
 
 

@@ -41,14 +41,14 @@ def memory() -> str:
         )
 
     return (
-        "Bytes that a step with SGD and momentum keeps between forward and backward pass, and its\n"
-        f"peak, at ratio {document['ratio']}. Peaks count tensors alone; `plan` adds what kernels "
-        "allocate inside.\n\n"
+        "The bytes that a step with SGD and momentum keeps between its forward and backward pass, "
+        f"and its peak, at ratio {document['ratio']}.\nA peak here counts tensors only; `plan` "
+        "also counts what kernels allocate inside.\n\n"
         + source("memory", document)
         + cells(whole, GIB, ".2f")
-        + "\nOther models. Back Razor, Tables 2 and 4, has 366 MB kept by `full` and 42 MB by "
-        "itself, for ProxylessNAS-Mobile,\n224 px, batch 8. The step of the decoder is the one "
-        "that `plan` traces, with its loss.\n\n" + cells(few, MIB, ",.0f")
+        + "\nOther models. For ProxylessNAS-Mobile at 224 px, batch 8, Tables 2 and 4 of Back "
+        "Razor say that `full` keeps 366 MB and\nBack Razor 42 MB. The step of the decoder is the "
+        "one that `plan` traces, which includes the loss.\n\n" + cells(few, MIB, ",.0f")
     )
 
 
@@ -66,9 +66,10 @@ def listed() -> str:
         return f"{full}; {row['saved_bytes'] / row['full_saved_bytes']:.1%}"
 
     return (
-        f"Bytes that a step of `full` keeps on every listed model, and the share of them that "
-        f"`razor` keeps at ratio {document['ratio']},\nor the reason why `finetune` refuses: batch "
-        f"{every['batch_size']}, images of the model's own size, {every['tokens']} tokens.\n\n"
+        "The bytes that a step of `full` keeps on every listed model, and the share of them that "
+        f"`razor` keeps at ratio {document['ratio']}.\nWhere `finetune` refuses that ratio, its "
+        f"reason is in the table. Batches have {every['batch_size']} images of the model's own "
+        f"size, or texts of {every['tokens']}\ntokens.\n\n"
         + table(
             ["model", "task", "fp32", "bf16"],
             [
@@ -92,9 +93,10 @@ def planned() -> Iterator[str]:
             case = row["point"].split()[1]
             groups.setdefault((row["model"], case), []).append(row["over"])
         yield (
-            f"Predicted peaks against measured ones, over {len(document['rows'])} training steps: "
-            f"from {percent(document['least_over'])} to\n{percent(document['most_over'])}, "
-            f"{percent(document['mean_over'])} in the mean.{ON_A_CPU if on_cpu else ''}\n\n"
+            f"By how much predicted peaks exceed measured ones, in {len(document['rows'])} "
+            f"training steps: {percent(document['least_over'])} to\n"
+            f"{percent(document['most_over'])}, and {percent(document['mean_over'])} in the mean."
+            f"{ON_A_CPU if on_cpu else ''}\n\n"
             + source(path.stem, document)
             + table(
                 ["model", "method", "steps", "least over measured", "most"],
@@ -117,7 +119,8 @@ def published() -> str:
     columns = list(dict.fromkeys((r["gpu"], r["phase"]) for r in document["rows"]))
     phases = {"train": "training", "infer": "inference"}
     return (
-        "Predicted rates, of rates that timm published, in images per second (difference).\n\n"
+        "Images per second: the predicted rate, of the rate that timm published, and the "
+        "difference in parentheses.\n\n"
         + source("published", document)
         + table(
             ["model", *(f"{gpu}, {phases[phase]}" for gpu, phase in columns)],
@@ -135,9 +138,10 @@ def architectures() -> str:
     cut = sum(bool(row["options"]) for row in rows)
     faults = [f"{row['model']}: {', '.join(row['faults'])}" for row in rows if row["faults"]]
     return (
-        f"`{document['recipe']['method']}` at ratio {document['recipe']['ratio']} on the smallest "
-        f"model of each of timm's {len(rows)} files of models, {cut} of them cut down\nfurther, "
-        "with random weights and images, fp32. "
+        f"timm defines its models in {len(rows)} files. Here "
+        f"`{document['recipe']['method']}` runs at ratio {document['recipe']['ratio']} on the "
+        "smallest model of each file, in fp32, with\nrandom weights and images; "
+        f"{cut} of these models are cut down further. "
         + (f"Faults: {'; '.join(faults)}" if faults else "Every forward pass is stock's to the bit")
         + f".\nThe cosine of the whole gradient to the exact one is {rows[0]['cosine']:.5f} or "
         "more.\n\n"
@@ -166,12 +170,12 @@ def choices() -> str:
             return "nothing fits"
         return f"{row['label']}, {ranged(row, '.2f')} s"
 
-    verdict = "each fits, no listed way\ndominates one, and more memory makes none slower"
+    verdict = "all fit, no listed way dominates one, and more memory makes none\nslower"
     return (
-        "What `plan` chooses, and the predicted time of a step, a range where no card has run the "
-        f"kernels. {len(rows)} choices: "
+        "What `plan` chooses, and the predicted time of a step, which is a range where no card "
+        f"has run the kernels.\nOf {len(rows)} choices "
         + (f"{len(faults)} are faulty" if faults else verdict)
-        + f".\n{approximate} of them are approximate.\n\n"
+        + f". {approximate} of them are ways whose gradient is approximate.\n\n"
         + source("choices", document)
         + "<details><summary>Every choice</summary>\n\n"
         + table(
@@ -219,10 +223,11 @@ def which_fits() -> str:
         models = jobs.setdefault(job, [])
         models += [] if row["model"] in models else [row["model"]]
     return (
-        "The largest batch of `full` → of `razor` that is predicted to fit in all of a card's "
-        f"memory, in one pass, in bf16, at ratio {document['ratio']}:\nthe power of two that "
-        f"`--batch-size auto` takes, up to {document['most']:,}. `{NONE}`: nothing fits. `*`: only "
-        f"with\n`{document['lean']}`. No card has run these steps.\n"
+        "The largest batch that is predicted to fit in all of a card's memory, of `full` → of "
+        f"`razor` at ratio {document['ratio']}, in bf16, in one pass.\nIt is the power of two that "
+        f"`--batch-size auto` takes, up to {document['most']:,}. `{NONE}` means that nothing fits, "
+        f"`*` that it fits only with\n`{document['lean']}`. No card has run these steps. The jobs "
+        "are\n"
         + ";\n".join(f"{job}: {', '.join(models)}" for job, models in jobs.items())
         + ".\n\n"
         + source("fits", document)
@@ -234,10 +239,10 @@ def killed() -> str:
     """The table of runs that were killed at random instants."""
     document = load("crash")
     return (
-        f"Runs of `{document['job']['model']}` on {document['job']['dataset']}, of "
-        f"{document['steps']} steps with a checkpoint every {document['job']['save_every']}, got "
-        "SIGKILL at random instants and were resumed with `--resume`. Their final weights equal "
-        "those of a run that was never killed, to the bit.\n\n"
+        f"Runs of `{document['job']['model']}` on {document['job']['dataset']} take "
+        f"{document['steps']} steps and write a checkpoint every {document['job']['save_every']} "
+        "steps. They got SIGKILL at random instants,\nand were resumed with `--resume`. Their "
+        "final weights equal those of a run that was never killed, to the bit.\n\n"
         + source("crash", document)
         + table(
             ["method", "kills", "in preparation", "in a save", "between saves", "same weights"],
@@ -286,18 +291,19 @@ def run_costs() -> str:
         for row in document["loading"]
     ]
     return (
-        "The time of a checkpoint, and of the copy of random states and buffers in each step: its "
-        "share of the time of training\nsteps, and of the whole run, with a checkpoint at the "
-        "default interval. The interval of the ViT-S/16 is that of `vit-b16`.\n\n"
+        "The time of a checkpoint, and of the copy of random states and buffers that each step "
+        "makes. The share is that of both in the\ntime of training steps / in that of the whole "
+        "run, with checkpoints at the default interval. The interval of the ViT-S/16\nis that of "
+        "`vit-b16`.\n\n"
         + source("run_costs", document)
         + table(
             ["model", "method", "save", "copy", "step", "interval", "share", "saves take 5 %"],
             saves,
         )
-        + "\nRuns that load their rows from files, against the same runs with the same rows in "
-        "memory, in turns: means over a run, and\nof these the median (least to most). The wait "
-        "for the rows is what loading adds to a step. Photos are JPEGs of 500 x 375\npixels, which "
-        "are cropped and flipped at random.\n\n"
+        + "\nRuns that load their rows from files take turns with runs that have the same rows in "
+        "memory. Times are means over a run; the\nlast column is the median of all turns (least "
+        "to most). The wait for the rows is what loading adds to a step. Photos are\nJPEGs of "
+        "500 x 375 pixels, which are cropped and flipped at random.\n\n"
         + table(
             ["model", "data", "step", "in memory", "wait", "wait adds", "runs differ by"], loads
         )
@@ -312,16 +318,18 @@ autograd holds between forward and backward pass, *peak* is the most that a trai
 allocated, *ratio* is the share that is pruned; for `razor` it is a byte budget.
 """
 ON_A_CPU = """ The differences
-come from kernels of PyTorch. In half of the steps of the larger models, the optimizer makes the
-peak, whatever the method."""
+come from kernels of PyTorch. In half of the steps of the larger models, the peak is that of the
+optimizer, whatever the method."""
 CUDA = """## On a GPU
 
-No step has been timed on a GPU yet. On a CUDA machine `scripts/bench/gpu.sh OUT` takes a training
-step by every method beside full, then runs the tests of layers and kernels, and the benches of
-whole steps of ViT-B/16 with every method, of one linear layer, of every ratio and of kernels
-(`roofline.py --device cuda`, beside the time that bytes and operations imply), in under 8 minutes.
-`scripts/bench/planning.py` compares predictions with what steps take. The reserve for context and
-fragmentation, and the predicted times of methods that prune, have not been checked on a GPU either.
+No step has been timed on a GPU yet. On a CUDA machine `scripts/bench/gpu.sh OUT` does so in under 8
+minutes. It takes a training step by every method beside full, and runs the tests of layers and
+kernels. Then it times whole steps of ViT-B/16 by every method, one linear layer, steps at every
+ratio, and kernels, beside the times that their bytes and operations imply (`roofline.py`).
+
+`scripts/bench/planning.py` compares predictions with what steps take. Two of them have not been
+checked on a GPU either: the reserve for context and fragmentation, and the times of methods that
+prune.
 """
 
 

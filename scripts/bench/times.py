@@ -15,9 +15,9 @@ def whole_steps() -> Iterator[str]:
             compiled = any(row.get("step_time_vs_full_compiled") for row in rows.values())
             head = ["method", "kept for backward", "peak of a step", "step time vs `full`"]
             yield (
-                f"{workload(document, precision)}, ratio {document['ratio']}: the median of "
-                f"at most {document['turns']} turns.\nIn a turn the cases run one after another; "
-                f"{peaks(document)}.\n\n"
+                f"{workload(document, precision)}, ratio {document['ratio']}: times are medians of "
+                f"at most {document['turns']} turns.\nIn each turn the cases run one after "
+                f"another. {peaks(document)}.\n\n"
                 + source(path.stem, document)
                 + table(
                     [*head, "vs `full`, compiled"] if compiled else head,
@@ -33,9 +33,9 @@ def workload(document: Row, precision: str) -> str:
 
 def peaks(document: Row) -> str:
     if "CPU" not in document["device"]:
-        return "peaks are measured"
+        return "Peaks are measured"
     compiled = any(", compiled" in row["case"] for row in document["rows"])
-    return "peaks are traced" + (", those of compiled cases measured" if compiled else "")
+    return "Peaks are traced" + (", but those of compiled cases are measured" if compiled else "")
 
 
 def whole_step(row: Row, compiled: bool) -> Cells:
@@ -57,8 +57,8 @@ def frontiers() -> Iterator[str]:
             rows = [row for row in document["rows"] if row["precision"] == precision]
             row_of = {(row["case"].partition(" at ")[0], row["ratio"]): row for row in rows}
             yield (
-                f"{workload(document, precision)}: the peak in MiB, and the time\nof a step in "
-                f"steps of `full`; {peaks(document)}, times are medians of at most "
+                f"{workload(document, precision)}: the peak in MiB, and the time\nof a step "
+                f"divided by that of `full`. {peaks(document)}. Times are medians of at most "
                 f"{document['turns']} turns.\n\n"
                 + source(path.stem, document)
                 + table(
@@ -89,9 +89,10 @@ def linear_layers() -> Iterator[str]:
             published = {float(r): paper(times) for r, times in document["published_ms"].items()}
             yield (
                 f"One linear layer with inputs of shape {shape}, {precision}: the time of its\n"
-                "forward pass / of both passes, in that of `full`, the median of "
-                f"{document['turns']} turns.\n{verdict(gains)}\nSheared Backpropagation, Tab. 3, "
-                f"has {span(list(published.values()))} on an RTX 4090, batch 128.\n\n"
+                "forward pass / of its forward and backward pass, divided by that of `full`; "
+                f"medians of {document['turns']} turns.\n{verdict(gains)}\nIn Tab. 3 of Sheared "
+                f"Backpropagation it is {span(list(published.values()))} times as fast, on an RTX "
+                "4090 at batch 128.\n\n"
                 + source(path.stem, document)
                 + table(
                     ["ratio", *(f"`{m}`" for m in methods), "columns over elements", "Tab. 3"],
@@ -132,7 +133,7 @@ def verdict(gains: dict[float, Gain | None]) -> str:
     more = sum(gain[1] > 1 for gain in measured)
     return (
         f"Keeping columns (`prebackrazor`) is faster than keeping elements (`backrazor`) at {more} "
-        f"of {len(gains)} ratios:\n{span(measured)} times as fast in both passes."
+        f"of {len(gains)} ratios:\n{span(measured)} times as fast over both passes."
     )
 
 
