@@ -1,8 +1,7 @@
 """Files of models and data sets, from the Hugging Face hub or its local cache."""
 
-import glob
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -121,11 +120,6 @@ def listing(name: str, repo: str) -> list[str]:
         raise MissingError(f"{name} is not in the local cache and {problem}; {mend}")
     newest = snapshots[-1]
     return sorted(f.relative_to(newest).as_posix() for f in newest.rglob("*") if f.is_file())
-
-
-def literally(files: Iterable[str]) -> tuple[str, ...]:
-    """The patterns that match just these files, for `fetch`."""
-    return tuple(glob.escape(file) for file in files)
 
 
 @contextmanager

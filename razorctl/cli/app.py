@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from razorctl import processes
-from razorctl.cli.command import PREFIX, Command, option, skip_unset_checks
+from razorctl.cli.command import PREFIX, Command, format_help, option, skip_unset_checks
 from razorctl.cli.views import common as views
 from razorctl.cli.views.terminal import clean, safe_streams
 from razorctl.errors import ElsewhereError, RazorError, Terminated, UsageError, first_line
@@ -44,10 +44,7 @@ FUNCTIONS = {"list": "list_names"}  # command -> its function, if the names diff
 class Group(TyperGroup):
     """A group that prints an error as one sentence and exits with the code of its kind."""
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        from razorctl.cli.views import help as view
-
-        view.show(self, ctx)
+    format_help = format_help
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         skip_unset_checks(self, ctx)

@@ -45,15 +45,18 @@ def usage(command: Any, ctx: Any) -> list[str]:
     return pieces
 
 
+def format_help(command: Any, ctx: Any, formatter: Any) -> None:
+    """Prints the help of a command, or of the application."""
+    from razorctl.cli.views import help as view
+
+    view.show(command, ctx)
+
+
 class Command(TyperCommand):
     """A command that suggests the nearest option, by flag or setting, for an unknown one."""
 
     collect_usage_pieces = usage
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        from razorctl.cli.views import help as view
-
-        view.show(self, ctx)
+    format_help = format_help
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         skip_unset_checks(self, ctx)

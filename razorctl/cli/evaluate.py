@@ -1,7 +1,7 @@
 """`razorctl evaluate`."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -15,14 +15,10 @@ from razorctl.cli.options import (
     option,
     with_options,
 )
-from razorctl.cli.settings import call_settings, print_result
+from razorctl.cli.settings import call_settings, of_other_data, print_result
 from razorctl.cli.views import common as views
 from razorctl.cli.views import evaluate as view
 from razorctl.errors import UsageError
-
-# What --help does not need is imported in the functions below.
-if TYPE_CHECKING:
-    from razorctl.job import Job
 
 COLUMNS = ("image_column", "text_column", "label_column", "skip_bad")
 
@@ -64,12 +60,13 @@ def evaluate(
     from razorctl.training import evaluation_rows, run_files
 
     given = call_settings(ctx, {**flags, "split": split, "batch_size": batch_size}).given
-    columns = {name: given[name] for name in COLUMNS if name in given}
+    columns = [name for name in COLUMNS if name in given]
     if dataset is None and columns:
-        flag = next(iter(columns)).replace("_", "-")
+        flag = columns[0].replace("_", "-")
         raise UsageError(f"--{flag} is for reading DATASET; name DATASET, or leave it out.")
     _, job = run_files.finished_run(run)
-    wanted = _job(job, dataset or job.dataset, columns)
+    other = {"validation": None, "split": None, "streaming": False, **of_other_data(given)}
+    wanted = replace(job, dataset=dataset or job.dataset, **other)
     with views.status(f"loading {wanted.dataset}") as at:
         if dataset is None:
             rows = evaluation_rows.rows_of_run(run, given.get("split"), at)
@@ -90,10 +87,3 @@ def evaluate(
     with progress.count_rows(f"evaluating {model.weights}", row_count(rows.rows)) as done:
         result = inference.evaluation_document(model, rows, wanted.dataset, done)
     print_result(ctx, result, view.show)
-
-
-def _job(job: "Job", dataset: str, columns: dict[str, Any]) -> "Job":
-    """The job of a run with other data."""
-    default = {"image_column": None, "text_column": None, "label_column": None, "skip_bad": False}
-    default |= {"validation": None, "split": None, "streaming": False}
-    return replace(job, dataset=dataset, **{**default, **columns})

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from razorctl.cli.options import Batch, Device, Json, RunArgument, Weights, option, with_options
-from razorctl.cli.settings import call_settings, is_given
+from razorctl.cli.settings import call_settings, is_given, of_other_data
 from razorctl.cli.views import common as views
 from razorctl.cli.views import evaluate as evaluation
 from razorctl.cli.views import predict as view
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from razorctl.job import Job
     from razorctl.training.predicting.inference import Trained
 
-Done = Callable[[int], None]  # takes the number of rows that are done
-Predictions = tuple[view.RowFormat, Iterable[Any]]
 COLUMNS = ("image_column", "text_column", "skip_bad")
 NEW_TOKENS = 64
 # Option -> its task.
@@ -128,14 +126,14 @@ def predict(
     frequent label with the share of its pixels.
     """
     from razorctl import models
+    from razorctl.cli import progress
     from razorctl.data.own import whole
     from razorctl.training import run_files
 
     given = call_settings(ctx, {**flags, "batch_size": batch_size}).given
     _, trained = run_files.finished_run(run)
     _check_task(ctx, run, trained, out)
-    default = {"image_column": None, "text_column": None, "label_column": None, "skip_bad": False}
-    job = replace(trained, **{name: given.get(name, value) for name, value in default.items()})
+    job = replace(trained, **of_other_data(given))
     with views.status("reading the files") as at:
         modality = models.named(job.model).modality
         white = run_files.read_split(run).get("white")
@@ -148,47 +146,46 @@ def predict(
             run, weights=weights, device=device, batch_size=given.get("batch_size")
         )
     evaluation.note_skipped(skipped)
-    if out is not None and job.task == "segmentation":
-        predictions, file = partial(_masks, out), None
-    elif job.task == "causal-lm":
-        new = max_new_tokens or NEW_TOKENS
-        predictions, file = partial(_texts, new, temperature or 0.0, seed or 0), out
-    else:
-        predictions, file = partial(_labels, top or 1, probabilities), out
     write: Callable[..., None] = partial(view.write_csv, spreadsheet=spreadsheet)
     if json:
         write = partial(view.write_json, document=_document(model, skipped))
-    _write(model, parts, predictions, file, write)
+    file = None if job.task == "segmentation" else out
+    total = sum(len(part.kept) for part in parts)
+    with _opened(file) as stream, progress.count_rows("predicting", total) as done:
+        row_format, rows = _predictions(model, parts, ctx.params, done)
+        write(stream, rows, row_format)
 
 
-def _labels(
-    top: int, every: bool, model: "Trained", parts: list["UnlabeledRows"], done: Done
-) -> Predictions:
-    from razorctl.training.predicting import labels
-
-    rows = labels.predict_labels(model, parts)
-    return view.labels_format(model.classes, top, every), view.report_progress(rows, done)
-
-
-def _texts(
-    new: int,
-    temperature: float,
-    seed: int,
+def _predictions(
     model: "Trained",
     parts: list["UnlabeledRows"],
-    done: Done,
-) -> Predictions:
-    from razorctl.training.predicting import continuations
+    options: Mapping[str, Any],
+    done: Callable[[int], None],
+) -> tuple[view.RowFormat, Iterable[Any]]:
+    """The format and the rows of a model's predictions, which are made as they are read.
 
-    rows = continuations.continue_texts(model, parts, new, temperature, seed)
-    return view.fields_format("file", "row", "text"), view.report_progress(rows, done)
+    Args:
+        model: the model of the run.
+        parts: what to predict.
+        options: those of the command, by name.
+        done: called with the number of rows that are done.
+    """
+    if model.job.task == "segmentation":
+        from razorctl.training.predicting import masks
 
+        shares = masks.write_masks(model, parts, options["out"], done)
+        return view.fields_format("file", "row", "mask", "label", "share"), shares
+    if model.job.task == "causal-lm":
+        from razorctl.training.predicting import continuations
 
-def _masks(out: Path, model: "Trained", parts: list["UnlabeledRows"], done: Done) -> Predictions:
-    from razorctl.training.predicting import masks
+        new, temperature = options["max_new_tokens"] or NEW_TOKENS, options["temperature"] or 0.0
+        texts = continuations.continue_texts(model, parts, new, temperature, options["seed"] or 0)
+        return view.fields_format("file", "row", "text"), view.report_progress(texts, done)
+    from razorctl.training.predicting import labels
 
-    rows = masks.write_masks(model, parts, out, done)
-    return view.fields_format("file", "row", "mask", "label", "share"), rows
+    labeled = labels.predict_labels(model, parts)
+    row_format = view.labels_format(model.classes, options["top"] or 1, options["probabilities"])
+    return row_format, view.report_progress(labeled, done)
 
 
 def _document(model: "Trained", skipped: Sequence[str]) -> dict[str, Any]:
@@ -200,22 +197,6 @@ def _document(model: "Trained", skipped: Sequence[str]) -> dict[str, Any]:
         "classes": [*model.classes],
         "skipped": [*skipped],
     }
-
-
-def _write(
-    model: "Trained",
-    parts: list["UnlabeledRows"],
-    predict: Callable[["Trained", list["UnlabeledRows"], Done], Predictions],
-    file: Path | None,
-    write: Callable[..., None],
-) -> None:
-    """Makes all predictions, and writes them to a new file, or to stdout if `file` is None."""
-    from razorctl.cli import progress
-
-    total = sum(len(part.kept) for part in parts)
-    with _opened(file) as stream, progress.count_rows("predicting", total) as done:
-        row_format, rows = predict(model, parts, done)
-        write(stream, rows, row_format)
 
 
 def _check_task(ctx: typer.Context, run: Path, job: "Job", out: Path | None) -> None:

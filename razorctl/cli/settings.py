@@ -20,6 +20,8 @@ from razorctl.recipe import Recipe
 
 GIVEN = ("COMMANDLINE", "ENVIRONMENT")  # sources of a parameter that the call itself sets
 AUTO = "auto"  # the batch size that stands for the largest that a plan allows
+# What says how one's own data are read, with its defaults.
+OF_DATA = {"image_column": None, "text_column": None, "label_column": None, "skip_bad": False}
 OF_OPTIMIZER = ("learning_rate", "momentum", "weight_decay")  # each value suits one optimizer only
 
 
@@ -118,6 +120,11 @@ def call_settings(ctx: Call, flags: Mapping[str, Any], preset: str | None = None
         if value is not None and is_given(ctx, name):
             given[name] = value
     return Settings(given if preset is None else _over_preset(preset, given))
+
+
+def of_other_data(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings for reading data that a run was not trained on: those given, else defaults."""
+    return {name: given.get(name, default) for name, default in OF_DATA.items()}
 
 
 def settings_of_file(file: Path) -> dict[str, Any]:

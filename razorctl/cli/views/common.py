@@ -64,9 +64,9 @@ _muted: list[tuple[Any, Any]] = []  # the streams that `mute` has replaced
 EVERY = 30.0  # longest silence in seconds where there is no live display
 
 
-def figure(value: float | None, digits: int = 4) -> str:
+def figure(value: float | None) -> str:
     """A figure of an evaluation, or a dash for None, which stands for one that is not finite."""
-    return "-" if value is None else f"{value:.{digits}f}"
+    return "-" if value is None else f"{value:.4f}"
 
 
 def predicted_duration(predicted: dict[str, Any], steps: int = 1) -> str:

@@ -1,7 +1,7 @@
 """The report of `compare --html`: one self-contained HTML file."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,21 +46,20 @@ def render(document: dict[str, Any], comparison: Comparison, commands: Sequence[
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    done = [entry for entry in comparison.entries if entry.runs]
-    lines = plots.line_styles(entry.recipe.method for entry in done)
-    of_label = dict(zip((entry.label for entry in done), lines, strict=True))
-    runs = [run for entry in done for run in entry.runs]
+    lines = _lines(comparison)
+    groups = [entry.runs for entry in comparison.entries if entry.runs]
+    runs = [run for group in groups for run in group]
     again = [["razorctl", "--config", str(run.directory / CONFIG), "finetune"] for run in runs]
     return pages.get_template(TEMPLATE).render(
         document=document,
         title=table.title(document),
         subtitle=table.shared_settings(document),
         advice=sentence(document["take"]),
-        **_table(document, of_label),
-        memory_time=_memory_time(document, of_label) if runs else None,
-        crowded=len(done) > plots.NAMED,
-        curves=_curves(document["metric"], [entry.runs for entry in done], lines) if runs else [],
-        several=any(len(entry.runs) > 1 for entry in done),
+        **_table(document, lines),
+        memory_time=_memory_time(document, lines) if runs else None,
+        crowded=len(groups) > plots.NAMED,
+        curves=_curves(document["metric"], groups, lines.values()) if runs else [],
+        several=any(len(group) > 1 for group in groups),
         environment=_environment(runs),
         shared={k: v for k, v in document["shared"].items() if v is not None},
         commands=[*commands, ("Repeat one run", [shlex.join(words) for words in again])],
@@ -72,6 +71,13 @@ def _columns(document: dict[str, Any]) -> table.Columns:
     rows = document["rows"]
     memories = {n: head for n, head in MEMORY.items() if any(row[n] is not None for row in rows)}
     return table.columns_of(document, memories or {"saved_bytes": MEMORY["saved_bytes"]})
+
+
+def _lines(comparison: Comparison) -> dict[str, plots.LineStyle]:
+    """Label -> the style of the lines of each row that has runs."""
+    done = [entry for entry in comparison.entries if entry.runs]
+    styles = plots.line_styles(entry.recipe.method for entry in done)
+    return dict(zip((entry.label for entry in done), styles, strict=True))
 
 
 def _table(document: dict[str, Any], of_label: Mapping[str, plots.LineStyle]) -> dict[str, Any]:
@@ -123,7 +129,7 @@ def _axis_name(head: str) -> str:
 def _curves(
     metric: str,
     rows: Sequence[Sequence[FinishedRun]],
-    lines: Sequence[plots.LineStyle],
+    lines: Collection[plots.LineStyle],
     over: Sequence[str] = ("steps", "seconds"),
 ) -> list[tuple[str, str]]:
     """The plots of the training loss and of the task's metric, each with its name.
@@ -151,13 +157,12 @@ def run_plots(run: FinishedRun) -> list[str]:
 
 def comparison_plots(document: dict[str, Any], comparison: Comparison) -> list[str]:
     """The plots of a comparison, except those over seconds; the first one has the labels."""
-    done = [entry for entry in comparison.entries if entry.runs]
-    if not done:
+    lines = _lines(comparison)
+    if not lines:
         return []
-    lines = plots.line_styles(entry.recipe.method for entry in done)
-    of_label = dict(zip((entry.label for entry in done), lines, strict=True))
-    curves = _curves(document["metric"], [entry.runs for entry in done], lines, ["steps"])
-    return [_memory_time(document, of_label), *(plot for _, plot in curves)]
+    groups = [entry.runs for entry in comparison.entries if entry.runs]
+    curves = _curves(document["metric"], groups, lines.values(), ["steps"])
+    return [_memory_time(document, lines), *(plot for _, plot in curves)]
 
 
 def _environment(runs: Sequence[FinishedRun]) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Any data set of the Hugging Face hub whose files `datasets` can read; its code is never run."""
 
+import glob
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -118,7 +119,7 @@ def raw(ask: Ask) -> Raw:
     name, origin = ask.name, origin_of(ask)
     split_names = ask.splits(list(origin.files))
     files = {split: origin.files[name_in_data] for split, name_in_data in split_names.items()}
-    wanted = hub.literally([file for split in files.values() for file in split])
+    wanted = tuple(glob.escape(file) for split in files.values() for file in split)
     folder = hub.fetch(name, origin.repo, wanted, "dataset")
     with hub.reading(name, folder), hub.quiet_without_terminal():
         from datasets import load_dataset
