@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from timm import layers as timm_layers
 from timm.layers import activations as timm_activations
 from timm.layers import norm_act as timm_norm_act
@@ -73,7 +74,8 @@ class Case:
 def razor(module: nn.Module, rule: Rule | None, attention: str | None = None) -> RazorLayer:
     """Swaps one module, as `sparsify` does, for a rule that no method may name for its kind."""
     rules = None if rule is None else both(rule)
-    razor_of(type(module)).attach(module, rules, LayerSettings(attention=attention or "auto"))
+    settings = LayerSettings(attention=attention or "auto", rules_of=lambda kind, columns: rules)
+    razor_of(type(module)).attach(module, rules, settings)
     assert isinstance(module, RazorLayer)
     return module
 
@@ -105,6 +107,31 @@ def gpt2() -> GPT2Attention:
     layer = GPT2Attention(GPT2Config(**sizes, attn_implementation="sdpa"), layer_idx=0)
     layer.is_causal = False  # its eager attention is so by a mask, which the model gives
     return layer
+
+
+def of_itself(module: nn.Module, args: Any, kwargs: Any) -> Any:
+    """A hook that gives an attention its one input as query, key and value."""
+    return args * 3, {"need_weights": False, **kwargs}
+
+
+def multihead(**options: Any) -> nn.MultiheadAttention:
+    layer = nn.MultiheadAttention(24, 3, batch_first=True, **options)
+    for name, parameter in layer.named_parameters():
+        if "bias" in name:
+            nn.init.normal_(parameter)
+    layer.register_forward_pre_hook(of_itself, with_kwargs=True)
+    return layer
+
+
+def decoder_layer() -> nn.Module:
+    layer = nn.TransformerDecoderLayer(33, 3, 20, 0.0, "relu", norm_first=True)
+    layer.register_forward_pre_hook(from_itself)
+    return layer
+
+
+def from_itself(module: nn.Module, args: Any) -> Any:
+    """A hook that gives a decoder its input as memory too."""
+    return args * 2
 
 
 def scale() -> nn.Module:
@@ -179,6 +206,10 @@ CASES |= {
     "phi3 mlp": Case(lambda: Phi3MLP(Phi3Config(**TINY)), ROWS),
     "timm swiglu": Case(lambda: timm_layers.SwiGLU(33, 20, norm_layer=nn.LayerNorm), ROWS),
     "timm glu mlp": Case(lambda: timm_layers.GluMlp(33, 40, act_layer=nn.SiLU), ROWS),
+    "encoder layer": Case(
+        lambda: nn.TransformerEncoderLayer(33, 3, 20, 0.0, F.gelu, batch_first=True), ((2, 5, 33),)
+    ),
+    "decoder layer": Case(decoder_layer, ((2, 5, 33),)),
     "timm packed swiglu": Case(lambda: timm_layers.SwiGLUPacked(33, 40), ROWS),
 }
 IMAGES = ((2, 6, 5, 7), (3, 6, 4, 4), (1, 6, 1, 9))
@@ -264,6 +295,7 @@ for backend in ("stored", "sparse-flash"):
             TOKENS,
             attention=backend,
         ),
+        f"multihead attention, {backend}": Case(multihead, TOKENS, attention=backend),
         f"bert attention, {backend}": Case(bert, TOKENS, attention=backend),
         f"gpt2 attention, {backend}": Case(gpt2, TOKENS, attention=backend),
     }

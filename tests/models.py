@@ -148,3 +148,12 @@ def registered(*entries: Named, shallow: bool = False) -> Iterator[None]:
         job_trace._blueprint.cache_clear()
         yield
     job_trace._blueprint.cache_clear()
+
+
+def torchvision_vit() -> nn.Module:
+    """torchvision's ViT, whose head starts at zero in stock."""
+    from torchvision.models import VisionTransformer
+
+    model = VisionTransformer(16, 4, 2, 2, 24, 48, num_classes=5)
+    nn.init.normal_(model.heads.head.weight, std=0.1)
+    return model

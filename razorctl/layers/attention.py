@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from razorctl.layers.autocast import compute_dtype, no_autocast, to_compute_dtype
-from razorctl.layers.base import LayerSettings, RazorLayer, save, saved
+from razorctl.layers.base import LayerSettings, RazorLayer, save, saved, stock_base
 from razorctl.layers.fused_attention import (
+    MaskParts,
     SparseFlashFunction,
     attended,
     attention_gradient,
@@ -136,7 +137,8 @@ class Attention(RazorLayer):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # Not a decorator: it loads torch._dynamo, which a library that has attention loads anyway.
+        if stock_base(cls) is nn.Module:  # it loads torch._dynamo, which few models need
+            return
         torch.compiler.allow_in_graph(attention_gradient)  # type: ignore[no-untyped-call]
 
     @classmethod
@@ -189,8 +191,12 @@ class Attention(RazorLayer):
         scale: float | None = None,
         enable_gqa: bool = False,
         repeats: int = 1,
+        parts: MaskParts | None = None,
     ) -> Tensor:
-        """`fused_attention`, with activations kept as the backend and the rules say."""
+        """`fused_attention`, with activations kept as the backend and the rules say.
+
+        parts: of the mask, which are kept in its place where they can be.
+        """
         options: dict[str, Any] = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
         options |= {"enable_gqa": enable_gqa, "repeats": repeats}
         gradient = any(t.requires_grad for t in (query, key, value))
@@ -201,7 +207,7 @@ class Attention(RazorLayer):
             joins = self.rules.wide.tiled and not torch.compiler.is_compiling()
             joint = joint_of(query, key, value) if joins else None
             derived, rule = self.derived(query, key, value), self.rules.of(compute_dtype(query))
-            form = attended(rule, joint, query, key, value, attn_mask, derived, options)
+            form = attended(rule, joint, query, key, value, attn_mask, derived, options, parts)
             if joint is not None:
                 query, key, value = query.detach(), key.detach(), value.detach()
             out: Tensor = SparseFlashFunction.apply(joint, query, key, value, attn_mask, self, form)

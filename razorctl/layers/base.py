@@ -22,6 +22,10 @@ from razorctl.sampling.joint import Blocks
 from razorctl.spans import packing
 
 
+def _no_rules(kind: str, columns: int) -> Rules | None:
+    return None
+
+
 @dataclass(frozen=True)
 class LayerSettings:
     """The settings that the razor layers of a model share.
@@ -31,6 +35,8 @@ class LayerSettings:
         blocks: the draw of weights under a joint budget, else None.
         attention: the backend, as `Recipe.backend`.
         int8_weight_grad, int8_input_grad, int8_forward: as `Recipe.int8`.
+        rules_of: the rules that a layer kind gets, for a number of columns; None if it stays stock.
+            It is for parts of a module that are no modules of their own.
     """
 
     memo: Memo | None = None
@@ -39,6 +45,7 @@ class LayerSettings:
     int8_weight_grad: bool = False
     int8_input_grad: bool = False
     int8_forward: bool = False
+    rules_of: Callable[[str, int], Rules | None] = _no_rules
 
 
 class RazorLayer(nn.Module):

@@ -1,6 +1,6 @@
 """Fused attention that runs again in the backward pass, with q, k, v that are packed or derived."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,20 +24,47 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
+class MaskParts:
+    """The parts of a mask, where they take fewer bytes.
+
+    Args:
+        tensors: the parts, each of which may be None.
+        merge: makes the mask of them; None if it is the only one.
+    """
+
+    tensors: tuple[Tensor | None, ...]
+    merge: Callable[..., Tensor | None] | None
+
+
+@dataclass(frozen=True)
 class Attended(Derived):
     """The output of fused attention, [batch, heads, tokens, columns], which runs again.
 
     Args:
         sources: of q, k and v, or one that all three view.
-        others: the mask, and the state of the random number generator; each may be None.
+        others: the mask or its parts, and the state of the random number generator; each may be
+            None.
+        merge: as of `MaskParts`.
         shapes: those of q, k and v.
         joined: for each of q, k and v, whether its source has the heads side by side.
         options: of `fused_attention`.
     """
 
+    merge: Callable[..., Tensor | None] | None = None
     shapes: tuple[torch.Size, ...] = ()
     joined: tuple[bool, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def mask(self) -> Tensor | None:
+        """The mask."""
+        parts = self.others[:-1]
+        return parts[0] if self.merge is None else self.merge(*parts)
+
+    @property
+    def state(self) -> Tensor | None:
+        """The state of the random number generator."""
+        return self.others[-1]
 
     def q_k_v(self) -> tuple[Tensor, ...]:
         """q, k, v in the dtype of the output."""
@@ -51,20 +78,20 @@ class Attended(Derived):
 
     def run(self) -> tuple[list[Tensor], Tensor]:
         """The inputs, as leaves of a graph, and the output."""
-        mask, state = self.others
+        mask = self.mask
         inputs = [t.detach().requires_grad_() for t in self.q_k_v()]
         q, k, v = inputs
         if mask is not None and mask.requires_grad:
             mask = mask.detach().requires_grad_()
             inputs.append(mask)
-        with torch.enable_grad(), _replaying(state, q.device):
+        with torch.enable_grad(), replaying(self.state, q.device):
             out = fused_attention(q, k, v, mask, **self.options)
         return inputs, out
 
     def values(self) -> Tensor:
         if self.cell is None:  # in a compiled program
             q, k, v = self.q_k_v()
-            return fused_attention(q, k, v, self.others[0], **self.options)
+            return fused_attention(q, k, v, self.mask, **self.options)
         out: Tensor = self.cell.read(self.run)[1]
         return out.detach()
 
@@ -113,7 +140,7 @@ class SparseFlashFunction(torch.autograd.Function):
         with no_autocast(dout.device):
             if torch.compiler.is_compiling():
                 q, k, v = attended.q_k_v()
-                mask, state = attended.others
+                mask, state = attended.mask, attended.state
                 if mask is not None and mask.dtype == torch.bool:
                     # Else the compiler keeps the forward pass's float mask, four times as large.
                     mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
@@ -177,7 +204,7 @@ def attention_gradient(
     if mask is not None and mask.requires_grad:
         mask = mask.detach().requires_grad_()
         inputs.append(mask)
-    with torch.enable_grad(), _replaying(state, q.device):
+    with torch.enable_grad(), replaying(state, q.device):
         out = fused_attention(inputs[0], inputs[1], inputs[2], mask, **options)
     return torch.autograd.grad(out, inputs, dout)
 
@@ -207,7 +234,7 @@ def _random_state(device: torch.device) -> Tensor:
 
 
 @contextmanager
-def _replaying(state: Tensor | None, device: torch.device) -> Iterator[None]:
+def replaying(state: Tensor | None, device: torch.device) -> Iterator[None]:
     """Inside, random numbers follow `state`; afterwards the generator is as it was before.
 
     state: as `_random_state` returns it; None changes nothing.
@@ -245,6 +272,7 @@ def attended(
     mask: Tensor | None,
     derived: tuple[Packed, ...],
     options: Mapping[str, Any],
+    parts: MaskParts | None = None,
 ) -> Attended:
     """The output of fused attention as `Attended`, before it is computed.
 
@@ -253,6 +281,7 @@ def attended(
         joint: as `joint_of` returns it.
         derived: q, k and v if they are made again; else empty.
         mask, options: of `fused_attention`.
+        parts: of the mask, which are kept in its place unless it gets a gradient.
     """
     tensors = [to_compute_dtype(t.detach()) for t in (q, k, v)]
     shapes, dtype = tuple(t.shape for t in tensors), tensors[0].dtype
@@ -269,5 +298,7 @@ def attended(
             )
     state = _random_state(q.device) if options["dropout_p"] else None
     shape = torch.Size((*shapes[0][:-1], shapes[2][-1]))
-    form = Attended(shape, dtype, sources, (mask, state))
+    if parts is None or (mask is not None and mask.requires_grad):
+        parts = MaskParts((mask,), None)
+    form = Attended(shape, dtype, sources, (*parts.tensors, state), merge=parts.merge)
     return form.replaced(shapes=shapes, joined=joined, options=options)

@@ -29,7 +29,7 @@ from razorctl.ops.quantize import quantize
 from razorctl.ops.weight_copies import Columns
 from razorctl.ops.weight_grad import linear_weight_grad
 from razorctl.rules.base import Rules
-from razorctl.rules.derived import DerivedLinear
+from razorctl.rules.derived import Derived, DerivedLinear
 from razorctl.rules.packed import Packed, PackedCodes
 from razorctl.rules.quantized import TILE
 
@@ -164,7 +164,7 @@ class LinearFunction(torch.autograd.Function):
             y = int8_linear(int8, layer.matrix(weight), bias, x.dtype)
         # Not a view of y, as the stock output is none: attention finds q, k, v by what they view.
         out: Tensor = torch.ops.aten._unsafe_view(y, [*x.shape[:-1], y.shape[1]])
-        return out
+        return layer.arranged(out)
 
     @staticmethod
     @once_differentiable
@@ -175,7 +175,7 @@ class LinearFunction(torch.autograd.Function):
         weight_int8, input_int8 = ctx.int8
         int8 = dy.int8 if isinstance(dy, Int8Gradient) and all(ctx.int8) else None
         matrix = None if weight is None else ctx.layer.matrix(weight)
-        rows = flat(dy) if int8 is None else dy
+        rows = flat(ctx.layer.arranged(dy)) if int8 is None else dy
         columns = weight_copies.find(weight) if input_int8 else None
         gemms = Gemms(rows, weight_int8, input_int8, int8, weight=matrix, columns=columns)
         dx = dw = db = None
@@ -223,6 +223,10 @@ class Linear(WeightLayer):
         """The stock output."""
         return F.linear(x, weight, bias)
 
+    def arranged(self, t: Tensor) -> Tensor:
+        """An output with its axes in the order of the input's, or the other way round."""
+        return t
+
     @classmethod
     def attach(cls, module: nn.Module, rules: Rules | None, settings: LayerSettings) -> None:
         super().attach(module, rules, settings)
@@ -265,7 +269,7 @@ class Linear(WeightLayer):
         if y.shape[-1] in self.memo.scaled and copy is not None and copy.shareable:
             self.memo.offer_call(y, LinearCall(self, x, weight, self.bias, copy, y.grad_fn))
 
-    def output_of(self, copy: Packed, x: Tensor, y: Tensor) -> DerivedLinear:
+    def output_of(self, copy: Packed, x: Tensor, y: Tensor) -> Derived:
         """The output y of the input x, as it is made again from a copy of x."""
         tensors = self.weight.detach(), None if self.bias is None else self.bias.detach()
         _, int8 = self.int8_gemms(x)

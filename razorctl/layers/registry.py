@@ -1,10 +1,11 @@
 """The razor classes of stock types, and the residual branches of blocks.
 
 Each kind of torch's layers has a file with `SWAPS`, which maps exact stock types to their razor
-classes. Each library has a file of its name with its own `SWAPS`, and with `BRANCHES`, which maps
-exact block types to their residual branches. A branch is the names of its modules that keep
-something; the last of them gives the branch's output. `PRE_NORM` maps the block types that are
-nothing but residual connections with a norm first to all modules of each connection. A library's
+classes. Each library has a file of its name with its own `SWAPS`. A file may also have `BRANCHES`,
+which maps exact block types to their residual branches. A branch is the names of its modules that
+keep something; the last of them gives the branch's output. `PRE_NORM` maps the block types that are
+nothing but residual connections with a norm first to all modules of each connection, and
+`LINEAR_FIRST` has the types after such a norm that only multiply its output by weights. A library's
 `recognized` gives the razor class of a type that is not listed, by its code.
 """
 
@@ -12,6 +13,7 @@ import importlib
 import sys
 from collections.abc import Mapping
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 from torch import nn
@@ -31,11 +33,16 @@ LIBRARIES = (
 
 
 @cache
-def _of_torch() -> Swaps:
+def _of_torch() -> tuple[ModuleType, ...]:
     # `compiled_sharing` loads the compiler, `interface_attention` transformers.
     skip = ("registry", "compiled_sharing", "interface_attention", *LIBRARIES)
-    files = modules(layers.__name__, layers.__path__, skip=skip)
-    return {stock: razor for file in files for stock, razor in getattr(file, "SWAPS", {}).items()}
+    return tuple(modules(layers.__name__, layers.__path__, skip=skip))
+
+
+def _files() -> list[ModuleType]:
+    """The files of torch's layers, and those of every library that is loaded."""
+    loaded = [library for library in LIBRARIES if library in sys.modules]
+    return [*_of_torch(), *(importlib.import_module(f"razorctl.layers.{name}") for name in loaded)]
 
 
 def swaps() -> Swaps:
@@ -44,7 +51,7 @@ def swaps() -> Swaps:
     A library that is not loaded has no module in any model, and may be slow to load. `razor_of`
     knows more types.
     """
-    return _of_torch() | _registered("SWAPS")
+    return _registered("SWAPS")
 
 
 def razor_of(stock: type[nn.Module]) -> type[RazorLayer] | None:
@@ -82,9 +89,7 @@ def connections_of(block: type[nn.Module]) -> Branches:
 
 def linear_first() -> frozenset[type[nn.Module]]:
     """The types after a norm of `connections_of` that only multiply its output by weights."""
-    files = [file for file in LIBRARIES if file in sys.modules]
-    modules = [importlib.import_module(f"razorctl.layers.{file}") for file in files]
-    return frozenset().union(*(module.LINEAR_FIRST for module in modules))
+    return frozenset().union(*(getattr(file, "LINEAR_FIRST", ()) for file in _files()))
 
 
 def _of_block(block: type[nn.Module], listed: Mapping[type[nn.Module], Branches]) -> Branches:
@@ -96,7 +101,6 @@ def _of_block(block: type[nn.Module], listed: Mapping[type[nn.Module], Branches]
 
 def _registered(name: str) -> dict[type[nn.Module], Any]:
     entries: dict[type[nn.Module], Any] = {}
-    for library in LIBRARIES:
-        if library in sys.modules:
-            entries |= getattr(importlib.import_module(f"razorctl.layers.{library}"), name)
+    for file in _files():
+        entries |= getattr(file, name, {})
     return entries

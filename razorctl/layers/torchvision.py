@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from torch import Tensor, nn
-from torchvision.models import convnext
+from torchvision.models import convnext, vision_transformer
 from torchvision.ops import misc
 
 from razorctl.layers.base import Swaps
@@ -51,6 +51,8 @@ SWAPS: Swaps = {
     convnext.CNBlock: CNBlock,
     misc.SqueezeExcitation: SqueezeExcitation,
 }
-BRANCHES: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {}  # see timm for some
-PRE_NORM: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {}
-LINEAR_FIRST = frozenset[type[nn.Module]]()
+# Blocks that are pre-norm connections alone, and the modules in them that may follow a norm.
+PRE_NORM: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {
+    vision_transformer.EncoderBlock: (("ln_1", "self_attention", "dropout"), ("ln_2", "mlp")),
+}
+LINEAR_FIRST = frozenset[type[nn.Module]]({vision_transformer.MLPBlock})

@@ -97,7 +97,7 @@ class Derived(Packed):
 
     def values(self) -> Tensor:
         value: Tensor = self.make() if self.cell is None else self.cell.read(self.make)
-        return (value if value.shape == self.shape else value.view(self.shape)).to(self.dtype)
+        return (value if value.shape == self.shape else value.reshape(self.shape)).to(self.dtype)
 
     def make(self) -> Tensor:
         """Computes the activation."""
@@ -157,7 +157,7 @@ class DerivedLinear(Derived):
         weight = self.matrix(weight)
         if self.int8:
             return int8_linear(source.int8_rows(), weight, bias, self.dtype)
-        x = source.values().to(self.dtype).view(-1, weight.shape[1])
+        x = source.values().to(self.dtype).reshape(-1, weight.shape[1])
         y = x @ cast_weight(weight, self.dtype).t()
         return y if bias is None else y.add_(bias)
 
@@ -226,8 +226,8 @@ class DerivedSum(Derived):
 
     def make(self) -> Tensor:
         x, f = self.sources
-        y = torch.add(x.values().view(self.shape), f.values().view(self.shape), alpha=self.factor)
-        return y.to(self.dtype)
+        x_values, f_values = (t.values().reshape(self.shape) for t in (x, f))
+        return torch.add(x_values, f_values, alpha=self.factor).to(self.dtype)
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ class DerivedNorm(Derived):
     centers: bool = True
 
     def make(self) -> Tensor:
-        x = self.sources[0].values().view(self.shape)
+        x = self.sources[0].values().reshape(self.shape)
         mean, rstd = statistics(x, self.eps, self.centers)
         return ((x if mean is None else x - mean) * rstd).to(self.dtype)
 

@@ -16,6 +16,9 @@ from razorctl.layers.handover import add_residual
 from razorctl.layers.norm import Norm
 from razorctl.rules.derived import Derived, DerivedSum
 
+# Arguments of a block of torch -> those of its attention.
+ARGUMENTS = {"src_mask": "attn_mask", "src_key_padding_mask": "key_padding_mask"}
+
 
 @dataclass(frozen=True)
 class Connection:
@@ -35,6 +38,13 @@ class Connection:
         # A hook would get two outputs where it expects one; a patched forward may take no argument.
         plain = not norm._forward_hooks and "forward" not in vars(norm)
         return self.through and plain and norm.fuses(x)
+
+    def call(self, y: Tensor, **kwargs: Any) -> Any:
+        """The output of `first`, with further arguments of the block."""
+        if not isinstance(self.first, nn.MultiheadAttention):
+            return self.first(y, **kwargs)
+        named = {ARGUMENTS.get(name, name): value for name, value in kwargs.items()}
+        return self.first(y, y, y, need_weights=False, **named)
 
     @property
     def again(self) -> bool:
@@ -67,7 +77,7 @@ class Block:
         for connection in self.connections:
             norm = connection.norm
             y, x = norm(x, through=True) if adds else (norm(x), x)
-            f = connection.first(y, **named)
+            f = connection.call(y, **named)
             f = f[0] if isinstance(f, tuple) else f  # attention may return its probabilities
             for module in connection.rest:
                 f = module(f)
@@ -93,8 +103,11 @@ def find(model: nn.Module) -> dict[nn.Module, tuple[Connection, ...]]:
     """The blocks of `model` whose norms are razor norms, with their connections."""
     by_block, first = {}, registry.linear_first()
     for block in model.modules():
-        names = registry.connections_of(type(block))
-        if not names or "forward" in vars(block):
+        names = registry.connections_of(stock_type(block))
+        first_norm = getattr(block, "norm_first", True)
+        if not names or not first_norm or "forward" in vars(block):
+            continue
+        if not set().union(*names) <= {name for name, _ in block.named_modules()}:
             continue
         connections = []
         for branch in names:

@@ -4,6 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from torch import nn
 
@@ -18,6 +19,7 @@ from razorctl.layers.registry import linear_types, razor_of
 from razorctl.layers.sharing import Memo
 from razorctl.methods import METHODS
 from razorctl.recipe import Recipe
+from razorctl.rules.allocation import Names
 from razorctl.rules.base import Rules
 from razorctl.rules.prune import Centered
 from razorctl.rules.registry import RuleSettings, build
@@ -108,7 +110,8 @@ def swap(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
         chosen = _choose(model, recipe)  # with the adapters' own layers
     drawn = blocks if recipe.joint == "weights" else None
     derives = any(rule.again for new in chosen if new.rules for rule in new.rules.each)
-    settings = LayerSettings(Memo(derives), drawn, recipe.backend, *recipe.int8)
+    rules_of = partial(_rules_of_kind, recipe)
+    settings = LayerSettings(Memo(derives), drawn, recipe.backend, *recipe.int8, rules_of)
     for new in chosen:
         new.razor.attach(new.module, new.rules, settings)
     if not residual:  # a branch that is not drawn has no gradient to add
@@ -227,11 +230,18 @@ def _check_attention(model: nn.Module, recipe: Recipe, chosen: Iterable[Swap]) -
 
 def _rules(module: nn.Module, razor: type[RazorLayer], recipe: Recipe) -> Rules:
     """The rules of a recipe for a module that `razor` is to take over."""
-    function = razor.function_of(module)
-    settings = RuleSettings(
-        razor.columns(module), 1 - recipe.ratio, recipe.scaled, function or "gelu"
-    )
     names = recipe.rules.get(razor.rule_kind(module), recipe.rules[razor.kind])
+    return _built(recipe, names, razor.columns(module), razor.function_of(module))
+
+
+def _rules_of_kind(recipe: Recipe, kind: str, columns: int) -> Rules | None:
+    """The rules of a recipe for a part of a module, None if that kind stays stock."""
+    return _built(recipe, recipe.rules[kind], columns) if kind in recipe.rules else None
+
+
+def _built(recipe: Recipe, names: Names, columns: int, function: str | None = None) -> Rules:
+    """The rules of a recipe by their names."""
+    settings = RuleSettings(columns, 1 - recipe.ratio, recipe.scaled, function or "gelu")
     rules = build(names, settings)
     if recipe.mean_correction and rules.wide.prunes:
         centered = Centered(rules.wide)

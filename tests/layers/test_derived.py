@@ -25,7 +25,7 @@ from razorctl.layers.linear import Linear
 from razorctl.methods import EXACT, Method
 from razorctl.rules.dense import Dense
 from razorctl.rules.derived import Cell
-from tests.models import TEXT, bert, gpt2, vit
+from tests.models import TEXT, bert, gpt2, torchvision_vit, vit
 
 KINDS = ("linear", "conv", "norm", "channel-norm", "scale", "attention", "activation")
 IDS = torch.randint(1, 50, (3, 8), generator=torch.Generator().manual_seed(0))
@@ -51,12 +51,24 @@ def adapted(build: Callable[[], nn.Module], dropout: float) -> nn.Module:
     return get_peft_model(build(), config)  # type: ignore[no-any-return]
 
 
+CAUSAL = nn.Transformer.generate_square_subsequent_mask(9)
+
+
+def encoder() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(
+        24, 2, 48, 0.1, nn.functional.gelu, batch_first=True, norm_first=True
+    )
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "vit": (vit, torch.randn(3, 3, 16, 16)),
     "scaled": (lambda: vit(init_values=0.5), torch.randn(3, 3, 16, 16)),
     "dinov2": (dinov2, {"pixel_values": torch.randn(3, 3, 16, 16), "labels": IDS[:, 0] % 2}),
     "bert": (bert, {"input_ids": IDS, "labels": IDS[:, 0] % 2}),
     "gpt2": (gpt2, TEXTS),
+    "torchvision": (torchvision_vit, torch.randn(3, 3, 16, 16)),
+    "encoder": (encoder, {"src": torch.randn(3, 9, 24), "mask": CAUSAL, "is_causal": True}),
     "llama": (llama, TEXTS),
     "llama, adapted": (lambda: adapted(llama, 0.0), TEXTS),
     "gpt2, adapted": (lambda: adapted(gpt2, 0.0), TEXTS),

@@ -20,6 +20,7 @@ from tests.cases import CASES, both, stock
 KINDS = (
     *("linear", "patches", "conv", "grouped conv", "layer norm", "rms norm", "gelu", "relu"),
     *("dropout", "layer scale", "attention, stored", "bert attention, sparse-flash"),
+    "multihead attention, sparse-flash",
     *("transposed linear", "llama rms norm", "llama mlp"),
     *("transposed conv", "batchnorm", "groupnorm", "relu6", "max pool", "mean pool"),
     "torchvision squeeze and excitation",
@@ -112,10 +113,16 @@ def test_the_forward_pass_is_stock_and_so_is_what_is_exact(case, precision, devi
 
 
 def eager(layer: nn.Module) -> None:
-    if hasattr(layer, "fused_attn"):
+    if isinstance(layer, nn.MultiheadAttention):
+        layer.register_forward_pre_hook(weighted, with_kwargs=True)
+    elif hasattr(layer, "fused_attn"):
         layer.fused_attn = False
     else:
         layer.config._attn_implementation = "eager"
+
+
+def weighted(module: nn.Module, args: tuple[Tensor, ...], kwargs: object) -> object:
+    return args, {"need_weights": True}
 
 
 @every_pair

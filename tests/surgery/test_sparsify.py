@@ -19,6 +19,10 @@ from razorctl.methods import METHODS
 pruning = pytest.mark.parametrize("method", [name for name, m in METHODS.items() if m.prunes])
 
 
+class OwnAttention(nn.MultiheadAttention):
+    pass
+
+
 class Subclassed(nn.Linear):
     pass
 
@@ -97,7 +101,7 @@ def test_only_exact_types_are_swapped(method):
         (nn.Linear(2, 2), Recipe("full", attention="sparse-flash"), "choose attention 'flash'"),
         (nn.Linear(2, 2), Recipe("checkpoint"), "has no activation checkpointing of its own"),
         (
-            nn.Sequential(nn.Linear(8, 8), nn.MultiheadAttention(8, 2)),
+            nn.Sequential(nn.Linear(8, 8), OwnAttention(8, 2)),
             Recipe(attention="flash"),
             "^1 is no attention that can be switched to 'flash'; choose attention 'auto'",
         ),

@@ -1,0 +1,81 @@
+"""The in-projection of torch's MultiheadAttention, a weight that is no module."""
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from razorctl.layers.linear import Linear
+from razorctl.rules.derived import Derived, DerivedCall
+from razorctl.rules.packed import Packed
+
+
+class Projection(Linear):
+    """Some rows of the in-projection of an attention, as a linear layer without parameters.
+
+    Attributes:
+        owner: the attention, whose weight and bias it reads.
+        name: of the weight in `owner`.
+        rows, bias_rows: of the weight and the bias; None is all.
+        swaps_axes: whether the input is [batch, tokens, ...] and the output [tokens, batch, ...].
+    """
+
+    owner: Any
+    name: str
+    rows: slice | None
+    bias_rows: slice | None
+    swaps_axes: bool
+
+    @classmethod
+    def of(cls, owner: nn.Module, name: str, rows: slice | None, bias_rows: slice | None) -> Any:
+        """The stock linear layer that it takes over."""
+        layer: Any = nn.Module.__new__(nn.Linear)
+        nn.Module.__init__(layer)
+        weight: Any = getattr(owner, name)
+        weight = weight if rows is None else weight[rows]
+        layer.out_features, layer.in_features = weight.shape
+        layer.name, layer.rows, layer.bias_rows = name, rows, bias_rows
+        layer.swaps_axes = owner.batch_first
+        vars(layer)["owner"] = owner  # not as a module in it
+        return layer
+
+    @classmethod
+    def drawable(cls, module: nn.Module) -> bool:
+        return False
+
+    @classmethod
+    def columns(cls, module: nn.Module) -> int:
+        columns: int = module.in_features  # type: ignore[assignment]
+        return columns
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """The rows of the weight, [out, in]."""
+        weight: Tensor = getattr(self.owner, self.name)
+        return weight if self.rows is None else weight[self.rows]
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The part of the bias, [out], if there is one."""
+        bias: Tensor | None = self.owner.in_proj_bias
+        return bias if bias is None or self.bias_rows is None else bias[self.bias_rows]
+
+    def arranged(self, t: Tensor) -> Tensor:
+        return t.transpose(0, 1) if self.swaps_axes and t.dim() == 3 else t
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(self.arranged(x), weight, bias)
+
+    def stock(self, x: Tensor) -> Tensor:
+        """The stock output."""
+        return self.product(x, self.weight, self.bias)
+
+    @property
+    def saving(self) -> bool:
+        return self.rules is not None and super().saving
+
+    def output_of(self, copy: Packed, x: Tensor, y: Tensor) -> Derived:
+        output = super().output_of(copy, x, self.arranged(y))
+        if output.shape == y.shape and not self.swaps_axes:
+            return output
+        return DerivedCall(y.shape, y.dtype, (output,), call=self.arranged)
