@@ -27,13 +27,21 @@ from razorctl.spans import packing
 
 
 class ActivationFunction(torch.autograd.Function):
-    """y = f(x), dx = f'(x') dy, with x' the packed values; f is the stock forward."""
+    """y = f(x), dx = f'(x') dy, with x' the packed values; f is the stock forward.
+
+    by_channel: whether rows of the copy are pixels. wanted: whether an int8 dx is.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, layer: "Activation", packed: Packed, by_channel: bool = False
+        ctx: Any,
+        x: Tensor,
+        layer: "Activation",
+        packed: Packed,
+        by_channel: bool = False,
+        wanted: bool = False,
     ) -> Tensor:
-        ctx.layer, ctx.by_channel = layer, by_channel
+        ctx.layer, ctx.by_channel, ctx.wanted = layer, by_channel, wanted
         save(ctx, packed)
         return _run(ctx, x, layer)
 
@@ -41,9 +49,9 @@ class ActivationFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         if not ctx.by_channel:
-            return _gradient(ctx, dy), None, None, None
+            return _gradient(ctx, dy), None, None, None, None
         dx = _gradient(ctx, pixels(dy))
-        return unrolled(dx, dy.shape, like=dy), None, None, None
+        return unrolled(dx, dy.shape, like=dy), None, None, None, None
 
 
 class FusedActivationFunction(torch.autograd.Function):
@@ -69,12 +77,7 @@ class FusedActivationFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor, *nothing: Any) -> tuple[Tensor | None, ...]:
-        if not ctx.wanted:
-            return _gradient(ctx, dy), None, None, None
-        (packed,) = saved(ctx)
-        function = ctx.layer.function_of(ctx.layer)
-        int8 = Int8(*packed.function_grad_int8(function, flat(dy)))
-        return Int8Gradient(dy.shape, dy.dtype, int8), None, None, None
+        return _gradient(ctx, dy), None, None, None
 
 
 def _run(ctx: Any, x: Tensor, layer: "Activation") -> Tensor:
@@ -88,7 +91,11 @@ def _run(ctx: Any, x: Tensor, layer: "Activation") -> Tensor:
 
 def _gradient(ctx: Any, dy: Tensor) -> Tensor:
     (packed,) = saved(ctx)
-    dx: Tensor = packed.function_grad(ctx.layer.function_of(ctx.layer), flat(dy))
+    function = ctx.layer.function_of(ctx.layer)
+    if ctx.wanted:
+        int8 = Int8(*packed.function_grad_int8(function, flat(dy)))
+        return Int8Gradient(dy.shape, dy.dtype, int8)
+    dx: Tensor = packed.function_grad(function, flat(dy))
     return dx.view(dy.shape)
 
 
@@ -106,16 +113,16 @@ class Activation(RazorLayer):
         if not (self.saving and x.requires_grad):
             return self.stock(x)
         y: Tensor
+        wanted = self.memo is not None and self.memo.handover.wanted(x)
         layout, copy = self.offered(x)
         if copy is not None:
             by_channel = layout != layouts.of_rows(compute_dtype(x))
-            y = ActivationFunction.apply(x, self, copy, by_channel)
+            y = ActivationFunction.apply(x, self, copy, by_channel, wanted and not by_channel)
             self.hand_on(y, layout, copy)
             return y
         rule, inplace = self.rules.of(x.dtype), getattr(self, "inplace", False)
         fuses = not inplace and self.function_of(self) is not None and fused(x.device)
         if fuses and rule.fuses:
-            wanted = self.memo is not None and self.memo.handover.wanted(x)
             y, *tensors = FusedActivationFunction.apply(x, self, rule, wanted)
             copy = rule.packed(flat_shape(x), x.dtype, *tensors)
         else:

@@ -95,6 +95,8 @@ class Attended(Derived):
         out: Tensor = self.cell.read(self.run)[1]
         return out.detach()
 
+    codes = Packed.codes
+
     def gradients(self, dout: Tensor) -> tuple[Tensor, ...]:
         """The gradients of q, k, v, and of a mask that needs one."""
         assert self.cell is not None

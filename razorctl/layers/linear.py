@@ -24,14 +24,11 @@ from razorctl.ops.int8 import balance, int8_columns, int8_rows
 from razorctl.ops.int8_operand import int8_operand
 from razorctl.ops.kernels import fused
 from razorctl.ops.linear_operands import linear_operands
-from razorctl.ops.op import FewBitCopy
-from razorctl.ops.quantize import quantize
 from razorctl.ops.weight_copies import Columns
 from razorctl.ops.weight_grad import linear_weight_grad
 from razorctl.rules.base import Rules
 from razorctl.rules.derived import Derived, DerivedLinear
-from razorctl.rules.packed import Packed, PackedCodes
-from razorctl.rules.quantized import TILE
+from razorctl.rules.packed import Packed, PackedCodes, in_codes
 
 
 class Gemms:
@@ -73,13 +70,11 @@ class Gemms:
 
     def product(self, x: Tensor | Packed) -> Tensor:
         """dy^T x, [out, columns of x]."""
-        if isinstance(x, PackedCodes):
-            return self.product_of_codes(x)
+        int8 = self.weight_int8 and x.shape[1] > 1  # the int8 copies of a column do not pay
+        if isinstance(x, PackedCodes) or (int8 and isinstance(x, Packed)):
+            return self.product_of_codes(x.codes())
         x = x.values() if isinstance(x, Packed) else x
-        if not self.weight_int8 or x.shape[1] == 1:  # the int8 copies of a column do not pay
-            return self.dy.T @ x
-        copy = FewBitCopy(*quantize(x, 8, TILE), 8, TILE)
-        return self.product_of_codes(PackedCodes(x.shape, x.dtype, copy))
+        return self.product_of_codes(in_codes(x)) if int8 else self.dy.T @ x
 
     def product_of_codes(self, packed: PackedCodes) -> Tensor:
         """`product` of the values of codes."""

@@ -1,7 +1,8 @@
 """Derived activations, which are made again in the backward pass from copies of others.
 
 A derived activation keeps what it is made from: copies, weights, masks. It is made at most once in
-a backward pass, by the first layer that reads it, and dropped after the last.
+a backward pass, by the first layer that reads it, and dropped after the last. A layer that reads it
+for an int8 GEMM leaves it in codes of 8 bits, from which an activation function has its derivative.
 
 x -- norm -- y -- qkv -- q, k, v -- attention -- o -- proj     the copy of y makes q, k, v and o;
              y -- fc1 -- h -- GELU -- a -- fc2                 that of another norm makes h and a
@@ -19,11 +20,12 @@ from torch import Tensor
 
 from razorctl.ops.cast import cast_weight
 from razorctl.ops.dropout import dropout_backward
-from razorctl.ops.functions import FUNCTIONS
+from razorctl.ops.functions import FUNCTIONS, applied
 from razorctl.ops.gemm import int8_linear
+from razorctl.ops.kernels import on_cpu
 from razorctl.ops.norm import statistics
 from razorctl.ops.topk import unpack_bits
-from razorctl.rules.packed import Packed
+from razorctl.rules.packed import Packed, PackedCodes, in_codes
 
 
 class Cell:
@@ -96,8 +98,34 @@ class Derived(Packed):
         self.cell.left += 1
 
     def values(self) -> Tensor:
-        value: Tensor = self.make() if self.cell is None else self.cell.read(self.make)
-        return (value if value.shape == self.shape else value.reshape(self.shape)).to(self.dtype)
+        value = self._read(self.make)
+        return self._shaped(value.values() if isinstance(value, PackedCodes) else value)
+
+    def codes(self) -> PackedCodes:
+        value = self._read(self.make_codes)
+        return value if isinstance(value, PackedCodes) else in_codes(self._shaped(value))
+
+    def _read(self, make: Callable[[], Tensor | PackedCodes]) -> Tensor | PackedCodes:
+        """The value in the form that its first reader made, which is `make` for this one."""
+        value: Tensor | PackedCodes = make() if self.cell is None else self.cell.read(make)
+        return value
+
+    def function_grad(self, function: str, dy: Tensor) -> Tensor:
+        value = self._read(self.make)
+        if isinstance(value, PackedCodes):
+            return value.function_grad(function, dy)
+        return FUNCTIONS[function].backward(dy, self._shaped(value).to(dy.dtype))
+
+    def function_grad_int8(self, function: str, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.codes().function_grad_int8(function, dy)
+
+    def make_codes(self) -> PackedCodes:
+        """Computes the activation in codes."""
+        return in_codes(self._shaped(self.make()))
+
+    def _shaped(self, x: Tensor) -> Tensor:
+        """The activation in the shape and the dtype of this form."""
+        return (x if x.shape == self.shape else x.reshape(self.shape)).to(self.dtype)
 
     def make(self) -> Tensor:
         """Computes the activation."""
@@ -171,6 +199,15 @@ class DerivedFunction(Derived):
     def make(self) -> Tensor:
         y = FUNCTIONS[self.function].forward(self.sources[0].values())
         return y.mul_(self.sources[1].values()) if self.sources[1:] else y
+
+    def make_codes(self) -> PackedCodes:
+        first = next(t for t in self.tensors if t is not None)
+        # On a CPU, PyTorch's functions of values in 16 bits take less time than those of codes.
+        narrow = on_cpu(first.device) and self.dtype.itemsize < 4
+        if self.sources[1:] or narrow:
+            return super().make_codes()
+        x = self.sources[0].codes()  # serves the derivative too
+        return x.of_function(self.function) or in_codes(applied(self.function, x.values()))
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,11 @@ from razorctl.ops.int8 import int8_rows
 from razorctl.ops.int8_row_operand import int8_row_operand
 from razorctl.ops.norm import gradients, norm_grad, norm_grad_int8
 from razorctl.ops.op import FewBitCopy
-from razorctl.ops.quantize import dequantize
+from razorctl.ops.quantize import dequantize, quantize
 from razorctl.ops.topk import topk_unpack
 from razorctl.sampling.samplers import Sampler
+
+TILE = 256  # rows of a tile; a zero point and a scale then take an eighth of a bit per element
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,11 @@ class Packed:
 
     def int8_rows(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """`ops.int8.int8_rows` of the values as [rows, columns]; None for a sum that is finite."""
-        return int8_rows(self.values().view(-1, self.shape[-1]))
+        return int8_rows(self.values().reshape(-1, self.shape[-1]))
+
+    def codes(self) -> "PackedCodes":
+        """The values [rows, columns] in codes, for a GEMM in int8."""
+        return in_codes(self.values())
 
     def images(self, shape: torch.Size, dtype: torch.dtype, form: torch.memory_format) -> Tensor:
         """The stand-in for images of `shape`, in `dtype` and in the memory format `form`."""
@@ -69,6 +75,10 @@ class Packed:
     def function_grad(self, function: str, dy: Tensor) -> Tensor:
         """f'(x) dy, of the shape of dy and x; `function` names f in `ops.functions.FUNCTIONS`."""
         return FUNCTIONS[function].backward(dy, self.values().to(dy.dtype))
+
+    def function_grad_int8(self, function: str, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The int8 rows of `function_grad`, as `ops.int8.int8_rows` returns them."""
+        return int8_rows(self.function_grad(function, dy))
 
     def norm_grad(
         self,
@@ -257,18 +267,27 @@ class PackedCodes(Packed):
     def int8_rows(self) -> tuple[Tensor, Tensor, Tensor | None]:
         return *int8_row_operand(self.copy, self.shape[:-1].numel(), self.function), None
 
+    def codes(self) -> "PackedCodes":
+        return self
+
     def images(self, shape: torch.Size, dtype: torch.dtype, form: torch.memory_format) -> Tensor:
         if not as_they_lie(self.copy.packed.device, shape, form):
             return super().images(shape, dtype, form)
         return dequantize_images(self.copy, dtype, self.function, list(shape))
 
+    @property
+    def plain(self) -> bool:
+        """Whether the codes are those of the activation itself, not of what a layer offered."""
+        return self.copy.bias is None and self.function is None
+
     def function_grad(self, function: str, dy: Tensor) -> Tensor:
-        if self.copy.bias is not None or self.function is not None:  # a copy that a norm offered
+        if not self.plain:
             return super().function_grad(function, dy)
         return activation_grad(dy, self.copy, function)
 
     def function_grad_int8(self, function: str, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The int8 rows of `function_grad`, as `ops.int8.int8_rows` returns them."""
+        if not self.plain:
+            return super().function_grad_int8(function, dy)
         return activation_grad_int8(dy, self.copy, function)
 
     def norm_grad(
@@ -305,6 +324,11 @@ class PackedCodes(Packed):
 
     def of_gated(self, up: Packed, function: str) -> "PackedGated":
         return PackedGated(self.shape, self.dtype, self, up, function)
+
+
+def in_codes(x: Tensor) -> PackedCodes:
+    """x [rows, columns] in codes of 8 bits, as many as int8 GEMMs take."""
+    return PackedCodes(x.shape, x.dtype, FewBitCopy(*quantize(x, 8, TILE), 8, TILE))
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,7 @@ from razorctl.ops.norm import norm_quantize
 from razorctl.ops.op import FewBitCopy
 from razorctl.ops.quantize import quantize
 from razorctl.rules.base import Rule
-from razorctl.rules.packed import Packed, PackedCodes
-
-TILE = 256  # rows of a tile; a zero point and a scale then take an eighth of a bit per element
+from razorctl.rules.packed import TILE, Packed, PackedCodes
 
 
 class Quantized(Rule):

@@ -25,7 +25,7 @@ from razorctl.ops import (
     topk,
 )
 from razorctl.ops.op import FewBitCopy, Op
-from razorctl.rules.quantized import TILE
+from razorctl.rules.packed import TILE
 
 TOKENS, HEADS, WIDTH, WIDE = 197, 12, 768, 3072
 LINEAR = {  # columns of input and output

@@ -5,6 +5,7 @@ The dispatcher refuses results that share memory; calling a kernel's function do
 
 import copy
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from transformers import BertConfig, BertForSequenceClassification, LlamaConfig,
 
 from razorctl import Recipe, sparsify
 from razorctl.layers.linear import Linear
+from razorctl.methods import EXACT, METHODS
 from razorctl.ops import kernels
 from razorctl.ops.op import OPS
 from razorctl.ops.packing import packed_bytes
@@ -217,16 +219,30 @@ def gradient(stock: nn.Module, recipe: Recipe | None, x: Tensor) -> Tensor:
 @pytest.mark.usefixtures("any_size")
 @pytest.mark.parametrize(("kind", "name"), PAIRS)
 def test_a_training_step_has_the_gradient_of_the_bodies(kind, name, card):
+    compare(kind, RECIPES[name], card, close=name in ("razor, half", "int8"))
+
+
+@pytest.mark.usefixtures("any_size")
+@pytest.mark.parametrize("kind", ["vit", "llama"])
+def test_what_is_made_again_has_the_gradient_of_the_bodies(kind, card, monkeypatch):
+    method = METHODS["int8"]
+    rules = {kind: f"{rule}-again" for kind, rule in method.rules.items() if kind not in EXACT}
+    monkeypatch.setitem(METHODS, "int8", replace(method, rules=rules | EXACT))
+    compare(kind, Recipe("int8"), card, close=True)
+
+
+def compare(kind: str, recipe: Recipe, card: Callable[[str], None], close: bool) -> None:
+    """The gradients of kernels and of bodies; if `close`, also that of the stock model."""
     build, batch = MODELS[kind]
     stock, x = build(), batch()
-    got = gradient(stock, RECIPES[name], x)
+    got = gradient(stock, recipe, x)
     card("bodies")
     try:
-        want = gradient(stock, RECIPES[name], x)
+        want = gradient(stock, recipe, x)
     finally:
         card("kernels")
     assert ((got - want).norm() / want.norm()).item() < 1e-2
-    if name in ("razor, half", "int8"):
+    if close:
         full = gradient(stock, None, x)
         assert F.cosine_similarity(got, full, 0).item() > 0.98
 
