@@ -186,6 +186,7 @@ CASES: dict[str, Case] = {
     "transformers silu": Case(activations.SiLUActivation, ROWS),
     "dropout": Case(lambda: nn.Dropout(0.3), ROWS, exact=True),
     "layer scale": Case(scale, ROWS, exact=True),
+    "drop path": Case(lambda: timm_layers.DropPath(0.3), ROWS, exact=True),
 }
 
 # Of decoders, and gated MLPs.

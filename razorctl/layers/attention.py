@@ -208,6 +208,7 @@ class Attention(RazorLayer):
             joint = joint_of(query, key, value) if joins else None
             derived, rule = self.derived(query, key, value), self.rules.of(compute_dtype(query))
             form = attended(rule, joint, query, key, value, attn_mask, derived, options, parts)
+            form = form.using(attn_mask, self)
             if joint is not None:
                 query, key, value = query.detach(), key.detach(), value.detach()
             out: Tensor = SparseFlashFunction.apply(joint, query, key, value, attn_mask, self, form)

@@ -13,10 +13,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from razorctl.errors import UsageError
 from razorctl.layers.autocast import compute_dtype
 from razorctl.layers.sharing import Memo
 from razorctl.rules.base import Rule, Rules
-from razorctl.rules.derived import Derived
+from razorctl.rules.derived import Derived, DerivedCopy
 from razorctl.rules.packed import Packed
 from razorctl.sampling.joint import Blocks
 from razorctl.spans import packing
@@ -51,12 +52,14 @@ class LayerSettings:
 class RazorLayer(nn.Module):
     """Base of the razor classes: a layer whose training forward keeps by one of its `rules`.
 
-    kind: layer kind, as `Method.rules` names it. memo: see `LayerSettings`.
+    kind: layer kind, as `Method.rules` names it. memo: see `LayerSettings`. place: the name of the
+    module in its model, for messages.
     """
 
     kind: ClassVar[str]
     rules: Rules
     memo: Memo | None = None
+    place: str = ""
 
     @classmethod
     def rule_kind(cls, module: nn.Module) -> str:
@@ -87,6 +90,7 @@ class RazorLayer(nn.Module):
     def detach(self) -> None:
         """Makes the module its stock class again."""
         del self.rules, self.memo
+        vars(self).pop("place", None)
         self.__class__ = stock_type(self)  # type: ignore[assignment]
 
     def stock(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -115,8 +119,12 @@ class RazorLayer(nn.Module):
 
     def derived_rows(self, x: Tensor) -> Derived | None:
         """The derived activation that is offered for `x`, as rows in the dtype of a GEMM."""
-        derived = self.derived(x) if x.is_contiguous() else ()
-        return derived[0].rows(compute_dtype(x)) if derived else None
+        derived, dtype = self.derived(x), compute_dtype(x)
+        if not derived:
+            return None
+        if x.is_contiguous():
+            return derived[0].rows(dtype)
+        return DerivedCopy(flat_shape(x), dtype, derived)
 
 
 Swaps = dict[type[nn.Module], type[RazorLayer]]
@@ -239,12 +247,42 @@ def save(ctx: Any, *parts: Tensor | Packed | None) -> None:
 
 def saved(ctx: Any) -> list[Any]:
     """The arguments of `save`, in the same order."""
-    tensors, parts = list(ctx.saved_tensors), []
+    tensors, parts = list(unpacked(ctx)), []
     for form in ctx.forms:
         count = 1 if form is None else len(form.tensors)
         first, tensors = tensors[:count], tensors[count:]
         parts.append(first[0] if form is None else form.holding(first))
     return parts
+
+
+def unpacked(ctx: Any) -> tuple[Tensor, ...]:
+    """The tensors that autograd kept; raises UsageError if one has changed in place since."""
+    try:
+        tensors: tuple[Tensor, ...] = ctx.saved_tensors
+    except RuntimeError as error:
+        if "modified by an inplace operation" not in str(error):
+            raise
+        raise UsageError(_changed(ctx)) from error
+    return tensors
+
+
+def _changed(ctx: Any) -> str:
+    """The message for an autograd function that finds a kept tensor changed."""
+    layers = [layer for form in ctx.forms if form is not None for layer in form.changed()]
+    layer = next(iter(layers), getattr(ctx, "layer", None))
+    return (
+        f"a weight, a mask or an input of {_named(layer)} was changed in place between the forward "
+        "pass and the backward pass, which needs it; change it after the backward pass, or change "
+        "a clone of it."
+    )
+
+
+def _named(layer: RazorLayer | None) -> str:
+    """The name and the class of a layer, as far as they are known."""
+    if layer is None:
+        return "a layer"
+    kind = stock_type(layer).__name__
+    return f"{layer.place} ({kind})" if layer.place else f"a {kind}"
 
 
 def flat(x: Tensor) -> Tensor:

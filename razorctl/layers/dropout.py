@@ -6,14 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from razorctl.layers import layouts
-from razorctl.layers.autocast import compute_dtype
 from razorctl.layers.base import RazorLayer, Swaps
 from razorctl.ops.dropout import dropout, dropout_backward
 from razorctl.ops.topk import pack_bits, unpack_bits
 from razorctl.rules.base import Rule
 from razorctl.rules.derived import DerivedDropout
-from razorctl.rules.packed import Packed
 from razorctl.spans import packing
 
 
@@ -33,7 +30,7 @@ class DropoutFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor, nothing: Any) -> tuple[Tensor | None, ...]:
-        (bits,) = ctx.saved_tensors
+        (bits,) = ctx.saved_tensors  # which nobody else has
         mask = unpack_bits(bits, dy.numel()).view(dy.shape)
         return dropout_backward(dy, mask, ctx.p), None
 
@@ -57,17 +54,10 @@ class Dropout(RazorLayer):
         y: Tensor
         y, bits = DropoutFunction.apply(input, self.p)
         if self.memo is not None:
-            derived = self.memo.derived((input,), self) or self._offered(input)
+            derived = self.memo.derived((input,), self)
             if derived:
                 self.memo.derive(y, DerivedDropout(y.shape, y.dtype, derived, (bits,), p=self.p))
         return y
-
-    def _offered(self, x: Tensor) -> tuple[Packed, ...]:
-        """The copy of x that its norm has offered, to make the output again from it; or none."""
-        if self.memo is None or not self.memo.derives:
-            return ()
-        copy = self.memo.find(x, layouts.of_rows(compute_dtype(x)), self)
-        return () if copy is None or not copy.elementwise else (copy,)
 
 
 SWAPS: Swaps = {nn.Dropout: Dropout}

@@ -127,6 +127,7 @@ class SparseFlashFunction(torch.autograd.Function):
         ctx.wanted = (
             joint is not None and layer.memo is not None and layer.memo.handover.wanted(joint)
         )
+        ctx.layer = layer
         save(ctx, attended)
         q, k, v = (to_compute_dtype(t) for t in (q, k, v))
         return fused_attention(q, k, v, mask, **attended.options)

@@ -37,7 +37,7 @@ class GatedFunction(torch.autograd.Function):
         function: str,
         copies: Sequence[Packed],
     ) -> Tensor:
-        ctx.function = function
+        ctx.function, ctx.layer = function, layer
         save(ctx, *copies)
         return layer.activation(gate) * up
 

@@ -48,14 +48,19 @@ class InterfaceAttention(Attention):
     def rotary(self, stock: Any, q: Tensor, k: Tensor, *args: Any, **kwargs: Any) -> Any:
         """The stock rotary positions of q and k [batch, heads, tokens, columns]."""
         turned = stock(q, k, *args, **kwargs)
+        kept = [isinstance(arg, Tensor) for arg in args]
+        tensors = tuple(arg for arg in args if isinstance(arg, Tensor))
+        others = [None if isinstance(arg, Tensor) else arg for arg in args]
 
-        def again(x: Tensor) -> Tensor:
-            y: Tensor = stock(x, x[:, :0], *args, **kwargs)[0]
+        def again(x: Tensor, *tensors: Tensor) -> Tensor:
+            left = iter(tensors)
+            filled = [next(left) if k else arg for k, arg in zip(kept, others, strict=True)]
+            y: Tensor = stock(x, x[:, :0], *filled, **kwargs)[0]
             return y
 
         for y, copy in zip(turned, self.derived(q, k), strict=False):
             assert self.memo is not None
-            self.memo.derive(y, DerivedCall(y.shape, y.dtype, (copy,), call=again))
+            self.memo.derive(y, DerivedCall(y.shape, y.dtype, (copy,), tensors, call=again))
         return turned
 
     @property

@@ -268,7 +268,8 @@ class Linear(WeightLayer):
         """The output y of the input x, as it is made again from a copy of x."""
         tensors = self.weight.detach(), None if self.bias is None else self.bias.detach()
         _, int8 = self.int8_gemms(x)
-        return DerivedLinear(y.shape, y.dtype, (copy,), tensors, matrix=self.matrix, int8=int8)
+        form = DerivedLinear(y.shape, y.dtype, (copy,), tensors, matrix=self.matrix, int8=int8)
+        return form.using(self.weight, self)
 
     def int8_rows(self, input: Tensor, rows: Tensor) -> Int8:
         """The int8 copy of `rows`, which are the input in the dtype of the GEMM."""

@@ -14,7 +14,7 @@ from razorctl.layers.handover import Handover, Int8, Statistics
 from razorctl.ops.norm import statistics
 from razorctl.rules.base import Rule
 from razorctl.rules.dense import Dense
-from razorctl.rules.derived import Derived, DerivedInput, DerivedNorm
+from razorctl.rules.derived import Derived, DerivedCopy, DerivedInput, DerivedNorm
 from razorctl.rules.packed import Packed
 from razorctl.spans import packing
 
@@ -202,7 +202,7 @@ class Norm(RazorLayer):
     def _derived(self, x: Tensor, source: Derived, through: bool) -> Any:
         """The norm of an x that is made again in the backward pass, and x if `through`."""
         with torch.no_grad():
-            rows = x.detach().view(-1, x.shape[-1])
+            rows = x.detach().reshape(-1, x.shape[-1])
             _, rstd = statistics(rows, self.epsilon(x), self.centers)
         copy = DerivedNorm(
             flat_shape(x),
@@ -260,6 +260,8 @@ class Norm(RazorLayer):
             of_y = copy.of_affine(scale, self.bias_or_none, dtype)
             if of_y is not None:
                 self.memo.offer(y, layouts.of_rows(dtype), of_y)
+                if self.memo.derives:  # for layers of other kinds, and of views of y
+                    self.memo.derive(y, DerivedCopy(y.shape, y.dtype, (of_y,)), whole=False)
 
 
 def _computed(x: Tensor) -> torch.dtype:

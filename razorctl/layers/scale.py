@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from razorctl.layers.autocast import no_autocast
-from razorctl.layers.base import LayerSettings, RazorLayer, flat, save, saved, shaped
+from razorctl.layers.base import LayerSettings, RazorLayer, flat, save, saved, shaped, unpacked
 from razorctl.layers.linear import Gemms, LinearCall
 from razorctl.layers.sharing import copy_of
 from razorctl.rules.base import Rule, Rules
@@ -34,6 +34,7 @@ class ScaleFunction(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             with packing():
                 packed = copy_of(flat(x), layer.rules) if derived is None else derived
+        ctx.layer = layer
         save(ctx, gamma, packed)
         return layer.stock(x)
 
@@ -72,15 +73,15 @@ class ScaledLinearFunction(torch.autograd.Function):
         ctx.layer, ctx.shape, ctx.dtype, ctx.x = call.layer, a.shape, x.dtype, weakref.ref(x)
         ctx.int8 = call.layer.int8_gemms(a)
         # The linear layer, in whose place it reads the copy, is the reader that is counted.
-        ctx.form = call.copy.holding([None] * len(call.copy.tensors))
+        ctx.forms = [call.copy.holding([None] * len(call.copy.tensors))]
         ctx.save_for_backward(weight, bias, gamma, *call.copy.tensors)
         return layer.stock(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        weight, bias, gamma, *tensors = ctx.saved_tensors
-        packed, layer = ctx.form.holding(tensors), ctx.layer
+        weight, bias, gamma, *tensors = unpacked(ctx)
+        packed, layer = ctx.forms[0].holding(tensors), ctx.layer
         da = dw = db = None
         with no_autocast(dy.device):
             if ctx.x() is not None:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from razorctl.layers.activation import GELU, QuickGELU, SiLU, TanhGELU
 from razorctl.layers.attention import Attention
-from razorctl.layers.base import LayerSettings, Swaps
+from razorctl.layers.base import LayerSettings, RazorLayer, Swaps
 from razorctl.layers.batch_norm import BatchNorm
 from razorctl.layers.channel_gate import Excitation, Gate
 from razorctl.layers.channel_norm import WithActivation
@@ -34,6 +34,7 @@ from razorctl.layers.norm import ChannelLayerNorm, Norm
 from razorctl.layers.scale import LayerScale
 from razorctl.layers.sdpa_redirect import SdpaRedirect, redirected
 from razorctl.rules.base import Rule, Rules
+from razorctl.rules.derived import DerivedByExample
 
 Layer = Callable[[Tensor], Tensor]
 
@@ -238,6 +239,22 @@ class ConvNeXtBlock(Gate):
         return self.drop_path(y) + self.shortcut(x)
 
 
+class DropPath(RazorLayer):
+    """timm's drop path, whose output is made again from its number for each example."""
+
+    kind = "dropout"
+    drop_prob: float
+
+    def forward(self, x: Tensor) -> Tensor:
+        derived = () if self.memo is None or not self.saving else self.memo.derived((x,), self)
+        if self.memo is None or not derived or not self.drop_prob:
+            return self.stock(x)
+        factor = self.stock(x.new_ones(len(x), *(1 for _ in x.shape[1:])))
+        y = x * factor
+        self.memo.derive(y, DerivedByExample(y.shape, y.dtype, derived, (factor,)))
+        return y
+
+
 class SwiGLU(GatedMLP):
     """timm's gated MLP of two layers before the product."""
 
@@ -276,7 +293,6 @@ class GluMlp(GatedMLP):
         return self.drop2(self.fc2(self.norm(y)))  # type: ignore[no-any-return]
 
 
-# Drop path has no razor class: its stock form keeps one number per example.
 SWAPS: Swaps = {
     stock.Attention: TimmAttention,
     stock.AttentionRope: TimmAttention,
@@ -299,6 +315,7 @@ SWAPS: Swaps = {
     _efficientnet_blocks.SqueezeExcite: SqueezeExcite,
     convnext.ConvNeXtBlock: ConvNeXtBlock,
     stock.LayerScale: LayerScale,
+    stock.DropPath: DropPath,
     stock_activations.GELU: GELU,
     stock_activations.GELUTanh: TanhGELU,
     stock_activations.QuickGELU: QuickGELU,

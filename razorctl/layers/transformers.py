@@ -104,30 +104,77 @@ class JoinedGatedMLP(GatedMLP):
         return y
 
 
-class PostNorm(RazorLayer):
-    """The last part of a block of BERT: norm(x + dropout(dense(h)))."""
+class Adding(RazorLayer):
+    """Base of modules that add a branch to a stream which no norm has normalized before."""
 
     kind = "norm"
-    references = (modeling_bert.BertSelfOutput, modeling_bert.BertOutput)
-    dense: Any
-    dropout: Any
-    LayerNorm: Any
 
     @classmethod
     def fits(cls, module: nn.Module, rule: Rule) -> bool:
         return rule.again
 
+    def added(self, x: Tensor, f: Tensor) -> Tensor:
+        """x + f, as it can be made again from a copy of x."""
+        y = f + x
+        if self.memo is None:
+            return y
+        copy = self.memo.find(x, layouts.of_rows(compute_dtype(x)), self)
+        branch = self.memo.derived((f,), self)
+        # One sum of two is made again: of a derived x this would be the second in a row.
+        if branch and copy is not None and copy.elementwise and not isinstance(copy, Derived):
+            self.memo.derive(y, DerivedSum(y.shape, y.dtype, (copy, *branch)))
+        return y
+
+
+class PostNorm(Adding):
+    """The last part of a block of BERT: norm(x + dropout(dense(h)))."""
+
+    references = (modeling_bert.BertSelfOutput, modeling_bert.BertOutput)
+    dense: Any
+    dropout: Any
+    LayerNorm: Any
+
     def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
-        if not self.saving or self.memo is None:
+        if not self.saving:
             return self.stock(hidden_states, input_tensor)
         f = self.dropout(self.dense(hidden_states))
-        x = f + input_tensor
-        copy = self.memo.find(input_tensor, layouts.of_rows(compute_dtype(input_tensor)), self)
-        branch = self.memo.derived((f,), self)
-        # One norm of two is made again: of a derived input this would be the second in a row.
-        if branch and copy is not None and not isinstance(copy, Derived):
-            self.memo.derive(x, DerivedSum(x.shape, x.dtype, (copy, *branch)))
-        y: Tensor = self.LayerNorm(x)
+        y: Tensor = self.LayerNorm(self.added(input_tensor, f))
+        return y
+
+
+class PostNormBlock(Adding):
+    """The block of DistilBERT: norm(x + ffn(x)) of norm(x + attention(x))."""
+
+    references = (modeling_distilbert.TransformerBlock,)
+    attention: Any
+    ffn: Any
+    sa_layer_norm: Any
+    output_layer_norm: Any
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if not self.saving:
+            return self.stock(hidden_states, *args, **kwargs)
+        f, _ = self.attention(hidden_states, *args, **kwargs)
+        x = self.sa_layer_norm(self.added(hidden_states, f))
+        y: Tensor = self.output_layer_norm(self.added(x, self.ffn(x)))
+        return y
+
+
+class NormedBranchBlock(Adding):
+    """The block of OLMo 2: x + norm(mlp(x)) of x + norm(attention(x))."""
+
+    references = (modeling_olmo2.Olmo2DecoderLayer,)
+    self_attn: Any
+    mlp: Any
+    post_attention_layernorm: Any
+    post_feedforward_layernorm: Any
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if not self.saving or args:
+            return self.stock(hidden_states, *args, **kwargs)
+        f, _ = self.self_attn(hidden_states=hidden_states, **kwargs)
+        x = self.added(hidden_states, self.post_attention_layernorm(f))
+        y: Tensor = self.post_feedforward_layernorm(self.mlp(x)) + x
         return y
 
 
@@ -141,6 +188,8 @@ class NamedLayerScale(LayerScale):
 ALIKE = (
     NamedLayerScale,
     PostNorm,
+    PostNormBlock,
+    NormedBranchBlock,
     ScaledRMSNorm,
     CenteredRMSNorm,
     SeparateGatedMLP,

@@ -11,9 +11,10 @@ Autograd keeps the tensors that it is made from, and raises an error if one has 
 torch.compile makes it anew for each reader, and then joins equal computations itself.
 """
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -54,6 +55,19 @@ class Cell:
         return self.read(make)
 
 
+class Used(NamedTuple):
+    """A weight or a mask, as it was when a layer used it."""
+
+    tensor: "weakref.ref[Tensor]"
+    version: int
+    layer: Any
+
+    def changed(self) -> bool:
+        """Whether it has been changed in place."""
+        tensor = self.tensor()
+        return tensor is not None and tensor._version != self.version
+
+
 @dataclass(frozen=True)
 class Derived(Packed):
     """The base of derived activations.
@@ -62,12 +76,14 @@ class Derived(Packed):
         sources: the copies that it is made from.
         others: the other tensors, each of which may be None.
         cell: holds the value; all copies of this form share it. None in a compiled program.
+        used: what names a layer in an error.
     """
 
     shareable: ClassVar[bool] = True
     sources: tuple[Packed, ...]
     others: tuple[Tensor | None, ...] = ()
     cell: Cell | None = field(default=None, compare=False)
+    used: "Used | None" = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.cell is None and not torch.compiler.is_compiling():
@@ -86,6 +102,16 @@ class Derived(Packed):
             sources.append(source.holding(left[:count]))
             left = left[count:]
         return self.replaced(others=others, sources=tuple(sources))
+
+    def changed(self) -> tuple[Any, ...]:
+        layers = [layer for source in self.sources for layer in source.changed()]
+        return (*layers, self.used.layer) if self.used and self.used.changed() else tuple(layers)
+
+    def using(self, tensor: Tensor | None, layer: Any) -> Self:
+        """A twin that knows of a layer's weight or mask among `others`."""
+        if tensor is None or torch.compiler.is_compiling():
+            return self
+        return self.replaced(used=Used(weakref.ref(tensor), tensor._version, layer))
 
     def saved_by(self, ctx: Any) -> None:
         super().saved_by(ctx)
@@ -141,6 +167,14 @@ class Derived(Packed):
 
     def of_gated(self, up: Packed, function: str) -> "Derived":
         return DerivedFunction(self.shape, self.dtype, (self, up), function=function)
+
+
+@dataclass(frozen=True)
+class DerivedCopy(Derived):
+    """Another activation in another shape or dtype."""
+
+    def make(self) -> Tensor:
+        return self.sources[0].values().reshape(self.shape)
 
 
 @dataclass(frozen=True)
@@ -223,14 +257,24 @@ class DerivedDropout(Derived):
 
 
 @dataclass(frozen=True)
-class DerivedCall(Derived):
-    """y = call(x) for any function `call` of a tensor, as that of rotary positions."""
+class DerivedByExample(Derived):
+    """y = x factor, with a factor for each example. others: the factor, [batch, 1, ...]."""
 
-    call: Callable[[Tensor], Tensor] | None = None
+    def make(self) -> Tensor:
+        (factor,), x = self.others, self.sources[0].values()
+        assert factor is not None
+        return (x.view(len(factor), -1) * factor.view(-1, 1)).view(self.shape)
+
+
+@dataclass(frozen=True)
+class DerivedCall(Derived):
+    """y = call(x, *others) for any function `call` of tensors, as that of rotary positions."""
+
+    call: Callable[..., Tensor] | None = None
 
     def make(self) -> Tensor:
         assert self.call is not None
-        return self.call(self.sources[0].values())
+        return self.call(self.sources[0].values(), *self.others)
 
 
 @dataclass(frozen=True)

@@ -108,6 +108,10 @@ class Packed:
         """A copy of f(x) * up, for f as in `function_grad`; None if the two have none."""
         return None
 
+    def changed(self) -> tuple[Any, ...]:
+        """The layers whose weight or mask has changed since it was derived with that."""
+        return ()
+
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
         """The tensors for autograd to keep."""

@@ -114,6 +114,7 @@ def swap(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
     settings = LayerSettings(Memo(derives), drawn, recipe.backend, *recipe.int8, rules_of)
     for new in chosen:
         new.razor.attach(new.module, new.rules, settings)
+        new.module.place = new.name  # type: ignore[assignment]
     if not residual:  # a branch that is not drawn has no gradient to add
         for block, connections in residuals.find(model).items():
             residuals.attach(block, connections)

@@ -29,7 +29,7 @@ def test_a_frozen_gamma_is_all_that_is_saved():
 
 
 def test_stock_drop_path_saves_one_number_an_example():
-    # Which is why it has no razor class.
+    # As the razor class does, which only tells others of it.
     from timm.layers import DropPath
 
     saved = []
