@@ -263,7 +263,7 @@ class DerivedByExample(Derived):
     def make(self) -> Tensor:
         (factor,), x = self.others, self.sources[0].values()
         assert factor is not None
-        return (x.view(len(factor), -1) * factor.view(-1, 1)).view(self.shape)
+        return (x.reshape(len(factor), -1) * factor.view(-1, 1)).view(self.shape)
 
 
 @dataclass(frozen=True)
