@@ -2,8 +2,8 @@
 
 import logging
 import re
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from statistics import median
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -14,6 +14,7 @@ from torch import nn
 from razorctl import units
 from razorctl.errors import UsageError
 from razorctl.job import Job
+from razorctl.ops.op import OPS
 from razorctl.recipe import Recipe
 from razorctl.training.payoff import Payoff
 
@@ -52,6 +53,24 @@ def refuse_uncompilable(job: Job, recipe: Recipe, device: torch.device) -> None:
         )
 
 
+@contextmanager
+def compiler_settings(budget: float | None = None) -> Iterator[None]:
+    """The settings of torch's compiler for a step.
+
+    Stored programs, which call ops by whole schemas, are found only if razorctl's ops had the same
+    ones. Graphs keep the share `budget` of activations for backward, if it is not None.
+    """
+    import torch._functorch.config as graphs
+    import torch.compiler.config as caches
+
+    schemas = sorted(str(op.overload._schema) for op in OPS.values())
+    tag = f"{caches.cache_key_tag} {schemas}"
+    budget = graphs.activation_memory_budget if budget is None else budget
+    stored = caches.patch(cache_key_tag=tag)  # type: ignore[attr-defined]
+    with stored, graphs.patch(activation_memory_budget=budget):
+        yield
+
+
 class Compiled:
     """Runs the training steps of a model as one compiled graph; the model itself stays eager.
 
@@ -70,17 +89,6 @@ class Compiled:
         mode = "reduce-overhead" if self._graphs else None
         return torch.compile(self.model, fullgraph=True, mode=mode)  # type: ignore[return-value]
 
-    def _memory_budget(self) -> AbstractContextManager[None]:
-        """A context in which compiled graphs keep the job's share of activations for backward."""
-        if self._budget is None:
-            return nullcontext()
-        import torch._functorch.config as settings
-
-        context: AbstractContextManager[None] = settings.patch(
-            activation_memory_budget=self._budget
-        )
-        return context
-
     @property
     def works(self) -> bool:
         """Whether steps are compiled, as far as is known."""
@@ -98,7 +106,7 @@ class Compiled:
         from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
         try:
-            with self._memory_budget():
+            with compiler_settings(self._budget):
                 return take(self._compiled, *args, **kwargs)
         except (TorchDynamoException, FailOnRecompileLimitHit) as error:
             log.warning("training goes on without compiling: %s", failure_reason(error))

@@ -15,7 +15,6 @@ from typing import Any
 
 import timm
 import torch
-import torch._functorch.config
 import torch.nn.functional as F
 import turns
 from pages import Row, figures
@@ -27,6 +26,7 @@ from razorctl import Recipe, saved_bytes, sparsify
 from razorctl.memory.saved import note_saved, run_forward
 from razorctl.methods import METHODS
 from razorctl.ops import kernels
+from razorctl.training.compiled import compiler_settings
 
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
 # Relative distance between kernels that round differently; stored attention is one of them.
@@ -119,7 +119,7 @@ class Bench:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         try:
-            with torch._functorch.config.patch(activation_memory_budget=run.case.budget):
+            with compiler_settings(run.case.budget):
                 yield self.model(run)
         finally:
             self.full.zero_grad()

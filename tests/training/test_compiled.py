@@ -4,6 +4,7 @@ import copy
 from dataclasses import replace
 from functools import partial
 from statistics import median
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch._dynamo.utils import counters
 from razorctl import Recipe, restore, sparsify
 from razorctl.errors import UsageError
 from razorctl.job import Job
+from razorctl.ops.op import OPS
 from razorctl.optimizer import build_optimizer
 from razorctl.step import by_logits, train_step
 from razorctl.training.comparing.grid import Grid
@@ -205,6 +207,20 @@ def test_an_activation_memory_budget_is_kept_by_compiled_steps(monkeypatch):
     assert saved[1] < 0.5 * saved[0]
     torch.testing.assert_close(*gradients)
     assert torch._functorch.config.activation_memory_budget == 1
+
+
+def test_programs_stored_for_other_schemas_are_not_found(monkeypatch):
+    tags = []
+
+    def backend(graph, _):
+        tags.append(torch.compiler.config.cache_key_tag)
+        return graph
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    for schema in ("f(Tensor x)", "f(Tensor x, int n=0)"):
+        monkeypatch.setitem(OPS, "f", SimpleNamespace(overload=SimpleNamespace(_schema=schema)))
+        Compiled(nn.Linear(3, 1), COMPILED).step(lambda forward: forward(torch.ones(2, 3)))
+    assert len({*tags, torch.compiler.config.cache_key_tag}) == 3
 
 
 class TestGraphs:
