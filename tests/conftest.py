@@ -21,6 +21,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+gc.disable()  # until all tests are imported, which leaves no garbage
 torch.set_num_threads(1)  # tests are small, and processes run them side by side
 os.fsync = lambda _: None  # no test takes the power away
 if not torch.accelerator.is_available():
@@ -104,8 +105,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item in drawn]
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    yield
     gc.freeze()  # or each collection looks through all that was imported
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:

@@ -58,9 +58,10 @@ def gpt2() -> GPT2LMHeadModel:
     return GPT2LMHeadModel(GPT2Config(**sizes, **dropouts, bos_token_id=1, eos_token_id=2))
 
 
-def llama() -> LlamaForCausalLM:
+def llama(**settings: Any) -> LlamaForCausalLM:
     """Of tokens of 24 columns in two layers."""
-    return LlamaForCausalLM(LlamaConfig(**TEXT, max_position_embeddings=32, pad_token_id=0))
+    sizes = {**TEXT, "max_position_embeddings": 32, "pad_token_id": 0}
+    return LlamaForCausalLM(LlamaConfig(**{**sizes, **settings}))
 
 
 def segformer(classes: int = 5) -> SegformerForSemanticSegmentation:

@@ -40,7 +40,7 @@ def bert() -> tuple[nn.Module, dict[str, Tensor]]:
 
 
 def decoder() -> tuple[nn.Module, dict[str, Tensor]]:
-    return llama(), {"input_ids": torch.randint(50, (4, 32))}
+    return llama(num_hidden_layers=1), {"input_ids": torch.randint(50, (4, 32))}
 
 
 def step(model: nn.Module, forward: Callable[..., object], **inputs: Tensor) -> list[Tensor | None]:

@@ -29,13 +29,17 @@ JOB = Job("vit-micro", "digits", batch_size=8, steps=LEAST, evaluate_every=LEAST
 
 @pytest.fixture(autouse=True)
 def two_threads(monkeypatch):
-    """Two cores, of which other processes keep one busy; the user has set nothing."""
+    """Two cores, of which other processes keep one busy; the user has set nothing.
+
+    torch computes with one thread, whatever number it is said to have: two would wait for each
+    other in every operation.
+    """
     for name in [name for name in os.environ if name.startswith(threads.CHOSEN)]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(Threads, "others", 1.0)
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(1)
+    numbers = [2]
+    monkeypatch.setattr(torch, "set_num_threads", numbers.append)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: numbers[-1])
 
 
 @pytest.fixture
