@@ -18,10 +18,11 @@ from razorctl.layers.autocast import no_autocast, to_compute_dtype
 from razorctl.layers.base import LayerSettings, RazorLayer, flat, save, saved
 from razorctl.layers.registry import razor_of
 from razorctl.ops.functions import FUNCTIONS
+from razorctl.ops.gated import gated_grad
 from razorctl.rules.base import Rule, Rules
 from razorctl.rules.derivative import Buckets
 from razorctl.rules.derived import Derived
-from razorctl.rules.packed import Packed, PackedValues
+from razorctl.rules.packed import Packed
 from razorctl.spans import packing
 
 
@@ -47,8 +48,10 @@ class GatedFunction(torch.autograd.Function):
         gate, up = saved(ctx)
         rows, dgate, dup = flat(dy), None, None
         with no_autocast(dy.device):
-            if isinstance(gate, Derived):  # is read once
-                gate = PackedValues(gate.shape, dy.dtype, gate.values())
+            if isinstance(gate, Derived) and all(ctx.needs_input_grad[:2]):
+                x, y = (part.values().to(dy.dtype) for part in (gate, up))
+                dgate, dup = (t.view(dy.shape) for t in gated_grad(rows, x, y, ctx.function))
+                return dgate, dup, None, None, None
             if ctx.needs_input_grad[0]:
                 dact = rows * up.values().to(dy.dtype)
                 dgate = gate.function_grad(ctx.function, dact).view(dy.shape)

@@ -14,6 +14,7 @@ from razorctl.ops import (
     activation,
     buckets,
     columns,
+    gated,
     gemm,
     int8,
     int8_operand,
@@ -103,7 +104,7 @@ def norms() -> Iterator[Case]:
 
 
 def activations() -> Iterator[Case]:
-    """GELU between the two linear layers."""
+    """GELU between the two linear layers, and what a gated MLP has in its place."""
 
     def forward(batch: int, on: torch.device) -> tuple[Any, ...]:
         return normal(rows(batch), WIDE, on=on), "gelu", BITS, TILE
@@ -120,6 +121,10 @@ def activations() -> Iterator[Case]:
         x, *form = to_buckets(batch, on)
         return buckets.to_buckets(x, *form), list(x.shape), *form, x.dtype
 
+    def of_gated(batch: int, on: torch.device) -> tuple[Any, ...]:
+        return *normal(3, rows(batch), WIDE, on=on), "silu"
+
+    yield Case(gated.gated_grad, "gated", of_gated, ("gated: gated_grad silu HALF",))
     form = f"gelu {BITS} bits HALF"
     quantized = rf"activation: quantize_\w+ {BITS} bits HALF .*'R': {TILE},.* gelu .*"
     yield Case(activation.activation_quantize, "gelu", forward, (quantized,))

@@ -82,6 +82,7 @@ CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
         torch.bfloat16,
     ),
     "activation_grad": lambda: (torch.randn(WIDE), *_copy(4), "silu"),
+    "gated_grad": lambda: (*torch.randn(3, *WIDE), "silu"),
     "activation_quantize": lambda: (torch.randn(WIDE), "gelu", 4, 256),
     "residual_add": lambda: (torch.randn(WIDE), torch.randn(WIDE).bfloat16(), 1e-6, True),
     "norm_quantize": lambda: (

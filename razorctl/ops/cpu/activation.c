@@ -1,4 +1,4 @@
-// The functions of ops.activation and their derivatives.
+// The functions of ops.activation and ops.gated, and their derivatives.
 #include "common.h"
 
 // e^x for x <= 88, to 2e-7 of it; Cephes' polynomial.
@@ -159,4 +159,25 @@ int razorctl_activation_grad_int8(const struct copy *copy, int function, const v
     if (!missing) add_blocks(sums, blocks, columns, columns, total);
     free(sums), free(memory);
     return missing;
+}
+
+// f'(gate) up dy and f(gate) dy for a stretch of a row.
+static void gradients_of(int function, int64_t count, const float *restrict dy,
+                         const float *restrict gate, const float *restrict up,
+                         float *restrict dgate, float *restrict dup) {
+    FOR_FUNCTION(function, for (int64_t j = 0; j < count; j++) {
+        dgate[j] = dy[j] * up[j] * slope_of(which, gate[j]);
+        dup[j] = dy[j] * value_of(which, gate[j]);
+    })
+}
+
+// ops.gated: the gradients of gate and up of f(gate) up.
+int razorctl_gated_grad(const float *dy, const float *gate, const float *up, int64_t dy_stride,
+                        int64_t gate_stride, int64_t up_stride, int64_t rows, int64_t columns,
+                        int function, float *dgate, float *dup, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t row = 0; row < rows; row++)
+        gradients_of(function, columns, dy + row * dy_stride, gate + row * gate_stride,
+                     up + row * up_stride, dgate + row * columns, dup + row * columns);
+    return 0;
 }

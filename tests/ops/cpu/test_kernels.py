@@ -9,6 +9,7 @@ from razorctl.ops.activation import activation_grad, activation_grad_int8
 from razorctl.ops.batch_norm import batch_norm_grad
 from razorctl.ops.cpu import library
 from razorctl.ops.functions import FUNCTIONS
+from razorctl.ops.gated import gated_grad
 from razorctl.ops.gemm import scaled_gemm
 from razorctl.ops.images import dequantize_images, quantize_images
 from razorctl.ops.int8 import adjoined, balance, int8_columns, int8_heads, int8_rows
@@ -158,6 +159,14 @@ def test_int8_row_operand(function, rows, columns, tile_rows):
     assert (got[0].int() - want[0].int()).abs().max() <= 1
     assert (got[0] != want[0]).float().mean() < 2e-3
     torch.testing.assert_close(got[1], want[1])
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize(("rows", "columns"), [(70, 3), (33, 4416)])
+def test_gated_grad(rows, columns, function):
+    arguments = *(3 * torch.randn(3, rows, columns + 5))[..., :columns], function
+    got, want = gated_grad(*arguments), body(gated_grad)(*arguments)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=3e-4)  # of magnitudes up to 100
 
 
 @dtypes

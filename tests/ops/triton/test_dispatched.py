@@ -72,6 +72,7 @@ CALLS: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
     ],
     "from_buckets": lambda: [(some_bytes(2), [ROWS, WIDTH], "gelu", 4, torch.float32)],
     "gather_columns": lambda: [(normal(), torch.arange(0, WIDTH, 3))],
+    "gated_grad": lambda: [(normal(), normal(), normal(), "silu")],
     "int8_columns": lambda: [(normal(),)],
     "int8_heads": lambda: [tuple(normal(2, 2, ROWS // 2, 64) for _ in range(3))],
     "int8_operand": lambda: [
