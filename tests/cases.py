@@ -10,7 +10,10 @@ from timm import layers as timm_layers
 from timm.layers import activations as timm_activations
 from timm.layers import norm_act as timm_norm_act
 from timm.models import _efficientnet_blocks
+from timm.models import beit as timm_beit
+from timm.models import cait as timm_cait
 from timm.models import convnext as timm_convnext
+from timm.models import eva as timm_eva
 from torch import nn
 from torchvision.models import convnext
 from torchvision.ops import misc
@@ -186,6 +189,9 @@ CASES: dict[str, Case] = {
     "transformers silu": Case(activations.SiLUActivation, ROWS),
     "dropout": Case(lambda: nn.Dropout(0.3), ROWS, exact=True),
     "layer scale": Case(scale, ROWS, exact=True),
+    "beit block": Case(lambda: timm_beit.Block(24, 3, init_values=0.5), TOKENS),
+    "cait block": Case(lambda: timm_cait.LayerScaleBlock(24, 3, init_values=0.5), TOKENS),
+    "eva block": Case(lambda: timm_eva.EvaBlock(24, 3, init_values=0.5), TOKENS),
     "drop path": Case(lambda: timm_layers.DropPath(0.3), ROWS, exact=True),
 }
 

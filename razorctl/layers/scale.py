@@ -28,7 +28,7 @@ class ScaleFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, gamma: Tensor, layer: "LayerScale", derived: Derived | None
+        ctx: Any, x: Tensor, gamma: Tensor, layer: "Scale", derived: Derived | None
     ) -> Tensor:
         packed = None
         if ctx.needs_input_grad[1]:
@@ -36,7 +36,7 @@ class ScaleFunction(torch.autograd.Function):
                 packed = copy_of(flat(x), layer.rules) if derived is None else derived
         ctx.layer = layer
         save(ctx, gamma, packed)
-        return layer.stock(x)
+        return x * gamma
 
     @staticmethod
     @once_differentiable
@@ -68,14 +68,13 @@ class ScaledLinearFunction(torch.autograd.Function):
         gamma: Tensor,
         x: Tensor,
         call: LinearCall,
-        layer: "LayerScale",
     ) -> Tensor:
         ctx.layer, ctx.shape, ctx.dtype, ctx.x = call.layer, a.shape, x.dtype, weakref.ref(x)
         ctx.int8 = call.layer.int8_gemms(a)
         # The linear layer, in whose place it reads the copy, is the reader that is counted.
         ctx.forms = [call.copy.holding([None] * len(call.copy.tensors))]
         ctx.save_for_backward(weight, bias, gamma, *call.copy.tensors)
-        return layer.stock(x)
+        return x * gamma
 
     @staticmethod
     @once_differentiable
@@ -88,7 +87,7 @@ class ScaledLinearFunction(torch.autograd.Function):
                 form = DerivedLinear(dy.shape, ctx.dtype, (packed,), (weight, bias))
                 x = form.replaced(matrix=layer.matrix, int8=ctx.int8[1]).values()
                 dgamma = flat(dy * x).sum(0)
-                return None, None, None, dgamma, dy * gamma, None, None
+                return None, None, None, dgamma, dy * gamma, None
             # In int8, columns of small gamma must not coarsen the others: dy is scaled first.
             scale = _near(gamma) if any(ctx.int8) else torch.ones_like(gamma)
             rows = flat(dy * scale if any(ctx.int8) else dy).to(ctx.dtype)
@@ -107,7 +106,7 @@ class ScaledLinearFunction(torch.autograd.Function):
             del product
             if ctx.needs_input_grad[0]:
                 da = shaped(gemms.input_grad(), ctx.shape)
-        return da, dw, db, dgamma, None, None, None
+        return da, dw, db, dgamma, None, None
 
 
 FLOOR = 0.5  # of the mean size of gamma: the smallest factor of a column of dy in int8
@@ -121,35 +120,35 @@ def _near(gamma: Tensor) -> Tensor:
     return torch.where(size < floor, floor, gamma)
 
 
-class LayerScale(RazorLayer):
-    """Base of razor layer scales. gamma_name: the attribute of the stock class that is gamma."""
+class Scale(RazorLayer):
+    """Base of razor layers that scale activations. gammas: the attributes of the factors."""
 
     kind: ClassVar[str] = "scale"
-    gamma_name: ClassVar[str] = "gamma"
+    gammas: ClassVar[tuple[str, ...]] = ("gamma",)
 
     @classmethod
-    def _gamma(cls, module: nn.Module) -> Tensor:
-        gamma: Tensor = getattr(module, cls.gamma_name)
-        return gamma
+    def factors(cls, module: nn.Module) -> list[Tensor]:
+        """The factors of a module that has any, [columns]."""
+        found = [getattr(module, name) for name in cls.gammas]
+        return [gamma for gamma in found if gamma is not None]
 
     @classmethod
     def columns(cls, module: nn.Module) -> int:
-        return cls._gamma(module).numel()
+        return next((gamma.numel() for gamma in cls.factors(module)), 1)
 
     @classmethod
     def fits(cls, module: nn.Module, rule: Rule) -> bool:
-        return not getattr(module, "inplace", False)
+        return bool(cls.factors(module)) and not getattr(module, "inplace", False)
 
     @classmethod
     def attach(cls, module: nn.Module, rules: Rules | None, settings: LayerSettings) -> None:
         super().attach(module, rules, settings)
-        if settings.memo is not None and cls._gamma(module).requires_grad:
-            settings.memo.scaled.add(cls.columns(module))
+        if settings.memo is not None:
+            trained = [gamma for gamma in cls.factors(module) if gamma.requires_grad]
+            settings.memo.scaled.update(gamma.numel() for gamma in trained)
 
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.saving:
-            return self.stock(x)
-        gamma = self._gamma(self)
+    def scaled(self, x: Tensor, gamma: Tensor) -> Tensor:
+        """x gamma."""
         offered = () if self.memo is None else self.memo.derived((x,), self)
         call = self._call(x) if gamma.requires_grad else None
         y: Tensor
@@ -157,8 +156,7 @@ class LayerScale(RazorLayer):
             takes = offered and self.rules.of(x.dtype).again
             y = ScaleFunction.apply(x, gamma, self, offered[0].rows(x.dtype) if takes else None)
         else:
-            inputs = call.x, call.weight, call.bias, gamma
-            y = ScaledLinearFunction.apply(*inputs, x, call, self)
+            y = ScaledLinearFunction.apply(call.x, call.weight, call.bias, gamma, x, call)
         if self.memo is not None and offered:
             scaled = DerivedAffine(x.shape, y.dtype, offered, (gamma.detach(), None))
             self.memo.derive(y, scaled)
@@ -168,3 +166,29 @@ class LayerScale(RazorLayer):
         """The call of a linear layer that made x, if the gradient of x is nobody else's."""
         call: LinearCall | None = None if self.memo is None else self.memo.call(x, self)
         return call if call is not None and call.leads_to(x) else None
+
+
+class LayerScale(Scale):
+    """Base of razor layer scales."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scaled(x, *self.factors(self)) if self.saving else self.stock(x)
+
+
+class ScaledBlock(Scale):
+    """Base of blocks that scale their two branches themselves, x + drop(gamma f(norm(x)))."""
+
+    gammas = ("gamma_1", "gamma_2")
+    drops: ClassVar[tuple[str, str]] = ("drop_path1", "drop_path2")
+    norm1: Any
+    norm2: Any
+    attn: Any
+    mlp: Any
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if args or not self.saving:
+            return self.stock(x, *args, **kwargs)
+        (first, second), drops = self.factors(self), [getattr(self, name) for name in self.drops]
+        x = x + drops[0](self.scaled(self.attn(self.norm1(x), **kwargs), first))
+        y: Tensor = x + drops[1](self.scaled(self.mlp(self.norm2(x)), second))
+        return y

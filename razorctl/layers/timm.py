@@ -12,6 +12,7 @@ from timm.layers.padding import pad_same
 from timm.models import (
     _efficientnet_blocks,
     beit,
+    cait,
     convnext,
     eva,
     swin_transformer,
@@ -31,7 +32,7 @@ from razorctl.layers.conv import Conv2d
 from razorctl.layers.gated_mlp import GatedMLP
 from razorctl.layers.group_norm import GroupNorm
 from razorctl.layers.norm import ChannelLayerNorm, Norm
-from razorctl.layers.scale import LayerScale
+from razorctl.layers.scale import LayerScale, ScaledBlock
 from razorctl.layers.sdpa_redirect import SdpaRedirect, redirected
 from razorctl.rules.base import Rule, Rules
 from razorctl.rules.derived import DerivedByExample
@@ -255,6 +256,12 @@ class DropPath(RazorLayer):
         return y
 
 
+class CaitBlock(ScaledBlock):
+    """timm's block of CaiT."""
+
+    drops = ("drop_path", "drop_path")
+
+
 class SwiGLU(GatedMLP):
     """timm's gated MLP of two layers before the product."""
 
@@ -316,6 +323,9 @@ SWAPS: Swaps = {
     convnext.ConvNeXtBlock: ConvNeXtBlock,
     stock.LayerScale: LayerScale,
     stock.DropPath: DropPath,
+    beit.Block: ScaledBlock,
+    cait.LayerScaleBlock: CaitBlock,
+    eva.EvaBlock: ScaledBlock,
     stock_activations.GELU: GELU,
     stock_activations.GELUTanh: TanhGELU,
     stock_activations.QuickGELU: QuickGELU,

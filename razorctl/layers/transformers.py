@@ -181,7 +181,7 @@ class NormedBranchBlock(Adding):
 class NamedLayerScale(LayerScale):
     """A layer scale of transformers."""
 
-    gamma_name = "lambda1"
+    gammas = ("lambda1",)
     references = (modeling_dinov2.Dinov2LayerScale,)
 
 

@@ -190,6 +190,15 @@ def test_a_weight_that_changed_is_an_error(subject, layer):
         loss.backward()
 
 
+def test_a_weight_that_is_freed_is_an_error(subject):
+    """As where FSDP shards a part of a block by itself."""
+    model, images = subject
+    loss = model(images).square().sum()
+    model.blocks[1].attn.qkv.weight.untyped_storage().resize_(0)
+    with pytest.raises(UsageError, match=r"weight of blocks\.1\.attn\.qkv is sharded apart"):
+        loss.backward()
+
+
 def test_a_mask_that_changed_is_an_error(subject):
     block, mask = subject[0].blocks[1], torch.zeros(17, 17)
     y = block(torch.randn(2, 17, 24, requires_grad=True), attn_mask=mask)

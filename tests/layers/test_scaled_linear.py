@@ -11,13 +11,16 @@ from typing import ClassVar
 import pytest
 import torch
 from timm.layers import LayerScale
+from timm.models import beit, cait, eva
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
+from razorctl import Recipe, saved_bytes, sparsify
 from razorctl.layers.base import LayerSettings
 from razorctl.layers.linear import Linear
 from razorctl.layers.scale import LayerScale as RazorScale
+from razorctl.layers.scale import ScaledBlock as RazorBlock
 from razorctl.layers.scale import ScaledLinearFunction
 from razorctl.layers.sharing import Memo
 from razorctl.rules.dense import Dense
@@ -231,6 +234,36 @@ def test_a_frozen_parameter(frozen):
         assert (mine is None) == (theirs is None)
         if mine is not None:
             assert torch.cosine_similarity(mine.flatten(), theirs.flatten(), dim=0) > 0.9999
+
+
+@pytest.mark.parametrize("kind", [beit.Block, cait.LayerScaleBlock, eva.EvaBlock])
+def test_blocks_that_scale_their_branches(kind):
+    torch.manual_seed(0)
+    model = nn.Sequential(kind(24, 3, init_values=0.5, drop_path=0.3), nn.Linear(24, 4))
+    x = torch.randn(4, 5, 24)
+
+    def grads() -> Tensor:
+        torch.manual_seed(1)
+        model.zero_grad()
+        model(x).square().sum().backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+    model.train()
+    stock = grads()
+    sparsify(model, Recipe("int8"))
+    kept = saved_bytes(model, x)
+    assert torch.cosine_similarity(grads(), stock, dim=0) > 0.9995
+    stock_kept = saved_bytes(restored(model, RazorBlock), x)
+    # Two outputs in single precision, that a stock block keeps.
+    assert stock_kept - kept >= 2 * 4 * x.numel()
+
+
+def restored(model: nn.Module, kind: type) -> nn.Module:
+    """The model with modules of a razor class made stock again."""
+    for module in model.modules():
+        if isinstance(module, kind):
+            module.detach()
+    return model
 
 
 def test_a_model_that_is_copied_keeps_nothing_either():
