@@ -191,7 +191,7 @@ def test_a_weight_that_changed_is_an_error(subject, layer):
 
 
 def test_a_weight_that_is_freed_is_an_error(subject):
-    """As where FSDP shards a part of a block by itself."""
+    """FSDP frees it so, where it shards a part of a block by itself."""
     model, images = subject
     loss = model(images).square().sum()
     model.blocks[1].attn.qkv.weight.untyped_storage().resize_(0)
