@@ -294,6 +294,7 @@ class TestResume:
 
     def test_goes_on_with_what_a_plan_has_chosen(self, monkeypatch):
         planned = ["--gpu", "T4", "--vram", "16GB", "--precision", "fp32", "--out", "run"]
+        planned += ["--max-ratio", "0.5"]  # fewer ways to trace
         with monkeypatch.context() as patch:
             patch.setattr(trainer.Run, "_note_peak", lambda _: signal.raise_signal(signal.SIGTERM))
             assert finetune(*planned).exit_code == 143
