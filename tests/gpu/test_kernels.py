@@ -14,9 +14,11 @@ from razorctl.ops.activation import activation_grad, activation_grad_int8, activ
 from razorctl.ops.buckets import from_buckets, to_buckets
 from razorctl.ops.columns import gather_columns
 from razorctl.ops.functions import FUNCTIONS
+from razorctl.ops.gated import gated_grad
 from razorctl.ops.gemm import scaled_gemm
 from razorctl.ops.int8 import balance, int8_columns, int8_heads, int8_rows
 from razorctl.ops.int8_operand import int8_operand
+from razorctl.ops.int8_row_operand import int8_row_operand
 from razorctl.ops.norm import norm_grad, norm_grad_int8, norm_quantize, residual_add
 from razorctl.ops.op import FewBitCopy, Op
 from razorctl.ops.packing import BITS
@@ -105,6 +107,10 @@ def test_activations(size, dtype, function):
         same_copy(got[1:], want[1:], bits, len(x))
         copy = FewBitCopy(*want[1:], bits, TILE_ROWS)
         close(*both(activation_grad, dy, copy, function), slack=16)
+    for ours, theirs in zip(
+        *both(gated_grad, dy, x, normal(*size, dtype=dtype), function), strict=True
+    ):
+        close(ours, theirs, slack=16)
     packed = both(to_buckets, x, function, 4)
     assert torch.equal(*packed)
     assert torch.equal(*both(from_buckets, packed[1], list(size), function, 4, dtype))
@@ -199,6 +205,9 @@ def test_int8(size, dtype):
         same_codes(ours[0], theirs[0])
         close(ours[1], theirs[1], slack=100)
         close(ours[2], theirs[2], slack=100)
+        ours, theirs = both(int8_row_operand, copy, len(x), function)
+        same_codes(ours[0], theirs[0])
+        close(ours[1], theirs[1], slack=100)
 
 
 GEMMS = [(1, 1, 1), (17, 8, 8), (33, 17, 70), (3152, 768, 768), (768, 3072, 3152), (100, 10, 768)]
