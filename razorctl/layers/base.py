@@ -153,9 +153,13 @@ def stock_type(module: nn.Module) -> type[nn.Module]:
 
 
 def stock_base(kind: type[nn.Module]) -> type[nn.Module]:
-    """The first class in the order of bases that is no razor class."""
+    """The first class of modules in the order of bases that is no razor class.
+
+    FSDP2 puts a class of its own, which is none of modules, before both.
+    """
     bases: Any = kind.__mro__
-    stock: type[nn.Module] = next(base for base in bases if not issubclass(base, RazorLayer))
+    modules = (base for base in bases if issubclass(base, nn.Module))
+    stock: type[nn.Module] = next(base for base in modules if not issubclass(base, RazorLayer))
     return stock
 
 

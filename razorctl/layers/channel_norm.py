@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from razorctl.layers import layouts
 from razorctl.layers.autocast import compute_dtype, no_autocast
 from razorctl.layers.base import RazorLayer, save, saved
+from razorctl.layers.sharded import lasting
 from razorctl.ops.images import memory_format
 from razorctl.rules.dense import Dense
 from razorctl.rules.packed import Packed
@@ -164,7 +165,7 @@ class ChannelNorm(RazorLayer):
     def offer(self, y: Tensor, copy: Packed) -> None:
         """Offers the codes of x_hat, with w and b, to the layer that y feeds."""
         if self.memo is not None:
-            of_y = copy.of_affine(self.weight, self.bias, compute_dtype(y))
+            of_y = copy.of_affine(self.weight, lasting(self.bias), compute_dtype(y))
             if of_y is not None:
                 self.memo.offer(y, layouts.of_channels(y), of_y)
 

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer
+from razorctl.layers.sharded import alone
 
 # Functions that need no values.
 FACTS = frozenset(
@@ -198,7 +199,8 @@ class LazyLayer(RazorLayer):
     @property
     def defers(self) -> bool:
         """Whether this forward pass may return a lazy tensor."""
-        return (self.lazy or self.saving) and not torch.compiler.is_compiling()
+        keeps = self.lazy or self.saving
+        return keeps and not torch.compiler.is_compiling() and not alone(self)
 
 
 @contextmanager

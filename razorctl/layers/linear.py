@@ -16,6 +16,7 @@ from razorctl.layers import layouts
 from razorctl.layers.autocast import no_autocast, to_compute_dtype
 from razorctl.layers.base import LayerSettings, Swaps, WeightLayer, flat, save, saved, shaped
 from razorctl.layers.handover import Int8, Int8Gradient
+from razorctl.layers.sharded import gather
 from razorctl.layers.sharing import copy_of
 from razorctl.ops import weight_copies
 from razorctl.ops.cast import cast_weight
@@ -269,7 +270,12 @@ class Linear(WeightLayer):
         tensors = self.weight.detach(), None if self.bias is None else self.bias.detach()
         _, int8 = self.int8_gemms(x)
         form = DerivedLinear(y.shape, y.dtype, (copy,), tensors, matrix=self.matrix, int8=int8)
-        return form.using(self.weight, self)
+        form = form.using(self.weight, self)
+        return form if torch.compiler.is_compiling() else form.replaced(gather=self.gather)
+
+    def gather(self, weight: Tensor) -> None:
+        """See `sharded.gather`."""
+        gather(self, weight)
 
     def int8_rows(self, input: Tensor, rows: Tensor) -> Int8:
         """The int8 copy of `rows`, which are the input in the dtype of the GEMM."""

@@ -11,6 +11,7 @@ from razorctl.layers import layouts
 from razorctl.layers.autocast import compute_dtype, no_autocast, to_compute_dtype
 from razorctl.layers.base import RazorLayer, Swaps, flat_shape, save, saved, shaped
 from razorctl.layers.handover import Handover, Int8, Statistics
+from razorctl.layers.sharded import lasting
 from razorctl.ops.norm import statistics
 from razorctl.rules.base import Rule
 from razorctl.rules.dense import Dense
@@ -257,7 +258,7 @@ class Norm(RazorLayer):
         if self.memo is not None and len(self.normalized_shape) == 1:
             dtype = compute_dtype(y)
             scale = None if self.weight is None else self.scale(self.weight.detach())
-            of_y = copy.of_affine(scale, self.bias_or_none, dtype)
+            of_y = copy.of_affine(lasting(scale), lasting(self.bias_or_none), dtype)
             if of_y is not None:
                 self.memo.offer(y, layouts.of_rows(dtype), of_y)
                 if self.memo.derives:  # for layers of other kinds, and of views of y

@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from razorctl.layers.autocast import no_autocast
 from razorctl.layers.base import LayerSettings, RazorLayer, flat, save, saved, shaped, unpacked
 from razorctl.layers.linear import Gemms, LinearCall
+from razorctl.layers.sharded import lasting
 from razorctl.layers.sharing import copy_of
 from razorctl.rules.base import Rule, Rules
 from razorctl.rules.derived import Derived, DerivedAffine, DerivedLinear
@@ -81,6 +82,7 @@ class ScaledLinearFunction(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         weight, bias, gamma, *tensors = unpacked(ctx)
         packed, layer = ctx.forms[0].holding(tensors), ctx.layer
+        layer.gather(weight)
         da = dw = db = None
         with no_autocast(dy.device):
             if ctx.x() is not None:
@@ -158,7 +160,7 @@ class Scale(RazorLayer):
         else:
             y = ScaledLinearFunction.apply(call.x, call.weight, call.bias, gamma, x, call)
         if self.memo is not None and offered:
-            scaled = DerivedAffine(x.shape, y.dtype, offered, (gamma.detach(), None))
+            scaled = DerivedAffine(x.shape, y.dtype, offered, (lasting(gamma.detach()), None))
             self.memo.derive(y, scaled)
         return y
 

@@ -144,7 +144,10 @@ class Memo:
             from razorctl.layers import compiled_sharing
 
             return compiled_sharing.find(x, layout)  # type: ignore[return-value]
-        copy = cache.get(x, (layout, _place()), by)
+        state = layout, _place()
+        copy = cache.get(x, state, by)
+        if copy is None and (same := _same(x)) is not None:
+            copy = cache.get(same, state, by)
         return copy if copy is not None and copy.alive else None
 
     def derive(self, x: Tensor, copy: Derived, whole: bool = True) -> None:
@@ -237,6 +240,14 @@ class Memo:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Memo, (self.derives, tuple(self.scaled))  # copies and pickles start empty
+
+
+def _same(x: Tensor) -> Tensor | None:
+    """The tensor of which `x` is a view without change, as FSDP2 gives it to a module."""
+    base = x._base
+    if base is None or (base.shape, base.dtype, base.stride()) != (x.shape, x.dtype, x.stride()):
+        return None
+    return base if base.storage_offset() == x.storage_offset() else None
 
 
 def _offset(x: Tensor) -> int:

@@ -19,7 +19,6 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from razorctl.errors import UsageError
 from razorctl.ops.cast import cast_weight
 from razorctl.ops.dropout import dropout_backward
 from razorctl.ops.functions import FUNCTIONS, applied
@@ -208,32 +207,25 @@ class DerivedLinear(Derived):
     Args:
         matrix: W of the layer -> W [out, in].
         int8: whether the GEMM runs in int8.
+        gather: is called with W before it is read.
     """
 
     matrix: Callable[[Tensor], Tensor] | None = None
     int8: bool = False
+    gather: Callable[[Tensor], None] | None = None
 
     def make(self) -> Tensor:
         (source,), (weight, bias) = self.sources, self.others
         assert weight is not None
         assert self.matrix is not None
-        if not torch.compiler.is_compiling() and weight.numel():
-            self._check(weight)
+        if self.gather is not None:
+            self.gather(weight)
         weight = self.matrix(weight)
         if self.int8:
             return int8_linear(source.int8_rows(), weight, bias, self.dtype)
         x = source.values().to(self.dtype).reshape(-1, weight.shape[1])
         y = x @ cast_weight(weight, self.dtype).t()
         return y if bias is None else y.add_(bias)
-
-    def _check(self, weight: Tensor) -> None:
-        """Raises UsageError if FSDP has freed the weight, since it is of another module."""
-        if not weight.untyped_storage().size():
-            name = getattr(self.used.layer, "place", "") if self.used else ""
-            raise UsageError(
-                f"the weight of {name or 'a linear layer'} is sharded apart from the rest of its "
-                "block, which computes with it in the backward pass; shard whole blocks."
-            )
 
 
 @dataclass(frozen=True)

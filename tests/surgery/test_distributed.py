@@ -1,4 +1,6 @@
-"""Data-parallel training: gradients are the average of what each process has alone."""
+"""Training by several processes: gradients are the average of what each process has alone."""
+
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -8,15 +10,17 @@ import torch.nn.functional as F
 from timm import create_model
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from razorctl import Recipe, sparsify
 from razorctl.layers.linear import Linear
 from razorctl.memory.draws import joint_draws
-from razorctl.methods import METHODS
+from razorctl.methods import EXACT, METHODS, Method
 from razorctl.sampling.reduction import mean_over_processes
 from tests import forked
-from tests.models import gpt2, llama, segformer
+from tests.models import gpt2, llama, segformer, vit
 
 WORLD = 2
 JOINT = (("full", "weights"), ("prebackrazor++", "weights"), ("full", "branches"))
@@ -70,6 +74,11 @@ def enlarged(model: nn.Module) -> Tensor:
     return F.cross_entropy(logits, torch.randint(5, (2, 32, 32)))
 
 
+def small_images(model: nn.Module) -> Tensor:
+    y: Tensor = model(torch.randn(4, 3, 16, 16))
+    return y.square().mean()
+
+
 def images(model: nn.Module) -> Tensor:
     return F.cross_entropy(model(torch.randn(4, 3, 32, 32)), torch.randint(5, (4,)))
 
@@ -106,6 +115,49 @@ def two_steps(kind: str, rank: int, together: bool) -> list[list[Tensor]]:
     return steps
 
 
+RULES = {kind: "8-bit-again" for kind in METHODS["int8"].rules if kind not in EXACT}
+AGAIN = Method(**vars(METHODS["half"]) | {"name": "again", "rules": RULES | EXACT})
+
+
+def linear(module: nn.Module) -> bool:
+    return isinstance(module, (nn.Linear, nn.LayerNorm))
+
+
+def attentions(module: nn.Module) -> bool:
+    return "Attention" in type(module).__name__ and hasattr(module, "config")
+
+
+def stem(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.conv._ConvNd)
+
+
+# By what FSDP2 wraps alone: a model, a loss, the method, and the modules.
+SHARDED = {
+    "linear layers": (llama, tokens, "again", linear),
+    "attention": (llama, tokens, "again", attentions),
+    "norms": (lambda: vit(init_values=0.5), small_images, "int8", linear),
+    "convolutions": (lambda: create_model("test_resnet"), images, "int8", stem),
+}
+
+
+def sharded_step(kind: str, rank: int, together: bool) -> list[Tensor]:
+    """The gradients of a step."""
+    build, loss, method, wraps = SHARDED[kind]
+    torch.manual_seed(0)
+    model = build().train()
+    with patch.dict(METHODS, again=AGAIN):
+        sparsify(model, Recipe(method))
+    if together:
+        mesh = init_device_mesh("cpu", (WORLD,))
+        for module in filter(wraps, list(model.modules())):
+            fully_shard(module, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    torch.manual_seed(100 + rank)
+    loss(model).backward()
+    grads = [p.grad for p in model.parameters()]
+    return [grad.full_tensor() for grad in grads] if together else grads
+
+
 def process(rank: int, folder: str) -> None:
     """Saves what the tests compare; one start of both processes serves every method."""
     torch.set_num_threads(1)  # as in the process that compares
@@ -125,9 +177,10 @@ def process(rank: int, folder: str) -> None:
             gradients = [p.grad for p in model.parameters()]
             steps.append((gradients, joint_draws(stock)[0].sampler.p.clone()))
     stepped = {kind: two_steps(kind, rank, together=True) for kind in KINDS}
+    sharded = {kind: sharded_step(kind, rank, together=True) for kind in SHARDED}
     norms = {rank: torch.tensor(4.0), 2: torch.tensor(1.0 + rank)}
     means = mean_over_processes(norms, 4, torch.device("cpu"))
-    torch.save((averaged, drawn, stepped, means), f"{folder}/{rank}.pt")
+    torch.save((averaged, drawn, stepped, sharded, means), f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
@@ -153,10 +206,19 @@ def test_gradients_are_averaged(method, ranks):
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_of_every_kind_are_averaged(kind, ranks):
     each = [two_steps(kind, rank, together=False) for rank in range(WORLD)]
-    for *_, stepped, _ in ranks:
+    for *_, stepped, _, _ in ranks:
         for got, *grads in zip(stepped[kind], *each, strict=True):
             want = [torch.stack(pair).mean(0) for pair in zip(*grads, strict=True)]
             torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", SHARDED)
+def test_what_fsdp2_frees_is_gathered(kind, ranks):
+    each = [sharded_step(kind, rank, together=False) for rank in range(WORLD)]
+    want = torch.cat([torch.stack(pair).mean(0).flatten() for pair in zip(*each, strict=True)])
+    for *_, sharded, _ in ranks:
+        got = torch.cat([grad.flatten() for grad in sharded[kind]])
+        assert (got - want).norm() < 1e-4 * want.norm()
 
 
 def test_norms_are_means_over_the_processes_that_have_them(ranks):
