@@ -145,6 +145,9 @@ def sharded_step(kind: str, rank: int, together: bool) -> list[Tensor]:
     build, loss, method, wraps = SHARDED[kind]
     torch.manual_seed(0)
     model = build().train()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):  # else it is zero, as memory that is freed may be
+            nn.init.normal_(parameter)
     with patch.dict(METHODS, again=AGAIN):
         sparsify(model, Recipe(method))
     if together:
