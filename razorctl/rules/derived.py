@@ -311,7 +311,7 @@ class DerivedSum(Derived):
 
     def make(self) -> Tensor:
         x, f = self.sources
-        x_values, f_values = (t.values().reshape(self.shape) for t in (x, f))
+        x_values, f_values = x.values().reshape(self.shape), f.values().reshape(self.shape)
         return torch.add(x_values, f_values, alpha=self.factor).to(self.dtype)
 
 
