@@ -43,9 +43,9 @@ def gather(layer: nn.Module, weight: Tensor) -> None:
     around = [module for module in _wrapped() if any(part is layer for part in module.modules())]
     if not around:
         raise UsageError(
-            f"the weight of {getattr(layer, 'place', '') or 'a linear layer'} is sharded apart from "
-            "the rest of its block, which computes with it in the backward pass, and not by FSDP2; "
-            "shard whole blocks."
+            f"the weight of {getattr(layer, 'place', '') or 'a linear layer'} is sharded apart "
+            "from the rest of its block, which computes with it in the backward pass, and not by "
+            "FSDP2; shard whole blocks."
         )
     nearest = min(around, key=lambda module: len(list(module.modules())))
     nearest.unshard()  # type: ignore[operator]
