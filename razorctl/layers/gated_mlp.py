@@ -49,7 +49,7 @@ class GatedFunction(torch.autograd.Function):
         rows, dgate, dup = flat(dy), None, None
         with no_autocast(dy.device):
             if isinstance(gate, Derived) and all(ctx.needs_input_grad[:2]):
-                x, y = (part.values().to(dy.dtype) for part in (gate, up))
+                x, y = gate.values().to(dy.dtype), up.values().to(dy.dtype)
                 dgate, dup = (t.view(dy.shape) for t in gated_grad(rows, x, y, ctx.function))
                 return dgate, dup, None, None, None
             if ctx.needs_input_grad[0]:
