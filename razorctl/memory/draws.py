@@ -1,6 +1,7 @@
 """The draw of a joint budget that keeps the most bytes, which is the one that a trace counts."""
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import nn
 
@@ -35,11 +36,6 @@ class Held(Blocks):
     def packed(self, block: int, elements: int) -> None:
         self.sizes[block] = elements
 
-    def saved(self, size: int) -> None:
-        """Adds bytes that the model keeps to the branch that is running, if any."""
-        if self.branch is not None:
-            self.sizes[self.branch] += size
-
     def hold_largest(self) -> None:
         """Draws the largest blocks, as many as the joint budget allows."""
         largest = sorted(range(self.size), key=self.sizes.__getitem__, reverse=True)
@@ -51,18 +47,21 @@ def joint_draws(model: nn.Module) -> list[Blocks]:
     return [vars(module)[MARK] for module in model.modules() if MARK in vars(module)]
 
 
-def hold_largest(model: nn.Module, forward: Callable[[Callable[[int], object]], object]) -> None:
+def hold_largest(
+    model: nn.Module, kept: Callable[[Callable[[], Any]], list[tuple[Any, int]]]
+) -> None:
     """Fixes the draws of a copied model to those that keep the most bytes.
 
-    `forward(note)` runs a forward pass and calls `note` with the bytes of each storage it keeps.
+    `kept(place)` runs a forward pass and returns the place and bytes of each storage that it keeps.
     """
     held = [Held.hold(blocks) for blocks in joint_draws(model)]
 
-    def note(size: int) -> None:
-        for blocks in held:
-            blocks.saved(size)
+    def running() -> list[int | None]:
+        return [blocks.branch for blocks in held]
 
-    if held:
-        forward(note)
+    for branches, size in kept(running) if held else ():
+        for blocks, branch in zip(held, branches, strict=True):
+            if branch is not None:
+                blocks.sizes[branch] += size
     for blocks in held:
         blocks.hold_largest()

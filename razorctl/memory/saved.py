@@ -1,11 +1,13 @@
 """Bytes that a forward pass keeps for the backward pass, traced on fake copies."""
 
 import traceback
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from operator import attrgetter
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +24,7 @@ from razorctl.memory.draws import hold_largest
 from razorctl.memory.fake import fake_copies
 
 Forward = Callable[[nn.Module, Any], Any]  # runs a model on inputs
+T = TypeVar("T")
 
 
 def traced_bytes(
@@ -32,9 +35,9 @@ def traced_bytes(
     forward: Forward | None = None,
 ) -> int:
     """The bytes of `byte_budget.saved_bytes`, which are not compared with a byte budget here."""
-    sizes: list[int] = []
-    _trace(*fake_copies(model, inputs), autocast, forward, sizes.append)
-    return sum(sizes)
+    return sum(
+        size for _, size in _trace(*fake_copies(model, inputs), autocast, forward, lambda: None)
+    )
 
 
 def traced_bytes_by_module(
@@ -63,7 +66,8 @@ def traced_bytes_by_module(
     for name, module in model.named_modules():
         module.register_forward_pre_hook(lambda *_, name=name: running.append(name))
         module.register_forward_hook(leave)
-    _trace(mode, model, inputs, autocast, forward, lambda size: sizes.update({running[-1]: size}))
+    for name, size in _trace(mode, model, inputs, autocast, forward, lambda: running[-1]):
+        sizes[name] += size
     return dict(sizes)
 
 
@@ -119,35 +123,57 @@ def _trace(
     inputs: Any,
     autocast: torch.dtype | None,
     forward: Forward | None,
-    note: Callable[[int], object],
-) -> None:
-    """Runs a forward pass and calls `note` with the bytes of each storage when it is first kept.
+    place: Callable[[], T],
+) -> list[tuple[T, int]]:
+    """The storages that a forward pass keeps, as `kept_storages` returns them.
 
     A joint budget's draw is first fixed to the one with the most kept bytes.
     """
 
-    def run() -> None:
-        run_forward(model, inputs, autocast, forward)
+    def run() -> Any:
+        return run_forward(model, inputs, autocast, forward)
 
     with tracing(model, mode):
-        hold_largest(model, partial(note_saved, model, run))
-        note_saved(model, run, note)
+        hold_largest(model, partial(kept_storages, model, run))
+        return kept_storages(model, run, place)
 
 
-def note_saved(model: nn.Module, forward: Callable[[], Any], note: Callable[[int], object]) -> None:
-    """Calls `note` with the bytes of each storage that `forward` keeps, without parameters."""
+class _Kept:
+    """A tensor that autograd keeps, which has a weak reference to tell for how long."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        # An output would keep the graph that keeps it.
+        self.tensor = tensor if tensor.grad_fn is None else tensor.detach()
+
+
+def kept_storages(
+    model: nn.Module, forward: Callable[[], Any], place: Callable[[], T]
+) -> list[tuple[T, int]]:
+    """The place and bytes of each storage that autograd keeps after `forward`, without parameters.
+
+    A graph that `forward` has dropped keeps nothing. place: is called when a storage is first kept.
+    """
     resident = {_storage(tensor) for tensor in (*model.parameters(), *model.buffers())}
-    held: dict[int, torch.UntypedStorage] = {}  # keeps them alive, so that no key is used again
+    # The storages are kept alive, so that no key is used again.
+    storages: dict[int, tuple[torch.UntypedStorage, T, int, list[weakref.ref[_Kept]]]] = {}
 
-    def pack(tensor: Tensor) -> Tensor:
-        key, storage = _storage(tensor), tensor.untyped_storage()
-        if key not in resident and key not in held:
-            held[key] = storage
-            note(storage.nbytes())
-        return tensor
+    def pack(tensor: Tensor) -> _Kept:
+        key, storage, kept = _storage(tensor), tensor.untyped_storage(), _Kept(tensor)
+        if key not in resident:
+            if key not in storages:
+                storages[key] = storage, place(), storage.nbytes(), []
+            storages[key][-1].append(weakref.ref(kept))
+        return kept
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        forward()
+    with torch.autograd.graph.saved_tensors_hooks(pack, attrgetter("tensor")):
+        result = forward()
+    kept = [
+        (where, size)
+        for _, where, size, keepers in storages.values()
+        if any(keeper() is not None for keeper in keepers)
+    ]
+    del result  # until here its graph was needed
+    return kept
 
 
 def _storage(tensor: Tensor) -> int:

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from razorctl.memory.costs import caller, cost, tensors
 from razorctl.memory.draws import hold_largest
 from razorctl.memory.fake import fake_copies
-from razorctl.memory.saved import note_saved, tracing
+from razorctl.memory.saved import kept_storages, tracing
 from razorctl.memory.trace_cache import Calls, KernelWork, Trace
 
 # What a storage holds, as fields of `Trace`; the rest is activations and temporaries.
@@ -45,7 +45,7 @@ def trace_step(
         model, inputs: real, fake or meta; they stay as they are.
         optimizer: builds the optimizer of the fake model; None is without one.
         step: `step(model, micro_batches, optimizer)` runs the step; each micro-batch is `inputs`.
-        forward: `forward(model, inputs)` runs only the forward pass of a micro-batch.
+        forward: `forward(model, inputs)` returns the result of the forward pass of a micro-batch.
         micro_batches: their number. At most two are traced; the second stands for all later ones.
     """
     mode, model, inputs = fake_copies(model, inputs)
@@ -59,10 +59,10 @@ def trace_step(
             yield inputs
         marks.append((tracker.kernels.copy(), tracker.calls.copy()))
 
-    sizes, run = list[int](), partial(forward, model, inputs)
+    run = partial(forward, model, inputs)
     with tracing(model, mode):
-        hold_largest(model, partial(note_saved, model, run))
-        note_saved(model, run, sizes.append)
+        hold_largest(model, partial(kept_storages, model, run))
+        saved = sum(size for _, size in kept_storages(model, run, lambda: None))
         updates = optimizer(model) if optimizer else None
         if updates is not None:
             _make_state(updates)
@@ -78,7 +78,7 @@ def trace_step(
         weights=tracker.peak[WEIGHTS],
         gradients=tracker.peak[GRADIENTS],
         optimizer=tracker.peak[OPTIMIZER],
-        saved=sum(sizes),
+        saved=saved,
         kernels=_repeated(tracker.kernels, kernels_after - kernels, untraced),
         fused=tracker.fused,
         calls=Calls(**all_calls),

@@ -123,7 +123,7 @@ class _Prepared:
     batch: Any
     optimizer: Callable[[nn.Module], Optimizer]
     step: Callable[[nn.Module, Iterable[Any], Optimizer | None], None]
-    forward: Callable[[nn.Module, Any], None]
+    forward: Callable[[nn.Module, Any], Any]
 
 
 def trace(job: Job, recipe: Recipe, classes: int, device: str = "cuda", dot: bool = True) -> Trace:
@@ -203,12 +203,11 @@ def _prepared(
             total=None if job.classifies else torch.ones(()),
         )
 
-    def forward(model: nn.Module, batch: tuple[Any, Tensor]) -> None:
+    def forward(model: nn.Module, batch: tuple[Any, Tensor]) -> Any:
         with autocast(batch[1].device, job):
             if whole.forward is None:
-                family.logits(model, batch[0])
-            else:
-                whole.forward(model, batch)
+                return family.logits(model, batch[0])
+            return whole.forward(model, batch)
 
     model = fake.copied(model, mode)  # real adapters could not be merged back into fake weights
     with mode:

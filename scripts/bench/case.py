@@ -23,7 +23,7 @@ from record import Attempts
 from torch import Tensor, nn
 
 from razorctl import Recipe, saved_bytes, sparsify
-from razorctl.memory.saved import note_saved, run_forward
+from razorctl.memory.saved import kept_storages, run_forward
 from razorctl.methods import METHODS
 from razorctl.ops import kernels
 from razorctl.training.compiled import compiler_settings
@@ -156,11 +156,11 @@ class Bench:
 
     def measure(self, run: Run) -> None:
         """Notes the bytes kept, and on a CPU the peak, which timing does not measure there."""
-        x, autocast, sizes = self.x[: run.case.rows], PRECISIONS[run.precision], list[int]()
+        x, autocast = self.x[: run.case.rows], PRECISIONS[run.precision]
         with self.running(run) as model:
             if run.case.compiled:  # which takes no fake tensors
-                note_saved(model, partial(run_forward, model, x, autocast), sizes.append)
-                run.saved = sum(sizes)
+                kept = kept_storages(model, partial(run_forward, model, x, autocast), lambda: None)
+                run.saved = sum(size for _, size in kept)
             else:
                 run.saved = saved_bytes(model, x, autocast=autocast)
         if self.device.type == "cpu":

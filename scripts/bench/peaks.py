@@ -42,8 +42,8 @@ def peak_bytes(
         assert optimizer is not None
         return optimizer(p for p in model.parameters() if p.requires_grad)
 
-    def forward(model: nn.Module, inputs: Any) -> None:
-        run_forward(model, inputs, autocast)
+    def forward(model: nn.Module, inputs: Any) -> Any:
+        return run_forward(model, inputs, autocast)
 
     micro_batches = 2 if accumulate else 1
     return trace_step(

@@ -19,7 +19,7 @@ def test_weights_count_the_elements_that_they_pack_anew():
     model = nn.Sequential(nn.Linear(2, 8), Two())
     sparsify(model, Recipe("backrazor", joint_budget=0.3))
     x = torch.randn(5, 2)
-    hold_largest(model, lambda note: (model(x), note(1000)))  # of no branch
+    hold_largest(model, lambda place: (model(x), [(place(), 1000)])[1])  # of no branch
     (held,) = joint_draws(model)
     assert held.sizes == [10, 40, 0]
     assert held.drawn == {1: 1.0}

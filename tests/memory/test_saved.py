@@ -366,3 +366,18 @@ def test_a_checkpointed_block_saves_in_the_module_that_runs_it():
     by_module = traced_bytes_by_module(model, inputs)
     assert not any(name.startswith("blocks") for name in by_module)
     assert by_module[""] > by_module["patch_embed.proj"]
+
+
+def test_a_graph_that_is_dropped_keeps_nothing():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x):
+            y = self.layer(x)
+            y.exp()  # keeps its output, until it is dropped
+            return y.square()
+
+    x = torch.randn(4, 8)
+    assert traced_bytes(Net(), x) == 2 * x.nbytes
