@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from razorctl.cli.evaluate import _job
-from razorctl.job import Job
 from tests.cli.commands import razorctl
 from tests.own import CLASSES, photos, table
 
@@ -39,11 +37,6 @@ def test_a_streamed_run_skips_what_is_bad_and_says_so():
     document = json.loads(result.stdout)
     assert (document["split"], document["job"]["streaming"]) == ("test", True)
     assert not Path("other/split.json").exists()
-
-
-def test_other_data_that_a_streamed_run_is_evaluated_on_are_read_as_a_whole():
-    job = Job("vit-micro", "d", streaming=True, split="train,,test", skip_bad=True)
-    assert _job(job, "other", {}) == Job("vit-micro", "other")
 
 
 def test_plan_and_compare_take_streams(runs_here):
