@@ -179,7 +179,7 @@ class Job:
     layer_decay: float = 1.0
     warmup_steps: int | None = None
     clip_norm: float = 1.0
-    max_ratio: float = 0.95
+    max_ratio: float = 0.97
     strict: bool = False
     metric: str | None = None
     patience: int | None = None

@@ -12,6 +12,8 @@ EXACT = {"dropout": "dense", "pool": "dense", "head": "dense"}
 HEAD = {"head": "dense"}
 CLOSE = 0.98  # least cosine to the exact gradient of one that is called close to it
 Part = Literal["", "adapters", "bias", "head"]
+Family = Literal["attention", "convolution"]  # of models: those with fused attention, and others
+FAMILIES: tuple[Family, ...] = ("attention", "convolution")
 
 
 @dataclass(frozen=True)
@@ -37,10 +39,11 @@ class Method:
         ratio: the meaning of `Recipe.ratio`: the share that is `pruned`; a byte budget (`bytes`),
             for which `rules.allocation` chooses the other rules; or `nothing`.
         skip_last_linear: whether the last linear layer, a classifier, stays stock.
-        cosines: width of activations, as `rules.allocation.width` names it -> ratio -> the cosine
-            of the whole gradient to the exact one in single precision, over that of `full` at this
-            width: the least of five tasks, by scripts/bench/gradients.py. A method that ignores
-            the ratio has it at 1; one that is close at no ratio has none.
+        cosines: family of models -> width of activations, as `rules.allocation.width` names it ->
+            ratio -> the cosine of the whole gradient to the exact one in single precision, over
+            that of `full` at this width: the least of the tasks whose model is of the family and
+            can meet the ratio, by scripts/bench/gradients.py. A method that ignores the ratio has
+            it at 1; one that is close at no ratio has none.
     """
 
     name: str
@@ -55,7 +58,7 @@ class Method:
     torchao: bool = False
     ratio: Literal["pruned", "bytes", "nothing"] = "pruned"
     skip_last_linear: bool = False
-    cosines: Mapping[str, Mapping[float, float]] = field(default_factory=dict)
+    cosines: Mapping[Family, Mapping[str, Mapping[float, float]]] = field(default_factory=dict)
 
     @property
     def prunes(self) -> bool:
@@ -67,9 +70,9 @@ class Method:
         """Whether some layer kinds keep or compute an approximation."""
         return self.prunes or self.torchao
 
-    def close_up_to(self, width: str) -> float:
+    def close_up_to(self, family: Family, width: str) -> float:
         """The ratio up to which each one measured has a cosine of at least CLOSE; 0 if none has."""
-        measured = self.cosines.get(width, {})
+        measured = self.cosines.get(family, {}).get(width, {})
         far = min((ratio for ratio, cosine in measured.items() if cosine < CLOSE), default=2.0)
         return max((ratio for ratio in measured if ratio < far), default=0.0)
 
@@ -96,6 +99,11 @@ def _paper_rules(weights: str) -> dict[str, str]:
 def _one_rule(rule: str) -> dict[str, str]:
     kinds = ("linear", "conv", "norm", "channel-norm", "scale", "attention", "activation")
     return dict.fromkeys(kinds, rule) | EXACT
+
+
+def _without_ratio(cosine: float) -> dict[Family, dict[str, dict[float, float]]]:
+    """`Method.cosines` of a method that ignores the ratio, which are one for all models."""
+    return {family: {width: {1: cosine} for width in ("wide", "narrow")} for family in FAMILIES}
 
 
 METHODS: dict[str, Method] = {
@@ -174,7 +182,7 @@ METHODS: dict[str, Method] = {
             attention="sparse-flash",
             ratio="nothing",
             skip_last_linear=True,
-            cosines={"wide": {1: 1.0}, "narrow": {1: 1.0}},
+            cosines=_without_ratio(1.0),
         ),
         Method(
             "int8",
@@ -185,7 +193,7 @@ METHODS: dict[str, Method] = {
             int8=True,
             ratio="nothing",
             skip_last_linear=True,
-            cosines={"wide": {1: 0.9991}, "narrow": {1: 0.9991}},
+            cosines=_without_ratio(0.999),
         ),
         Method(
             "int2",
@@ -198,7 +206,7 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             "razor",
-            "keeps each input in as many bits as the ratio allows; backward GEMMs in int8",
+            "keeps few inputs in few bits, as the ratio allows; backward makes others again",
             "razorctl",
             HEAD,
             attention="sparse-flash",
@@ -206,21 +214,44 @@ METHODS: dict[str, Method] = {
             ratio="bytes",
             skip_last_linear=True,
             cosines={
-                "wide": {
-                    0.5: 0.9991,
-                    0.75: 0.9991,
-                    0.8: 0.9991,
-                    0.85: 0.999,
-                    0.88: 0.9965,
-                    0.9: 0.9872,
+                "attention": {
+                    "wide": {
+                        0.5: 0.999,
+                        0.75: 0.999,
+                        0.8: 0.999,
+                        0.85: 0.9987,
+                        0.9: 0.9989,
+                        0.95: 0.9988,
+                        0.97: 0.9985,
+                        0.98: 0.9954,
+                    },
+                    "narrow": {
+                        0.5: 0.9992,
+                        0.75: 0.9989,
+                        0.8: 0.9986,
+                        0.85: 0.9992,
+                        0.9: 0.9993,
+                        0.95: 0.9978,
+                        0.97: 0.9977,
+                        0.98: 0.9883,
+                    },
                 },
-                "narrow": {
-                    0.5: 0.9991,
-                    0.75: 0.9989,
-                    0.8: 0.9986,
-                    0.85: 0.9896,
-                    0.88: 0.9695,
-                    0.9: 0.8361,
+                "convolution": {
+                    "wide": {
+                        0.5: 0.9999,
+                        0.75: 0.9999,
+                        0.8: 0.9999,
+                        0.85: 0.9999,
+                        0.9: 0.9947,
+                        0.95: 0.6688,
+                    },
+                    "narrow": {
+                        0.5: 1,
+                        0.75: 1,
+                        0.8: 1,
+                        0.85: 1,
+                        0.9: 0.9298,
+                    },
                 },
             },
         ),

@@ -7,7 +7,17 @@ from typing import Any, Literal, get_args
 from razorctl.config.registry import find, unknown
 from razorctl.config.settings import check_seed, check_types
 from razorctl.errors import UsageError
-from razorctl.methods import CLOSE, DEFAULT_METHOD, EXACT, HEAD, METHODS, WEIGHTS, Attention, Part
+from razorctl.methods import (
+    CLOSE,
+    DEFAULT_METHOD,
+    EXACT,
+    HEAD,
+    METHODS,
+    WEIGHTS,
+    Attention,
+    Family,
+    Part,
+)
 from razorctl.rules.allocation import Names, allocate, width
 
 Joint = Literal["weights", "branches"]
@@ -126,23 +136,23 @@ class Recipe:
         pruned = self.has_effect and method.approximates
         return pruned or bool(self.part) or self.joint_budget < 1
 
-    def cosine(self, precision: str) -> float | None:
+    def cosine(self, precision: str, family: Family) -> float | None:
         """The measured cosine of the whole gradient to the exact one, at a precision of `Job`.
 
         It is over that of `full`, so that what 16 bits round off themselves does not count; the
-        least of the measured models; at the nearest measured ratio that is not smaller. 1 if the
-        method is exact, None if it was not measured or the method is close at no ratio.
+        least of the measured models of a family; at the nearest measured ratio that is not smaller.
+        1 if the method is exact, None if it was not measured or the method is close at no ratio.
         """
         if not self.approximates and not self.int8_forward:
             return 1.0
         if self.part or self.joint_budget < 1 or self.int8_forward:
             return None
-        measured = METHODS[self.method].cosines.get(width(precision), {})
+        measured = METHODS[self.method].cosines.get(family, {}).get(width(precision), {})
         return measured.get(min((r for r in measured if r >= self.ratio), default=-1.0))
 
-    def close(self, precision: str) -> bool:
+    def close(self, precision: str, family: Family) -> bool:
         """Whether the gradient is exact, or was measured to be close to it at a precision."""
-        cosine = self.cosine(precision)
+        cosine = self.cosine(precision, family)
         return cosine is not None and cosine >= CLOSE
 
     @property

@@ -39,9 +39,9 @@ def run(script, monkeypatch, tmp_path, *flags):
     return json.loads(out.read_text())
 
 
-def test_linear_times_every_method_whose_ratio_can_be_met(monkeypatch, tmp_path):
+def test_linear_times_every_method(monkeypatch, tmp_path):
     rows = run(linear, monkeypatch, tmp_path, "--device", "cpu")["rows"]
-    assert {(row["method"], row["ratio"]) for row in rows if row["error"]} == {("razor", 0.95)}
+    assert not any(row["error"] for row in rows)
     assert len(rows) == 12
     for row in rows:
         figures = (row["forward_vs_full"], row["both_seconds"], row["saved_bytes"])
@@ -191,39 +191,51 @@ def test_roofline_writes_what_it_counts(roofline, monkeypatch, tmp_path):
 
 
 class TestAllocations:
-    """The choice of bits, of two kinds and two tasks."""
+    """The choice of bits, of two kinds and two tasks, and of what is made again."""
 
-    KINDS = ("channel-norm", "activation")
+    KINDS = ("norm", "activation")
 
     @pytest.fixture
     def allocate(self, monkeypatch):
         pytest.importorskip("onnx")
         import allocate
 
-        monkeypatch.setattr(allocate, "KINDS", self.KINDS)
+        monkeypatch.setattr(allocate, "KINDS", {"attention": self.KINDS})
         monkeypatch.setattr(allocate, "RULES", dict.fromkeys(self.KINDS, ("4-bit", "2-bit")))
+        monkeypatch.setattr(allocate, "LEVELS", ((), ("activation",)))
         return allocate
 
     def test_a_kind_keeps_the_bits_that_no_ratio_needs(self, allocate):
-        """Only the second model has norms of channels, and is never the worst task."""
-        norm = {("channel-norm", "4-bit"): 4, ("channel-norm", "2-bit"): 8}
-        activation = {("activation", "4-bit"): 10, ("activation", "2-bit"): 20}
-        models = [
-            allocate.Footprint(100, 30, activation | dict.fromkeys(norm, 0)),
-            allocate.Footprint(100, 15, norm | dict.fromkeys(activation, 0)),
-        ]
-        tasks = [
-            {("", ""): 0.1, ("activation", "4-bit"): 0.1, ("activation", "2-bit"): 0.3},
-            {("", ""): 0.0, ("channel-norm", "4-bit"): 0.01, ("channel-norm", "2-bit"): 0.02},
-        ]
-        choices = allocate.frontier(tasks, models)
-        bits = [" ".join(choice["rules"][kind] for kind in self.KINDS) for choice in choices]
-        assert dict(zip(bits, [choice["ratio"] for choice in choices], strict=True)) == {
-            "8-bit 8-bit": 0.7,
-            "8-bit 4-bit": 0.8,
-            "8-bit 2-bit": 0.85,
-            "4-bit 2-bit": 0.89,
-            "2-bit 2-bit": 0.9,
+        """Only the second model has norms, and is never the worst task."""
+        norm = {("norm", "4-bit"): 4.0, ("norm", "2-bit"): 8.0}
+        activation = {("activation", "4-bit"): 10.0, ("activation", "2-bit"): 20.0}
+        none = dict.fromkeys((*norm, *activation), 0.0)
+        second = [allocate.Footprint(100, 15, none | norm)] * 2
+        traced = {
+            "one": [
+                allocate.Footprint(100, 30, none | activation),
+                allocate.Footprint(100, 8, none),
+            ],
+            "two": second,
+        }
+        errors = {("", ""): 0.1, ("activation", "4-bit"): 0.1, ("activation", "2-bit"): 0.3}
+        added = {
+            "one": [errors, {("", ""): 0.15}],
+            "two": [{("", ""): 0.0, ("norm", "4-bit"): 0.01, ("norm", "2-bit"): 0.02}] * 2,
+        }
+        choices = allocate.frontier("attention", added, traced)
+        rules = [" ".join(choice.rules[kind] for kind in self.KINDS) for choice in choices]
+        figures = [(choice.ratio, choice.level) for choice in choices]
+        # What is made again in both is packed elsewhere as at level 0.
+        assert dict(zip(rules, figures, strict=True)) == {
+            "8-bit 8-bit": (0.7, 0),
+            "8-bit 2-bit-again": (0.85, 1),
+            "4-bit 2-bit-again": (0.89, 1),
+            "2-bit 2-bit-again": (0.92, 1),
+            "8-bit 4-bit": (0.8, 0),
+            "8-bit 2-bit": (0.85, 0),
+            "4-bit 2-bit": (0.89, 0),
+            "2-bit 2-bit": (0.9, 0),
         }
 
     def test_errors_fall_with_bits_whatever_the_noise(self, allocate):
@@ -306,7 +318,7 @@ def test_rows_compare_with_full_by_the_mean_of_the_seeds(accuracy):
 
 
 def test_a_run_in_bf16_has_the_rate_that_was_found_in_fp32(accuracy):
-    for case in ("razor", "razor at 0.85"):  # the second was not run in fp32
+    for case in ("razor", "razor at 0.97"):  # the second was not run in fp32
         assert accuracy.found_rates("fashion", case, "bf16", "cpu") == (3e-5,)
     assert (
         accuracy.found_rates("fashion", "razor", "fp32", "cpu") == accuracy.TASKS["fashion"].rates
@@ -344,8 +356,8 @@ def test_a_step_of_razor_launches_and_calls_no_more_than_it_did():
 
     counts = host.counts()
     razor = counts["razor"]
-    assert razor["launches"] == sum(razor["by_kernel"].values()) <= 420
-    assert razor["op_calls"] <= 300
+    assert razor["launches"] == sum(razor["by_kernel"].values()) <= 462
+    assert razor["op_calls"] <= 340
     assert razor["aten_calls"] < counts["full"]["aten_calls"]
     assert counts["full"]["launches"] == counts["full"]["op_calls"] == 0
 
@@ -364,7 +376,7 @@ def test_fits_says_what_needs_lean_settings_or_another_ratio(monkeypatch, tmp_pa
     import report
 
     def fitting(job, card, recipe, cache):
-        if recipe == Recipe(ratio=fits.RATIOS[0]):
+        if recipe in [Recipe(ratio=ratio) for ratio in fits.RATIOS[:-1]]:
             raise UsageError("cannot be met")
         sizes = {("full", "adamw8bit"): None, ("razor", "adamw8bit"): 16, ("razor", None): None}
         return sizes.get((recipe.method, job.optimizer))

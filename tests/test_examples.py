@@ -90,7 +90,7 @@ def test_notebook(tmp_path, monkeypatch, traces):
     results = [output.data for output in outputs if output.output_type == "execute_result"]
     assert [data["text/html"].count("<svg") for data in results] == [0, 0, 2, 3]
     plan, profile, finetune, compare = (data["text/html"] for data in results)
-    assert "razor 0.85" in plan
+    assert "razor 0.97" in plan
     assert "LayerNorm" in profile
     assert "test accuracy" in finetune
     assert "razor 0.9" in compare

@@ -103,12 +103,6 @@ class Conv(WeightLayer):
     _conv_forward: Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
     @classmethod
-    def rule_kind(cls, module: nn.Module) -> str:
-        # A network of convolutions has them where a transformer has linear layers. The rule of
-        # `conv` is for one that cuts an image into patches, whose input is small.
-        return "linear"
-
-    @classmethod
     def columns(cls, module: nn.Module) -> int:
         channels: int = module.in_channels  # type: ignore[assignment]
         return channels
@@ -211,8 +205,9 @@ class Conv2d(Conv):
     @classmethod
     def rule_kind(cls, module: nn.Module) -> str:
         assert isinstance(module, nn.Conv2d)
+        # The patch embedding of a transformer, whose input is small.
         cuts = _by_patches(module) and module.kernel_size != (1, 1)
-        return cls.kind if cuts else super().rule_kind(module)
+        return "patch" if cuts else Conv.kind
 
     @classmethod
     def columns(cls, module: nn.Module) -> int:

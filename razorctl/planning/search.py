@@ -12,7 +12,7 @@ from razorctl.errors import UsageError
 from razorctl.job import Job, settle_precision
 from razorctl.memory import trace_cache as traces
 from razorctl.memory.trace_cache import Trace
-from razorctl.methods import DEFAULT_METHOD, METHODS
+from razorctl.methods import DEFAULT_METHOD, METHODS, Family
 from razorctl.planning.cached_traces import cached_trace, job_facts
 from razorctl.planning.candidates import (
     CONTEXT,
@@ -28,12 +28,12 @@ from razorctl.tasks import LANGUAGE
 
 Prefer = Literal["balanced", "exact", "fast"]
 # Ratios of razor that are tried beside the largest one that is close, and the largest allowed one.
-RATIOS = (0.5, 0.9)
+RATIOS = (0.5, 0.9, 0.95)
 # What `fast` may add to razor: in fine-tuning with this ratio it cost no more accuracy than seeds
 # differ by, branches when encoders classified texts (scripts/bench/README.md#accuracy).
 INT8 = Recipe(ratio=0.9, int8_forward=True)
 BRANCHES = Recipe(ratio=0.9, joint_budget=0.5, joint="branches")
-ALIKE = 0.75  # a method at one ratio takes at least this share of its time at another ratio
+ALIKE = 0.6  # a method at one ratio takes at least this share of its time at another ratio
 PAYS = 0.95  # an approximate way is worth it at this share of an exact way's time or less
 SAME = 1.02  # times that differ by no more than this factor count as the same
 ADAPTERS = Recipe("lora")
@@ -91,7 +91,7 @@ class Search:
                 shards=self.shards,
                 graphs=accumulate if self.job.cuda_graphs else 0,
             )
-            cosine = recipe.cosine(self.job.precision)
+            cosine = recipe.cosine(self.job.precision, self.family)
             self.candidates[key] = Candidate(recipe, accumulate, predicted, cosine)
         return self.candidates[key]
 
@@ -152,25 +152,30 @@ class Search:
         return False
 
     @cached_property
+    def family(self) -> Family:
+        """The family of the model."""
+        return "attention" if self._trace(Recipe("full"), 1).fused else "convolution"
+
+    @cached_property
     def _exact(self) -> list[Recipe]:
         """The recipes whose gradient is that of full fine-tuning."""
-        if self._trace(Recipe("full"), 1).fused:
+        if self.family == "attention":
             return [Recipe("full"), Recipe("checkpoint")]
         return [Recipe("full"), Recipe("full", attention="flash"), Recipe("checkpoint")]
 
     @cached_property
     def _razor(self) -> list[Recipe]:
         """razor at the allowed ratios: close recipes first, larger ratios before smaller ones."""
-        precision = self.job.precision
-        most = min(self.job.max_ratio, largest(width(precision)))
-        tried = {*RATIOS, METHODS[DEFAULT_METHOD].close_up_to(width(precision))}
+        precision, family = self.job.precision, self.family
+        most = min(self.job.max_ratio, largest())
+        tried = {*RATIOS, METHODS[DEFAULT_METHOD].close_up_to(family, width(precision))}
         recipes = [Recipe(ratio=ratio) for ratio in (*(r for r in tried if r < most), most)]
-        return sorted(recipes, key=lambda recipe: (not recipe.close(precision), -recipe.ratio))
+        return sorted(recipes, key=lambda way: (not way.close(precision, family), -way.ratio))
 
     @property
     def _close(self) -> list[Recipe]:
         """The recipes of razor whose gradient was measured to be close to the exact one."""
-        return [recipe for recipe in self._razor if recipe.close(self.job.precision)]
+        return [way for way in self._razor if way.close(self.job.precision, self.family)]
 
     @property
     def _fast(self) -> list[Recipe]:

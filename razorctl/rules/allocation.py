@@ -1,32 +1,34 @@
-"""The rules of `razor`: for a ratio, those of the least gradient error that meet it.
+"""The rules of `razor`: for a ratio, those of the fewest operations made again that are close.
 
 `allocations.json`, which scripts/bench/allocate.py writes, lists the combinations of rules that are
-worth choosing, with one rule for each layer kind. Activations of 16 bits ("narrow") and wider ones
-("wide") have lists of their own. Each combination has the ratio that it meets on every model
-measured there, and its measured gradient error.
+worth choosing, with one rule for each layer kind. Layer kinds of models with attention and of
+convolutional ones have lists of their own, and so have activations of 16 bits ("narrow") and wider
+ones ("wide"). Each combination has the ratio that it meets on every model
+measured there, its measured gradient error, and its level: the higher it is, the more activations
+are made again in the backward pass.
 """
 
 import math
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from razorctl.errors import UsageError
+from razorctl.methods import FAMILIES, Family
 
-# The share of the byte budget that is left free, for models unlike those measured. In single
-# precision it costs a hundredth of error at ratio 0.9, in 16 bits it would cost more.
+# The share of the byte budget that is left free, for models unlike those measured. In 16 bits it
+# would cost accuracy.
 RESERVE = {"wide": 0.1, "narrow": 0.0}
+# The squared relative error of a whole gradient up to which more operations are not worth less.
+ENOUGH = 0.01
+FILE = Path(__file__).with_name("allocations.json")
 
 
 class Names(NamedTuple):
-    """The names in `rules.registry.RULES` of the rules for wide activations and for narrow ones.
-
-    narrow is None if no rule meets the ratio with activations of 16 bits.
-    """
+    """The names in `rules.registry.RULES` of the rules for wide activations and for narrow ones."""
 
     wide: str
-    narrow: str | None
+    narrow: str
 
 
 def width(precision: str) -> str:
@@ -35,36 +37,52 @@ def width(precision: str) -> str:
 
 
 @cache
-def _choices() -> Mapping[str, list[dict[str, Any]]]:
+def _choices(family: Family, width: str) -> list[dict[str, Any]]:
     import json  # imported here: --help needs none
 
-    text = Path(__file__).with_name("allocations.json").read_text("utf-8")
-    choices: dict[str, list[dict[str, Any]]] = json.loads(text)["choices"]
+    document = json.loads(FILE.read_text("utf-8"))
+    choices: list[dict[str, Any]] = document["choices"][family][width]
     return choices
 
 
-def largest(width: str) -> float:
-    """The largest ratio that `width`, a key of RESERVE, can meet, down to three decimals."""
-    saved: float = min(1 - choice["ratio"] for choice in _choices()[width])
-    return math.floor(1000 * (1 - saved / (1 - RESERVE[width]))) / 1000
+def largest(family: Family = "attention") -> float:
+    """The largest ratio that a family can meet at any width, down to three decimals."""
+    kept: list[float] = [
+        min(1 - choice["ratio"] for choice in _choices(family, width)) / (1 - reserve)
+        for width, reserve in RESERVE.items()
+    ]
+    return math.floor(1000 * (1 - max(kept))) / 1000
 
 
 def allocate(ratio: float) -> dict[str, Names]:
-    """The names of the rules of each layer kind; raises UsageError if none meet the ratio."""
-    if ratio > largest("wide"):
-        raise UsageError(
-            f"ratio {ratio:g} cannot be met; the largest that can is {largest('wide'):g}."
-        )
-    wide, narrow = (_best(width, ratio) for width in RESERVE)
-    assert wide is not None
-    return {kind: Names(rule, narrow[kind] if narrow else None) for kind, rule in wide.items()}
+    """The names of the rules of each layer kind; raises UsageError if none meet the ratio.
+
+    Where only convolutions cannot meet it, they have the fewest bits.
+    """
+    if ratio > largest():
+        raise UsageError(f"ratio {ratio:g} cannot be met; the largest that can is {largest():g}.")
+    return {
+        kind: Names(rule, narrow[kind])
+        for family in FAMILIES
+        for wide, narrow in [[_best(family, width, ratio) for width in RESERVE]]
+        for kind, rule in wide.items()
+    }
 
 
-def _best(width: str, ratio: float) -> dict[str, str] | None:
-    """The rules of least error among those that meet the ratio, None if none do."""
+def _best(family: Family, width: str, ratio: float) -> dict[str, str]:
+    """The rules of the lowest level among those that meet the ratio and have at most ENOUGH error.
+
+    If none have, the rules of least error among those that meet the ratio. If none do, the rules of
+    the largest ratio.
+    """
     budget = (1 - ratio) * (1 - RESERVE[width]) + 1e-9
-    meeting = [choice for choice in _choices()[width] if 1 - choice["ratio"] <= budget]
-    rules: dict[str, str] | None = None
-    if meeting:
-        rules = min(meeting, key=lambda choice: choice["error"])["rules"]
+    choices = _choices(family, width)
+    meeting = [choice for choice in choices if 1 - choice["ratio"] <= budget]
+    if not meeting:
+        rules: dict[str, str] = max(choices, key=lambda choice: choice["ratio"])["rules"]
+        return rules
+    close = [choice for choice in meeting if choice["error"] <= ENOUGH]
+    level = min((choice["level"] for choice in close), default=None)
+    alike = [choice for choice in close if choice["level"] == level] or meeting
+    rules = min(alike, key=lambda choice: (choice["error"], choice["total"]))["rules"]
     return rules

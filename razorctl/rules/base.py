@@ -12,9 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from razorctl.errors import UsageError
 from razorctl.ops.images import normalized_images, pixels
-from razorctl.rules.allocation import largest
 from razorctl.rules.packed import Packed
 from razorctl.sampling.samplers import Sampler
 
@@ -98,29 +96,19 @@ class Rule(ABC):
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules of one layer: `wide` is for activations of more than 16 bits, `narrow` for others.
-
-    narrow is None if no rule meets the byte budget with activations of 16 bits.
-    """
+    """The rules of one layer: `wide` for activations of more than 16 bits, `narrow` for others."""
 
     wide: Rule
-    narrow: Rule | None
+    narrow: Rule
 
     def of(self, dtype: torch.dtype) -> Rule:
-        """The rule for activations of a dtype; raises UsageError if there is none."""
-        if dtype.itemsize > 2:
-            return self.wide
-        if self.narrow is None:
-            raise UsageError(
-                "the ratio cannot be met with activations of 16 bits; the largest that can is "
-                f"{largest('narrow'):g}."
-            )
-        return self.narrow
+        """The rule for activations of a dtype."""
+        return self.wide if dtype.itemsize > 2 else self.narrow
 
     @property
     def each(self) -> tuple[Rule, ...]:
         """Every rule once."""
-        return (self.wide,) if self.narrow in (None, self.wide) else (self.wide, self.narrow)
+        return (self.wide,) if self.narrow is self.wide else (self.wide, self.narrow)
 
 
 def survivors(total: int, density: float) -> int:

@@ -15,8 +15,8 @@ class Buckets(Rule):
 
     prunes = False
 
-    def __init__(self, bits: int, function: str) -> None:
-        self.bits, self.function = bits, function
+    def __init__(self, bits: int, function: str, again: bool = False) -> None:
+        self.bits, self.function, self.again = bits, function, again
 
     def pack(self, x: Tensor) -> PackedIntervals:
         packed = to_buckets(x, self.function, self.bits)

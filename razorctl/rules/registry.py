@@ -53,8 +53,8 @@ def _quantized(bits: int, **options: Any) -> RuleEntry:
     return RuleEntry(Quantized, lambda settings: Quantized(bits, **options))
 
 
-def _buckets(bits: int) -> RuleEntry:
-    return RuleEntry(Buckets, lambda settings: Buckets(bits, settings.function))
+def _buckets(bits: int, again: bool = False) -> RuleEntry:
+    return RuleEntry(Buckets, lambda settings: Buckets(bits, settings.function, again))
 
 
 RULES: dict[str, RuleEntry] = {
@@ -67,6 +67,7 @@ RULES: dict[str, RuleEntry] = {
     **{f"{bits}-bit-blocks-again": _quantized(bits, rows=128, again=True) for bits in BITS},
     **{f"{bits}-bit-blocks": _quantized(bits, rows=128) for bits in BITS},
     **{f"{bits}-bit-derivative": _buckets(bits) for bits in buckets.BITS},
+    **{f"{bits}-bit-derivative-again": _buckets(bits, again=True) for bits in buckets.BITS},
     "columns-norm": RuleEntry(Columns, lambda settings: Columns(settings.density)),
     "columns-uniform": _drawn(Sampler),
     "columns-bandit": _drawn(Bandit),
@@ -77,6 +78,4 @@ RULES: dict[str, RuleEntry] = {
 def build(names: Names, settings: RuleSettings) -> Rules:
     """The rules of a layer by their names; rules of one name are one."""
     wide = RULES[names.wide].build(settings)
-    if names.narrow is None:
-        return Rules(wide, None)
     return Rules(wide, wide if names.narrow == names.wide else RULES[names.narrow].build(settings))

@@ -2,8 +2,9 @@
 
 import logging
 import math
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -61,29 +62,49 @@ def sparsify_within(
     _, twin, batch = fake_copies(model, inputs)
     if full is None:
         full = traced_bytes(twin, batch, **run)
-    most = largest("wide" if autocast is None else "narrow")
-    plain, ratio = replace(recipe, activation_checkpointing=False), recipe.ratio
-    while True:
-        swap(twin, replace(plain, ratio=ratio))
-        now = traced_bytes(twin, batch, **run)
-        if now <= (1 - recipe.ratio) * full:
-            break
-        if ratio >= most:
-            parts = traced_bytes_by_module(twin, batch, **run)
-            stock = uncompressed(twin, parts, full, (1 - recipe.ratio) * full)
-            possible = math.floor(1000 * (1 - now / full)) / 1000
-            raise UsageError(
-                f"ratio {recipe.ratio:g} cannot be met by {type(model).__name__} with this batch"
-                f"{stock and ': ' + stock}; the largest that can is {max(0.0, possible):g}."
-            )
+    plain, budget = replace(recipe, activation_checkpointing=False), (1 - recipe.ratio) * full
+
+    def parts(ratio: float) -> dict[str, int]:
         restore(twin)
-        ratio = min(most, 1 - TIGHTER * (1 - ratio))
+        swap(twin, replace(plain, ratio=ratio))
+        return traced_bytes_by_module(twin, batch, **run)
+
+    ratio = _meeting(parts, recipe.ratio, budget)
+    if ratio is None:
+        least = parts(largest())
+        stock = uncompressed(twin, least, full, budget)
+        possible = math.floor(1000 * (1 - sum(least.values()) / full)) / 1000
+        raise UsageError(
+            f"ratio {recipe.ratio:g} cannot be met by {type(model).__name__} with this batch"
+            f"{stock and ': ' + stock}; the largest that can is {max(0.0, possible):g}."
+        )
     names = swap(model, replace(recipe, ratio=ratio))
     if recipe.activation_checkpointing:
         _check_checkpointed(model, recipe, traced_bytes(model, inputs, **run), full)
     setattr(model, RECIPE, recipe)
     log_stock(model, recipe)
     return names
+
+
+def _meeting(
+    parts: Callable[[float], Mapping[str, int]], ratio: float, budget: float
+) -> float | None:
+    """The ratio, from `ratio` on, whose rules keep at most `budget` bytes; None if none do.
+
+    parts: the bytes that each module keeps by the rules of a ratio.
+    """
+
+    def meets(ratio: float) -> bool:
+        return sum(parts(ratio).values()) <= budget
+
+    most = largest()
+    if meets(ratio):
+        return ratio
+    if ratio >= most or not meets(most):
+        return None
+    steps = math.ceil(math.log((1 - most) / (1 - ratio), TIGHTER))
+    tighter = [1 - (1 - ratio) * TIGHTER**step for step in range(1, steps)]
+    return [*tighter, most][bisect_left(tighter, True, key=meets)]
 
 
 def _check_checkpointed(model: nn.Module, recipe: Recipe, now: int, full: int) -> None:

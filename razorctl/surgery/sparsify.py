@@ -19,7 +19,7 @@ from razorctl.layers.registry import linear_types, razor_of
 from razorctl.layers.sharing import Memo
 from razorctl.methods import METHODS
 from razorctl.recipe import Recipe
-from razorctl.rules.allocation import Names
+from razorctl.rules.allocation import Names, largest
 from razorctl.rules.base import Rules
 from razorctl.rules.prune import Centered
 from razorctl.rules.registry import RuleSettings, build
@@ -295,7 +295,8 @@ def _doubt(model: nn.Module, recipe: Recipe) -> None:
     """Warns if a model is likely to exceed its byte budget, which only a trace of inputs shows.
 
     It is likely if the share of its layers with weights that are of unknown kinds, and so kept in
-    full, is larger than 1 - ratio. Each unknown attention counts as one such layer.
+    full, is larger than 1 - ratio. Each unknown attention counts as one such layer. It is likely
+    too if most of the layers are convolutions, whose inputs are not made again.
     """
     if not recipe.has_byte_budget:
         return
@@ -310,14 +311,22 @@ def _doubt(model: nn.Module, recipe: Recipe) -> None:
     strange = attention.union(
         m for m in weighted if not isinstance(m, RazorLayer) and razor_of(type(m)) is None
     )
+    count = Counter(m.kind for m in weighted if isinstance(m, WeightLayer))
     if len(strange) > (1 - recipe.ratio) * len(attention.union(weighted)):
         kinds = Counter(type(module).__name__ for module in strange)
-        log.warning(
-            "%s is likely to keep more for backward than the %s that ratio %g allows, since "
-            "it has layers that are not compressed: %s; razorctl.saved_bytes(model, inputs) says "
-            "how much.",
-            type(model).__name__,
-            units.percent(1 - recipe.ratio),
-            recipe.ratio,
-            ", ".join(f"{kind} ({count})" for kind, count in kinds.most_common()),
+        names = ", ".join(f"{kind} ({count})" for kind, count in kinds.most_common())
+        reason = f"it has layers that are not compressed: {names}"
+    elif count["conv"] > count["linear"] and recipe.ratio > largest("convolution"):
+        reason = (
+            f"{count['conv']} layers are convolutions, whose inputs are kept in 2 bits at least"
         )
+    else:
+        return
+    log.warning(
+        "%s is likely to keep more for backward than the %s that ratio %g allows, since %s; "
+        "razorctl.saved_bytes(model, inputs) says how much.",
+        type(model).__name__,
+        units.percent(1 - recipe.ratio),
+        recipe.ratio,
+        reason,
+    )

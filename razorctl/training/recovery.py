@@ -13,11 +13,11 @@ from razorctl.errors import UsageError
 from razorctl.job import Job
 from razorctl.methods import METHODS
 from razorctl.recipe import Recipe
-from razorctl.rules.allocation import largest, width
+from razorctl.rules.allocation import largest
 
 log = logging.getLogger(__name__)
 
-RATIOS = (0.5, 0.75, 0.9)  # tried if above the run's ratio and below the largest allowed one
+RATIOS = (0.5, 0.75, 0.9, 0.95)  # tried if above the run's ratio and below the largest allowed one
 JOINT = (0.5, 0.25)  # joint budgets, tried last
 
 
@@ -122,7 +122,7 @@ def _ratios(job: Job, recipe: Recipe) -> list[float]:
         return []
     most = job.max_ratio
     if recipe.has_byte_budget:
-        most = min(most, largest(width(job.precision)))
+        most = min(most, largest())
     return [ratio for ratio in sorted({*RATIOS, most}) if recipe.ratio < ratio <= most]
 
 

@@ -63,7 +63,7 @@ GRIDS = {
     "full": {
         **CORE,
         **{f"{m} at {r}": Recipe(m, r) for m in ("backrazor", "razor") for r in (0.5, 0.75)},
-        "razor at 0.85": Recipe("razor", 0.85),  # in bf16 its gradient is close
+        "razor at 0.97": Recipe("razor", 0.97),
         **{name: Recipe(name) for name in ("bias", "head", "half", "int8", "int2")},
         "prebackrazor": Recipe("prebackrazor", RATIO),
         "prebackrazor, scaled by 1 / p": Recipe("prebackrazor", RATIO, unbiased=True),

@@ -6,25 +6,31 @@ The script starts from 8 bits everywhere and gives fewer bits to one layer kind 
 measures what that adds to the squared relative error of the whole gradient, on each task of
 gradients.py, and smooths it over the bits of a kind. It traces what that takes from the kept
 bytes, on the models of these tasks and on large ones, in single and in half precision. Both figures
-add up over layer kinds, so they are known for every combination. The combinations that no other
-beats in both are written, the least error first. The error of a combination is that of the worst
-task, and of two that are as bad on it the one that is better on all tasks comes first. The ratio is
-the one that it meets on every model. The script needs the `bench` extra and takes ten minutes.
+add up over layer kinds, so they are known for every combination. It does so at each of LEVELS,
+which differ in what is made again in the backward pass. For each family of models the combinations
+that no other beats in ratio, error and level are written. The error of a combination is that of the
+worst task, and of two that are as bad on it the one that is better on all tasks is written. The
+ratio is the one that it meets on every model but UNBOUNDED. The errors of tasks that are not asked
+for are those of the file. The script needs the `bench` extra and takes half an hour.
 """
 
 import itertools
-import math
+import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import reduce
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import convnets
+import numpy as np
 import timm
 import torch
 import transformers
 from gradients import BATCH, TASKS, Subject, forward
+from numpy.typing import NDArray
 from pretrained import CACHE
 from record import head, options, write
 from torch import nn
@@ -33,32 +39,45 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import razorctl.methods
 from razorctl import Recipe, restore, sparsify
 from razorctl.memory.saved import Forward, traced_bytes
-from razorctl.methods import EXACT
+from razorctl.methods import EXACT, FAMILIES, Family
 from razorctl.ops import buckets
+from razorctl.rules.allocation import FILE
 
-KINDS = ("linear", "conv", "norm", "channel-norm", "scale", "attention", "activation")
-EIGHT, *FEWER = ("8-bit", "6-bit", "5-bit", "4-bit", "3-bit", "2-bit")
-# Tiles of 128 rows take more bytes, which the widest activations are worth.
-RULES = dict.fromkeys(KINDS, FEWER) | {
-    "activation": [
-        *FEWER,
-        *(f"{bits}-blocks" for bits in FEWER),
-        *(f"{bits}-bit-derivative" for bits in buckets.BITS),
-    ]
+# The layer kinds of each family of models; the rules of one do not depend on those of the other.
+KINDS: dict[Family, tuple[str, ...]] = {
+    "attention": ("linear", "patch", "norm", "scale", "attention", "activation"),
+    "convolution": ("conv", "channel-norm"),
 }
-EVEN = re.compile(r"([3-6])-bit(-blocks)?")  # rules of evenly spaced levels that clip nothing
+EIGHT, *FEWER = ("8-bit", "6-bit", "5-bit", "4-bit", "3-bit", "2-bit")
+# Tiles of 128 rows take more bytes, which are worth it for the widest activations, and for those
+# that others are made again from.
+BLOCKS = [f"{bits}-blocks" for bits in FEWER]
+RULES = dict.fromkeys(itertools.chain(*KINDS.values()), FEWER) | {
+    "norm": [*FEWER, *BLOCKS],
+    "activation": [*FEWER, *BLOCKS, *(f"{bits}-bit-derivative" for bits in buckets.BITS)],
+}
+BASE = dict.fromkeys(RULES, EIGHT)
+# The layer kinds whose activations are made again where they can be; a level takes more operations
+# than those before it.
+LEVELS: tuple[tuple[str, ...], ...] = (
+    (),
+    ("linear",),  # attention, which runs again anyway
+    ("linear", "activation"),
+    ("linear", "activation", "attention"),
+    ("linear", "activation", "attention", "norm", "scale"),
+)
+EVEN = re.compile(r"([2-6])-bit(-blocks)?")  # rules of evenly spaced levels
 BATCHES = 2
-# How much the error of a task counts, if not in full. In 16 bits the ViT and the decoder would pay
-# for the bits that the few linear copies of MobileNetV2 gain from.
-WEIGHTS = {"mobilenet": 0.25}
+UNBOUNDED = ("decoder",)  # its ratio does not count: the head of so small a model keeps 2 %
 PRECISIONS = {"wide": None, "narrow": torch.bfloat16}
-OUT = Path(razorctl.__file__).parent / "rules" / "allocations.json"
 TRIAL = "trial"
+Grid = NDArray[np.float64]  # a figure of every combination, with an axis for each layer kind
+Errors = Mapping[tuple[str, str], float]
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """The bytes that a step of a model keeps.
+    """The bytes that a step of a model keeps at a level.
 
     full: of method `full`. base: with 8 bits everywhere. less: by how much a rule of fewer bits
     lowers base.
@@ -66,11 +85,26 @@ class Footprint:
 
     full: int
     base: int
-    less: Mapping[tuple[str, str], int]
+    less: Mapping[tuple[str, str], float]
 
-    def ratio(self, rules: Mapping[str, str]) -> float:
-        """The ratio of rules: the share of the bytes of `full` that a step does not keep."""
-        return 1 - (self.base - sum(self.less.get(pair, 0) for pair in rules.items())) / self.full
+    def ratios(self, kinds: tuple[str, ...]) -> Grid:
+        """The ratio of every combination: the share of the bytes of `full` that is not kept."""
+        return 1 - (self.base - sums(self.less, kinds)) / self.full
+
+
+def sums(of_rule: Mapping[tuple[str, str], float], kinds: tuple[str, ...]) -> Grid:
+    """The sums over layer kinds of a figure of their rules, for every combination."""
+    total: Grid = np.zeros((1,) * len(kinds))
+    for axis, kind in enumerate(kinds):
+        shape = [-1 if axis == other else 1 for other in range(len(kinds))]
+        each = [of_rule.get((kind, rule), 0.0) for rule in (EIGHT, *RULES[kind])]
+        total = total + np.array(each).reshape(shape)
+    return total
+
+
+def at(level: tuple[str, ...], rules: Mapping[str, str]) -> dict[str, str]:
+    """The rules, with those of a level making their activations again."""
+    return {kind: f"{rule}-again" if kind in level else rule for kind, rule in rules.items()}
 
 
 def recipe(rules: Mapping[str, str]) -> Recipe:
@@ -79,11 +113,6 @@ def recipe(rules: Mapping[str, str]) -> Recipe:
     fields = {k: v for k, v in vars(methods["int8"]).items() if k not in ("name", "rules", "int8")}
     methods[TRIAL] = razorctl.methods.Method(TRIAL, rules={**rules, **EXACT}, int8=True, **fields)
     return Recipe(TRIAL)
-
-
-def fewer() -> list[tuple[str, str]]:
-    """A layer kind and a rule of fewer bits, which it alone gets."""
-    return [(kind, rule) for kind in KINDS for rule in RULES[kind]]
 
 
 def with_recipe(model: nn.Module, rules: Mapping[str, str], action: Callable[[], Any]) -> Any:
@@ -95,25 +124,42 @@ def with_recipe(model: nn.Module, rules: Mapping[str, str], action: Callable[[],
         restore(model)
 
 
-def footprint(
+def footprints(
     model: nn.Module, inputs: Any, autocast: torch.dtype | None, forward: Forward | None
-) -> Footprint:
-    """The saved bytes of a model, traced. forward: as of `saved_bytes`."""
+) -> list[Footprint]:
+    """The kept bytes of a model at each level, traced. forward: as of `saved_bytes`."""
 
-    def saved() -> int:
-        return traced_bytes(model, inputs, autocast=autocast, forward=forward)
+    def kept(level: tuple[str, ...], **rules: str) -> int:
+        def trace() -> int:
+            return traced_bytes(model, inputs, autocast=autocast, forward=forward)
 
-    base = dict.fromkeys(KINDS, EIGHT)
-    eight = with_recipe(model, base, saved)
-    less = {
-        (kind, bits): eight - with_recipe(model, base | {kind: bits}, saved)
-        for kind, bits in fewer()
-    }
-    return Footprint(saved(), eight, less)
+        every: int = with_recipe(model, at(level, BASE | rules), trace)
+        return every
+
+    full = traced_bytes(model, inputs, autocast=autocast, forward=forward)
+    levels: list[Footprint] = []
+    for level in LEVELS:
+        base = kept(level)
+        if levels and base == levels[-1].base:  # nothing more is made again
+            levels.append(levels[-1])
+            continue
+        less: dict[tuple[str, str], float] = {}
+        for kind in RULES:
+            for rule in RULES[kind]:
+                even = EVEN.fullmatch(rule)
+                if even is None or even[1] in "26":
+                    less[kind, rule] = base - kept(level, **{kind: rule})
+            for bits in (5, 4, 3):  # bytes are linear in bits
+                for tile in ("", "-blocks"):
+                    if f"{bits}-bit{tile}" in RULES[kind]:
+                        six, two = (less[kind, f"{end}-bit{tile}"] for end in (6, 2))
+                        less[kind, f"{bits}-bit{tile}"] = two + (six - two) * (bits - 2) / 4
+        levels.append(Footprint(full, base, less))
+    return levels
 
 
-def errors(subject: Subject, traced: Footprint) -> dict[tuple[str, str], float]:
-    """The squared relative error of the whole gradient that fewer bits add.
+def errors(subject: Subject, traced: list[Footprint]) -> list[dict[tuple[str, str], float]]:
+    """The squared relative error of the whole gradient that fewer bits add at each level.
 
     For no rule of fewer bits, it is the error of 8 bits everywhere. A rule that takes no bytes from
     what the model keeps, by its trace, is of a kind that the model lacks, and adds nothing.
@@ -123,29 +169,37 @@ def errors(subject: Subject, traced: Footprint) -> dict[tuple[str, str], float]:
     def error() -> float:
         return ((subject.gradients()["all"] - exact).norm() / exact.norm()).item() ** 2
 
-    base = dict.fromkeys(KINDS, EIGHT)
-    eight = with_recipe(subject.model, base, error)
-    added = {("", ""): eight}
-    print(f"{subject.name} 8-bit: {eight:.2e}")
-    for kind, bits in fewer():
-        added[kind, bits] = 0.0
-        if traced.less[kind, bits]:
-            got = with_recipe(subject.model, base | {kind: bits}, error)
-            added[kind, bits] = max(0.0, got - eight)
-            print(f"{subject.name} {kind} {bits}: {added[kind, bits]:.2e}")
-    return added
+    levels: list[dict[tuple[str, str], float]] = []
+    for number, (level, footprint) in enumerate(zip(LEVELS, traced, strict=True)):
+        if number and footprint is traced[number - 1]:
+            levels.append(levels[-1])
+            continue
+        eight = with_recipe(subject.model, at(level, BASE), error)
+        added = {("", ""): eight}
+        print(f"{subject.name} level {number} 8-bit: {eight:.2e}", flush=True)
+        for kind in RULES:
+            for rule in RULES[kind]:
+                added[kind, rule] = 0.0
+                if footprint.less[kind, rule]:
+                    rules = at(level, BASE | {kind: rule})
+                    added[kind, rule] = max(0.0, with_recipe(subject.model, rules, error) - eight)
+                    words = f"{subject.name} level {number} {kind} {rule}"
+                    print(f"{words}: {added[kind, rule]:.2e}", flush=True)
+        levels.append(added)
+    return levels
 
 
-def smoothed(added: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], float]:
+def smoothed(added: Errors) -> dict[tuple[str, str], float]:
     """Errors that obey the law of evenly spaced levels: c / (2^bits - 1)^2 for a layer kind.
 
     What few bits add is small beside the error that is there, and measured with its noise. c is
-    the median over the bits of the kind.
+    the median over the bits of the kind. Two bits are as measured.
     """
     smooth = dict(added)
     families: dict[tuple[str, str | None], dict[str, int]] = {}
     for kind, rule in added:
-        if even := EVEN.fullmatch(rule):
+        even = EVEN.fullmatch(rule)
+        if even and even[1] != "2":
             families.setdefault((kind, even[2]), {})[rule] = 2 ** int(even[1]) - 1
     for (kind, _), levels in families.items():
         c = median(added[kind, rule] * count**2 for rule, count in levels.items())
@@ -153,42 +207,96 @@ def smoothed(added: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], fl
     return smooth
 
 
-def weighted(name: str, added: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], float]:
-    """Errors of a task, as they count."""
-    return {rule: WEIGHTS.get(name, 1.0) * error for rule, error in added.items()}
+@dataclass(frozen=True)
+class Choice:
+    """A combination of rules, by layer kind, with its ratio at a level.
+
+    error: of the worst task. total: the sum of the errors of all tasks.
+    """
+
+    ratio: float
+    error: float
+    total: float
+    level: int
+    rules: Mapping[str, str]
+
+    def beats(self, other: "Choice") -> bool:
+        """Whether it is no worse in anything, and not the same."""
+        closer = self.error <= other.error and self.total <= other.total
+        return self != other and closer and self.ratio >= other.ratio and self.level <= other.level
+
+
+def front_of_level(
+    number: int,
+    kinds: tuple[str, ...],
+    added: Mapping[str, list[Errors]],
+    traced: Mapping[str, list[Footprint]],
+) -> list[Choice]:
+    """The combinations that no other of the level beats, of least error first."""
+    bounding = [levels[number] for name, levels in traced.items() if name not in UNBOUNDED]
+    ratio = reduce(np.minimum, [footprint.ratios(kinds) for footprint in bounding])
+    ratio = np.floor(ratio * 1000 + 1e-6) / 1000
+    errors = [sums(task[number], kinds) + task[number]["", ""] for task in added.values()]
+    worst, total = reduce(np.maximum, errors), reduce(np.add, errors)
+    front: list[Choice] = []
+
+    def choice(place: tuple[Any, ...], rules: Mapping[str, str]) -> Choice:
+        figures = (float(figure[place]) for figure in (ratio, worst, total))
+        return Choice(*figures, number, rules)
+
+    for index in np.lexsort((-ratio.ravel(), total.ravel(), worst.ravel())):
+        place = np.unravel_index(index, ratio.shape)
+        if not front or ratio[place] > front[-1].ratio:
+            names = [(EIGHT, *RULES[kind])[i] for kind, i in zip(kinds, place, strict=True)]
+            rules = dict(zip(kinds, names, strict=True))
+            front.append(choice(place, rules))
+    # The last is for models that keep more than these.
+    fewest = dict.fromkeys(kinds, FEWER[-1])
+    place = tuple((EIGHT, *RULES[kind]).index(rule) for kind, rule in fewest.items())
+    front[-1] = choice(place, fewest)
+    return front
 
 
 def frontier(
-    added: list[Mapping[tuple[str, str], float]], footprints: list[Footprint]
-) -> list[dict[str, Any]]:
-    """The combinations that no other beats in both ratio and error, of least error first.
+    family: Family, added: Mapping[str, list[Errors]], traced: Mapping[str, list[Footprint]]
+) -> list[Choice]:
+    """The combinations that no other beats in ratio, error and level, of least error first.
 
-    The last has the fewest bits everywhere.
+    Args:
+        family: the family of the models.
+        added: the errors of the task of a model at each level.
+        traced: the bytes of each model at each level.
     """
-    choices: list[tuple[float, float, float, tuple[str, ...]]] = []
-    for combination in itertools.product(*([EIGHT, *RULES[kind]] for kind in KINDS)):
-        rules = dict(zip(KINDS, combination, strict=True))
-        ratio = min(footprint.ratio(rules) for footprint in footprints)
-        errors = [
-            task["", ""] + sum(task[pair] for pair in rules.items() if pair in task)
-            for task in added
-        ]
-        less = -math.floor(ratio * 1000) / 1000
-        choices.append((max(errors), sum(errors), less, combination))
-    fewest = next(choice for choice in choices if set(choice[-1]) == {FEWER[-1]})
-    best: list[tuple[float, float, float, tuple[str, ...]]] = []
-    for choice in sorted(choices):
-        if not best or choice[2] < best[-1][2]:
-            best.append(choice)
-    best[-1] = fewest  # for models that keep more than the measured ones
+    kinds = KINDS[family]
+    levels = LEVELS if family == "attention" else LEVELS[:1]
+    every = [front_of_level(number, kinds, added, traced) for number in range(len(levels))]
+    choices: list[Choice] = []
+    for choice in sorted(itertools.chain(*every), key=lambda c: (c.error, c.total, c.level)):
+        if any(other.beats(choice) for other in itertools.chain(*every)):
+            continue
+        level = levels[choice.level]
+        # In models unlike these it is packed as where nothing is made again.
+        packed = next((c for c in every[0] if c.ratio >= choice.ratio), every[0][-1])
+        rest = {kind: packed.rules[kind] for kind in unused(choice.level, traced)}
+        choices.append(replace(choice, rules=at(level, {**choice.rules, **rest})))
+    return choices
+
+
+def unused(number: int, traced: Mapping[str, list[Footprint]]) -> list[str]:
+    """The layer kinds that a level makes again wherever they are in these models."""
     return [
-        {
-            "ratio": -less,
-            "error": error,
-            "rules": dict(zip(KINDS, combination, strict=True)) | {"dropout": "dense"},
-        }
-        for error, _, less, combination in best
+        kind
+        for kind in LEVELS[number]
+        if all(
+            levels[number].less[kind, FEWER[-1]] < 1e-3 * levels[number].full
+            for levels in traced.values()
+        )
     ]
+
+
+def of_family(name: str) -> Family:
+    """The family of a model."""
+    return "convolution" if name in convnets.TASKS else "attention"
 
 
 def large_models() -> list[tuple[str, nn.Module, Any]]:
@@ -204,10 +312,28 @@ def large_models() -> list[tuple[str, nn.Module, Any]]:
     ]
 
 
+def read(file: Path) -> dict[str, list[dict[tuple[str, str], float]]]:
+    """The errors of each task in a file that `main` wrote, at each level."""
+    document = json.loads(file.read_text()) if file.exists() else {"errors": []}
+    return {
+        row["task"]: [
+            {("", "") if name == EIGHT else tuple(name.split()): e for name, e in one.items()}
+            for one in row["levels"]
+        ]
+        for row in document["errors"]
+    }
+
+
+def flat(levels: list[dict[tuple[str, str], float]]) -> list[dict[str, float]]:
+    """Errors at each level with names for JSON."""
+    return [{" ".join(pair).strip() or EIGHT: e for pair, e in one.items()} for one in levels]
+
+
 def main() -> None:
     parser = options(__doc__)
-    parser.set_defaults(out=OUT)
+    parser.set_defaults(out=FILE)
     parser.add_argument("--batches", type=int, default=BATCHES)
+    parser.add_argument("--tasks", nargs="*", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--cache", type=Path, default=CACHE)
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
@@ -218,38 +344,43 @@ def main() -> None:
         for name, task in TASKS.items()
     }
     steps += [
-        (TASKS[name].summary, subject.model, subject.batches[0], forward)
-        for name, subject in subjects.items()
+        (name, subject.model, subject.batches[0], forward) for name, subject in subjects.items()
     ]
     traced = {
-        width: {name: footprint(*step, precision, run) for name, *step, run in steps}
+        width: {name: footprints(*step, precision, run) for name, *step, run in steps}
         for width, precision in PRECISIONS.items()
     }
-    added = {
-        name: errors(subject, traced["wide"][TASKS[name].summary])
-        for name, subject in subjects.items()
+    added = read(args.out) | {
+        name: errors(subjects[name], traced["wide"][name]) for name in args.tasks
     }
+    smooth = {name: [smoothed(one) for one in levels] for name, levels in added.items()}
     choices = {
-        width: frontier(
-            [weighted(name, smoothed(task)) for name, task in added.items()],
-            list(footprints.values()),
-        )
-        for width, footprints in traced.items()
+        family: {
+            width: frontier(
+                family,
+                {name: levels for name, levels in smooth.items() if of_family(name) == family},
+                {name: levels for name, levels in models.items() if of_family(name) == family},
+            )
+            for width, models in traced.items()
+        }
+        for family in FAMILIES
     }
     document = {
         **head(None, "torch"),
-        "models": [name for name, *_ in steps],
-        "errors": [
-            {"task": name, **{" ".join(pair).strip() or "8-bit": e for pair, e in task.items()}}
-            for name, task in added.items()
-        ],
-        "choices": choices,
+        "models": [TASKS[name].summary if name in TASKS else name for name, *_ in steps],
+        "levels": LEVELS,
+        "errors": [{"task": name, "levels": flat(levels)} for name, levels in added.items()],
+        "choices": {
+            family: {width: list(map(asdict, front)) for width, front in fronts.items()}
+            for family, fronts in choices.items()
+        },
     }
     write(args.out, document)
-    for width, combinations in choices.items():
-        for choice in combinations:
-            rules = " ".join(f"{kind} {choice['rules'][kind]}" for kind in KINDS)
-            print(f"{width} {choice['ratio']:.3f} {choice['error']:.2e} {rules}")
+    for family, fronts in choices.items():
+        for width, front in fronts.items():
+            for choice in front:
+                rules = " ".join(f"{kind} {rule}" for kind, rule in choice.rules.items())
+                print(f"{family} {width} {choice.ratio:.3f} {choice.error:.2e} {rules}")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from record import head, options, write
 from razorctl.errors import UsageError
 from razorctl.job import Job
 from razorctl.memory import trace_cache as traces
-from razorctl.methods import DEFAULT_METHOD, METHODS
+from razorctl.methods import DEFAULT_METHOD, FAMILIES, METHODS
 from razorctl.planning import gpus
 from razorctl.planning.batch import largest_batch
 from razorctl.planning.gpus import Gpu
@@ -36,8 +36,9 @@ MODELS = {
     "bert-base": ("sst2", 128),
     **dict.fromkeys(("gpt2", "qwen2.5-0.5b", "llama-3.2-1b"), ("wikitext2", 1024)),
 }
-# Of razor: the largest that is close in bf16, and one for models that cannot meet it; as in `plan`.
-RATIOS = (METHODS[DEFAULT_METHOD].close_up_to(width("bf16")), 0.5)
+# Of razor: the largest that `plan` may take in bf16, and one for models that cannot meet them.
+CLOSE = {METHODS[DEFAULT_METHOD].close_up_to(family, width("bf16")) for family in FAMILIES}
+RATIOS = (*sorted({min(Job.max_ratio, ratio) for ratio in CLOSE}, reverse=True), 0.5)
 LEAN = "--optimizer adamw8bit --weights bf16 --optimizer-in-backward"
 LIBRARIES = ("torch", "timm", "transformers")
 

@@ -49,7 +49,7 @@ from razorctl.surgery.byte_budget import sparsify_within
 from razorctl.units import size
 
 RATIOS = (0.5, 0.75, 0.9, 0.95)
-MORE = (0.8, 0.85, 0.88)  # for byte budgets, which leave few bits at a precision of 16
+MORE = (0.8, 0.85, 0.97, 0.98)  # for byte budgets
 BATCHES = 8
 BATCH = 16
 TASKS = {**pretrained.TASKS, **convnets.TASKS, **decoder.TASKS}

@@ -41,7 +41,8 @@ CASES = {
     "full, stored attention": Recipe("full", attention="stored"),
     **{name: Recipe(name, RATIO) for name in METHODS},
     "prebackrazor++, joint budget 0.5": Recipe("prebackrazor++", RATIO, joint_budget=0.5),
-    "razor, ratio 0.85": Recipe("razor", 0.85),  # in bf16 its gradient is close
+    "razor, ratio 0.95": Recipe("razor", 0.95),
+    "razor, ratio 0.97": Recipe("razor", 0.97),
     "razor, branches 0.5": Recipe("razor", RATIO, joint_budget=0.5, joint="branches"),
 }
 ACCUMULATE = 8  # micro-batches
@@ -122,7 +123,11 @@ def decoder() -> Iterator[dict[str, Any]]:
         precision="bf16",
     ).resolved({}, None)
     name = f"{DECODER}, 1,024 tokens, batch 4"
-    for case in track(("full", "checkpoint", "int8", "razor"), name, console=Console(stderr=True)):
+    for case in track(
+        ("full", "checkpoint", "int8", "razor", "razor, ratio 0.97"),
+        name,
+        console=Console(stderr=True),
+    ):
         step = trace(job, CASES[case], 0)
         row = {"model": name, "precision": job.precision, "case": case}
         yield row | {"saved_bytes": step.saved, "peak_bytes": step.peak}

@@ -15,6 +15,11 @@ GRADIENTS = {
     "mobilenet": "MobileNetV2",
     "decoder": "decoder",
 }
+PICTURE = """<picture>
+  <source media="(prefers-color-scheme: dark)" srcset="../assets/bytes-error-dark.svg">
+  <img alt="Kept bytes against the error of the gradient" src="../assets/bytes-error-light.svg">
+</picture>
+"""
 # Precision -> what the tables call it; a GPU trains in the first.
 PRECISIONS = {"bf16": "cosine in bf16", "fp32": "cosine in fp32"}
 
@@ -39,9 +44,14 @@ def gradients() -> str:
         "`razor` half as many bits as in fp32. Where\nthere is no cosine, the ratio cannot be met "
         "or was not measured. The file also has each layer kind, the relative errors and\nthe "
         "kept bytes.\n\n"
-        "In bf16 `full` itself rounds; on MobileNetV2 its gradient has little to do with the exact "
-        "one. So `plan` divides a method's\ncosine by that of `full` at the same precision, and "
-        f"calls a gradient close if this is {CLOSE} or more on all five models.\n\n"
+        "`razor` chooses bits and what it makes again by errors that `allocate.py` measured, here "
+        "of the worst of the ViT, the BERT and\nthe decoder, over two batches:\n\n"
+        + PICTURE
+        + "\n"
+        + "In bf16 `full` itself rounds; on MobileNetV2 its gradient has little to do with the "
+        "exact one. So `plan` divides a method's\ncosine by that of `full` at the same precision, "
+        f"and calls a gradient close if this is {CLOSE} or more on\nall models with attention, or "
+        "on both convolutional ones.\n\n"
         + source("gradients", document)
         + "\n".join(
             of_precision([row for row in document["rows"] if row["precision"] == precision], what)

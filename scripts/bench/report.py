@@ -380,7 +380,7 @@ def front() -> str:
         for r in cosines["rows"]
         if r["task"] == "fashion"
     }
-    pruned = ("backrazor", "razor", "razor, ratio 0.85")
+    pruned = ("backrazor", "razor", "razor, ratio 0.97")
     cases = ("full", "accumulate 8", "checkpoint", "lora", *pruned)
     times["accumulate 8"] = times["accumulate 2"]  # micro-batches of an eighth and of a quarter
 

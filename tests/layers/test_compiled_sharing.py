@@ -90,8 +90,9 @@ every_case = pytest.mark.parametrize(
 
 @every_case
 def test_a_compiled_model_saves_no_more_than_an_eager_one(build, precision):
+    """Where nothing is made again; the compiler keeps weights that it has cast for what is."""
     model, inputs = build()
-    sparsify(model.train(), Recipe("razor", 0.9 if precision is None else 0.85))
+    sparsify(model.train(), Recipe("razor", 0.8))
     with torch.autocast("cpu", precision, enabled=precision is not None):
         (eager, *want), (compiled, *got) = both(model, **inputs)
     assert 0 < compiled <= eager

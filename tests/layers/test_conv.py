@@ -130,9 +130,9 @@ def test_what_it_cannot_stand_in_for_is_not_taken(settings, rule):
     assert razor.fits(nn.Conv2d(4, 4, 3), CASES["conv"].rule(rule))
 
 
-def test_only_what_cuts_an_image_takes_the_rule_of_its_kind():
+def test_what_cuts_an_image_has_a_rule_of_its_own():
     kinds = [swaps()[nn.Conv2d].rule_kind(CASES[case].build()) for case in CONVS]
-    assert kinds == ["conv", *["linear"] * 4]
+    assert kinds == ["patch", *["conv"] * 4]
 
 
 def test_a_patch_embedding_keeps_pixels_not_channels():

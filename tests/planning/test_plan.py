@@ -56,7 +56,7 @@ def test_the_largest_ratio_bounds_the_search(cache):
 def test_the_reason_names_the_cosine_of_the_precision(cache):
     found = planned(cache, job=replace(JOB, precision="bf16"), recipe=Recipe(ratio=0.5))
     chosen = replace(found, prefer="balanced", others={"exact": None})
-    cosine = METHODS["razor"].cosines["narrow"][0.5]
+    cosine = METHODS["razor"].cosines["attention"]["narrow"][0.5]
     assert f"measured in bf16 at a cosine of {cosine:.3f} or more" in chosen.reason
     assert chosen.document()["chosen"]["cosine"] == cosine
 

@@ -18,13 +18,12 @@ from razorctl.planning.candidates import CONTEXT, FRAGMENTATION, Candidate, Pred
 from razorctl.planning.plan import Plan, plan
 from razorctl.planning.search import ALIKE, BRANCHES, INT8, PAYS, SAME, Prefer, Search
 from razorctl.recipe import Recipe
-from razorctl.rules.allocation import largest
 
 GIB = 2**30
 JOB = Job("vit-micro", "cifar100", batch_size=3, steps=10, precision="fp32")
 PREFERENCES = get_args(Prefer)
-CLOSE = METHODS["razor"].close_up_to("narrow")
-RATIOS = (0.5, CLOSE, 0.9, largest("narrow"))
+CLOSE = METHODS["razor"].close_up_to("convolution", "narrow")
+RATIOS = (0.5, CLOSE, 0.9, 0.95, Job.max_ratio)
 WAYS = (
     *(Recipe("full"), Recipe("checkpoint")),
     *(Recipe(ratio=ratio) for ratio in RATIOS),
@@ -52,6 +51,7 @@ class MadeUpSearch(Search):
         self.candidates, self.reasons, self._reasons = {}, {}, []
 
     _exact = WAYS[:2]
+    family = "convolution"
 
     def predict(self, recipe: Recipe, accumulate: int = 1) -> Candidate:
         peak, seconds = self.ways[recipe]
@@ -60,10 +60,9 @@ class MadeUpSearch(Search):
         slow = seconds * (self.spread if recipe.approximates else 1)
         times = seconds, seconds, slow, seconds, 0.0
         predicted = Predicted(round(peak), 0, GIB, GIB // 4, 0, 0, reserve, *times, 1, 1.0)
-        return self.candidates.setdefault(
-            (recipe, accumulate),
-            Candidate(recipe, accumulate, predicted, recipe.cosine(self.job.precision)),
-        )
+        cosine = recipe.cosine(self.job.precision, self.family)
+        way = Candidate(recipe, accumulate, predicted, cosine)
+        return self.candidates.setdefault((recipe, accumulate), way)
 
     def all_that_fit(self, recipes) -> list[Candidate]:
         ways = [self.predict(recipe, count) for recipe in recipes for count in self.counts]
@@ -121,7 +120,7 @@ def test_a_choice_is_the_best_and_more_memory_never_worse(prefer, made, budgets)
             assert prefer == "exact" or slow * SAME > PAYS * exact
         else:
             assert prefer == "balanced"
-            assert chosen.recipe.close("bf16")
+            assert chosen.recipe.close("bf16", found.family)
             assert slow <= chosen.slow <= SAME * slow
             assert chosen.slow < exact
             alike = [way for way in close if way.slow <= SAME * slow]
@@ -164,12 +163,21 @@ def test_the_ratios_of_razor_differ_as_little_as_the_search_relies_on(cache, pre
     assert min(times) >= ALIKE * max(times)
 
 
-@pytest.mark.parametrize(("precision", "close"), [("fp32", 0.9), ("bf16", CLOSE)])
-def test_the_largest_close_ratio_of_a_precision_is_tried(precision, close, cache):
-    job = replace(JOB, precision=precision)
-    trying = Search(job, gpus.load("h200"), GIB, None, cache)
-    assert {recipe.ratio for recipe in trying._close} == {0.5, close}
-    assert {0.5, close, 0.9} < {recipe.ratio for recipe in trying._razor}
+@pytest.mark.parametrize(
+    ("precision", "family", "close"),
+    [
+        ("fp32", "attention", {0.5, 0.9, 0.95, 0.97}),
+        ("bf16", "attention", {0.5, 0.9, 0.95, 0.97}),
+        ("fp32", "convolution", {0.5, 0.9}),
+        ("bf16", "convolution", {0.5, CLOSE}),
+    ],
+)
+def test_the_largest_close_ratio_of_a_precision_is_tried(precision, family, close, cache):
+    trying = Search(replace(JOB, precision=precision), gpus.load("h200"), GIB, None, cache)
+    assert trying.family == "attention"
+    trying.family = family
+    assert {recipe.ratio for recipe in trying._close} == close
+    assert {recipe.ratio for recipe in trying._razor} == close | {0.9, 0.95, 0.97}
 
 
 @pytest.mark.parametrize(

