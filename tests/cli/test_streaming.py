@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from razorctl.errors import DataError
+from razorctl.job import Job
+from razorctl.training import evaluation_rows, run_files
 from tests.cli.commands import razorctl
 from tests.own import CLASSES, photos, table
 
@@ -65,3 +68,17 @@ def test_what_cannot_be_streamed_is_refused(name, sentence):
     result = razorctl("finetune", "vit-micro", name, *QUICK, "--streaming")
     assert result.exit_code == 2
     assert sentence in result.stderr
+
+
+def test_other_data_that_a_streamed_run_is_evaluated_on_are_read_as_a_whole(monkeypatch):
+    job = Job("vit-micro", "d", streaming=True, split="train,,test", skip_bad=True)
+    wanted = []
+
+    def rows(run, job, *rest):
+        wanted.append(job)
+        raise DataError("no rows")
+
+    monkeypatch.setattr(run_files, "finished_run", lambda run: ({}, job))
+    monkeypatch.setattr(evaluation_rows, "rows_of_job", rows)
+    razorctl("evaluate", ".", "other")
+    assert wanted == [Job("vit-micro", "other")]
