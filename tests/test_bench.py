@@ -362,6 +362,16 @@ def test_a_step_of_razor_launches_and_calls_no_more_than_it_did():
     assert counts["full"]["launches"] == counts["full"]["op_calls"] == 0
 
 
+@pytest.mark.xfail(strict=True, reason="what is made again takes launches of its own")
+def test_a_step_of_razor_launches_as_few_as_where_nothing_is_made_again():
+    pytest.importorskip("triton")
+    import host
+
+    razor = host.counts()["razor"]
+    assert razor["launches"] <= 420
+    assert razor["op_calls"] <= 300
+
+
 @pytest.mark.parametrize(("mib", "batch"), [(640, None), (664, 16), (4096, 1024)])
 def test_fits_takes_the_largest_batch_up_to_most(mib, batch):
     import fits

@@ -3,9 +3,9 @@
 `allocations.json`, which scripts/bench/allocate.py writes, lists the combinations of rules that are
 worth choosing, with one rule for each layer kind. Layer kinds of models with attention and of
 convolutional ones have lists of their own, and so have activations of 16 bits ("narrow") and wider
-ones ("wide"). Each combination has the ratio that it meets on every model
-measured there, its measured gradient error, and its level: the higher it is, the more activations
-are made again in the backward pass.
+ones ("wide"). Each combination has the ratio that it meets on every model measured there, its
+measured gradient error, and its level: the higher it is, the more activations are made again in
+the backward pass.
 """
 
 import math
@@ -19,7 +19,7 @@ from razorctl.methods import FAMILIES, Family
 # The share of the byte budget that is left free, for models unlike those measured. In 16 bits it
 # would cost accuracy.
 RESERVE = {"wide": 0.1, "narrow": 0.0}
-# The squared relative error of a whole gradient up to which more operations are not worth less.
+# Up to this squared relative error of a gradient fewer operations are worth more than less error.
 ENOUGH = 0.01
 FILE = Path(__file__).with_name("allocations.json")
 
@@ -61,12 +61,11 @@ def allocate(ratio: float) -> dict[str, Names]:
     """
     if ratio > largest():
         raise UsageError(f"ratio {ratio:g} cannot be met; the largest that can is {largest():g}.")
-    return {
-        kind: Names(rule, narrow[kind])
-        for family in FAMILIES
-        for wide, narrow in [[_best(family, width, ratio) for width in RESERVE]]
-        for kind, rule in wide.items()
-    }
+    names: dict[str, Names] = {}
+    for family in FAMILIES:
+        wide, narrow = _best(family, "wide", ratio), _best(family, "narrow", ratio)
+        names |= {kind: Names(rule, narrow[kind]) for kind, rule in wide.items()}
+    return names
 
 
 def _best(family: Family, width: str, ratio: float) -> dict[str, str]:

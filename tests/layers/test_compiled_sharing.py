@@ -88,11 +88,22 @@ every_case = pytest.mark.parametrize(
 )
 
 
-@every_case
-def test_a_compiled_model_saves_no_more_than_an_eager_one(build, precision):
-    """Where nothing is made again; the compiler keeps weights that it has cast for what is."""
+KEEPS_CASTS = pytest.mark.xfail(strict=True, reason="the compiler keeps weights that it has cast")
+
+
+@pytest.mark.parametrize(
+    ("build", "precision", "ratio"),
+    [
+        (bert, None, 0.8),
+        pytest.param(bert, None, 0.9, marks=KEEPS_CASTS),
+        (decoder, None, 0.9),
+        (vit, torch.bfloat16, 0.8),
+        pytest.param(vit, torch.bfloat16, 0.85, marks=KEEPS_CASTS),
+    ],
+)
+def test_a_compiled_model_saves_no_more_than_an_eager_one(build, precision, ratio):
     model, inputs = build()
-    sparsify(model.train(), Recipe("razor", 0.8))
+    sparsify(model.train(), Recipe("razor", ratio))
     with torch.autocast("cpu", precision, enabled=precision is not None):
         (eager, *want), (compiled, *got) = both(model, **inputs)
     assert 0 < compiled <= eager

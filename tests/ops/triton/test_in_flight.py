@@ -99,16 +99,17 @@ def capability_of(gpu: gpus.Gpu) -> int:
     return int(gpu.compute_capability.replace(".", ""))
 
 
-def test_kernels_of_the_default_job_fill_a_card(name):
+def test_kernels_of_the_default_job_fill_a_card(name, request):
+    if name == THIRSTIEST:
+        reason = "int8_rows of a weight, for what is made again, has too few programs"
+        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
     compilations, starving = {}, Counter()
     for launch in launches_of(name):
         if not launch.trial:
             key, kernel = launch.variant.key, launch.variant.kernel
             if key not in compilations and kernel is not gemm_tiles.scaled_gemm_kernel:
                 compilations[key] = compiled(launch.variant, capability_of(gpus.load(name)))
-            # The rows of a weight, which take less than a hundredth of a step.
-            small = launch.op == "int8_rows" and launch.grid[0] < 100
-            if not small and (why := starves(launch, compilations.get(key), name)):
+            if why := starves(launch, compilations.get(key), name):
                 starving[f"{launch.op}: {kernel.__name__} of {launch.grid} programs, {why}"] += 1
     assert compilations
     assert not starving

@@ -109,7 +109,7 @@ def step():  # vit-micro needs no file
     job = replace(job, learning_rate=1e-3, weight_decay=0.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Recording, "_note", noted)
-        job_trace.launches(job, Recipe("razor", 0.9), 10, ADA)
+        job_trace.launches(job, Recipe("razor", 0.8), 10, ADA)
     return launches
 
 
@@ -127,7 +127,7 @@ def test_what_is_noted_is_what_triton_would_compile(step, card, monkeypatch):
         variants[variant.key] = variant
         forget(variant.kernel, monkeypatch)
         variant.kernel.run(*args, grid=(1,), warmup=True, **settings, **launch.OPTIONS)
-    assert len(variants) > 7
+    assert len(variants) > 10
     for variant, (source, target, options) in zip(variants.values(), compilations, strict=True):
         assert variant.source(CARD).hash() == source
         assert target == CARD
