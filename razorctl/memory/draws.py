@@ -37,9 +37,16 @@ class Held(Blocks):
         self.sizes[block] = elements
 
     def hold_largest(self) -> None:
-        """Draws the largest blocks, as many as the joint budget allows."""
-        largest = sorted(range(self.size), key=self.sizes.__getitem__, reverse=True)
-        self.drawn = dict.fromkeys(largest[: self.sampler.count], 1.0)
+        """Draws the largest blocks, as many as the joint budget allows of each kind."""
+        count, size = self.sampler.count, self.sizes.__getitem__
+        drawn, more = list[int](), list[int]()
+        for kind in self.kinds:
+            blocks = sorted(kind, key=size, reverse=True)
+            least, rest = divmod(count * len(blocks), self.size)
+            drawn += blocks[:least]
+            more += blocks[least : least + 1] if rest else []
+        drawn += sorted(more, key=size, reverse=True)[: count - len(drawn)]
+        self.drawn = dict.fromkeys(drawn, 1.0)
 
 
 def joint_draws(model: nn.Module) -> list[Blocks]:

@@ -1,19 +1,36 @@
 """JointSpar: the parameter blocks that get a gradient in a step (CVPR 2024, Sec. 4)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from razorctl.errors import UsageError
-from razorctl.ops.sampling import systematic
+from razorctl.ops.sampling import project, systematic
 from razorctl.sampling.samplers import Bandit
 
 MARK = "razor_draw"  # the attribute of a sparsified model that is its draw
 
 # Norms by block, and the number of blocks -> blocks [n, int64] and their norms [n], on the host.
 Reduce = Callable[[Mapping[int, Tensor], int], tuple[Tensor, Tensor]]
+
+
+class KindsBandit(Bandit):
+    """A bandit that draws the same share of each kind of coordinates, to within one.
+
+    kinds: the coordinates of each kind.
+    """
+
+    def __init__(self, size: int, count: int, kinds: Sequence[list[int]]) -> None:
+        super().__init__(size, count)
+        self.kinds = kinds
+
+    def projected(self, log_w: Tensor) -> Tensor:
+        p = torch.empty_like(self.p)
+        for kind in self.kinds:
+            p[kind] = project(log_w[kind], self.count * len(kind) / self.size, self.p_min)
+        return p
 
 
 class Blocks:
@@ -25,10 +42,30 @@ class Blocks:
     these but the seed are in `state_dict`, so a resumed run repeats the draws.
     """
 
-    def __init__(self, size: int, budget: float, unbiased: bool = False, seed: int = 0) -> None:
-        """`size` is the number of blocks; `budget` the share of them drawn."""
+    def __init__(
+        self,
+        size: int,
+        budget: float,
+        unbiased: bool = False,
+        seed: int = 0,
+        kinds: Sequence[Hashable] = (),
+    ) -> None:
+        """The first draw is that of `advance`.
+
+        Args:
+            size: the number of blocks.
+            budget: the share of them drawn.
+            unbiased: whether gradients are scaled by 1 / p.
+            seed: of the draws.
+            kinds: the kind of each block, if blocks of different kinds keep different amounts.
+                Then the share is drawn of each kind, and what a step keeps varies little.
+        """
         self.size = size
-        self.sampler = Bandit(size, max(1, round(budget * size)))
+        numbers = dict[Hashable, list[int]]()
+        for block, kind in enumerate(kinds or [None] * size):
+            numbers.setdefault(kind, []).append(block)
+        self.kinds = list(numbers.values())
+        self.sampler = KindsBandit(size, max(1, round(budget * size)), self.kinds)
         self.unbiased, self.seed, self.step = unbiased, seed, 0
         self.joined = 0  # blocks that have a number
         self.drawn: dict[int, float] = {}  # block -> its probability
@@ -49,8 +86,14 @@ class Blocks:
             self._learn(*reduce(self.norms, self.size))
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.step)
         u = torch.rand((), generator=generator)
-        # In random order: in the order of the model, half of all branches could be every attention.
-        order = torch.randperm(self.size, generator=generator)
+        # In random order, so that any two of a kind can be drawn together.
+        order = torch.tensor(
+            [
+                kind[place]
+                for kind in self.kinds
+                for place in torch.randperm(len(kind), generator=generator).tolist()
+            ]
+        )
         index = order[systematic(self.sampler.p[order], self.sampler.count, u)]
         self.drawn = {block: self.sampler.p[block].item() for block in index.tolist()}
         self.step += 1

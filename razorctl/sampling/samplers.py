@@ -98,7 +98,11 @@ class Bandit(Sampler):
         change = (-self.alpha * loss * (self.count / self.size) / p).clamp(-1, 1)
         log_w = self.p.log()
         log_w[index] += torch.where(usable, change, 0.0)
-        self.p.copy_(project(log_w, self.count, self.p_min))
+        self.p.copy_(self.projected(log_w))
+
+    def projected(self, log_w: Tensor) -> Tensor:
+        """The probabilities of weights; see `ops.sampling.project`."""
+        return project(log_w, self.count, self.p_min)
 
 
 class Proportional(Sampler):

@@ -16,9 +16,13 @@ from razorctl.sampling.joint import Blocks, norm
 
 @dataclass(frozen=True)
 class Branch:
-    """Modules of `owner` that make up its branch; the last gives the output as a tensor."""
+    """Modules of `owner` that make up its branch; the last gives the output as a tensor.
+
+    kind: their names.
+    """
 
     owner: nn.Module
+    kind: tuple[str, ...]
     members: tuple[nn.Module, ...]
 
     def attach(self, blocks: Blocks) -> None:
@@ -75,7 +79,7 @@ def find(model: nn.Module) -> list[Branch]:
     longer run, or if a block lacks a member, as its attention may name its layers otherwise.
     """
     branches = [
-        Branch(owner, tuple(map(owner.get_submodule, names)))
+        Branch(owner, names, tuple(map(owner.get_submodule, names)))
         for owner in model.modules()
         for names in branches_of(type(owner))
         if set(names) <= {name for name, _ in owner.named_modules()}

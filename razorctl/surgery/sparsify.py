@@ -99,7 +99,8 @@ def swap(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
             size, what = sum(map(_drawn, chosen)), "trainable weight to draw"
         if not size:
             raise UsageError(f"{type(model).__name__} has no {what}; set joint_budget to 1.")
-        blocks = Blocks(size, recipe.joint_budget, recipe.scaled, recipe.seed)
+        kinds = [branch.kind for branch in residual]
+        blocks = Blocks(size, recipe.joint_budget, recipe.scaled, recipe.seed, kinds)
     checkpointed = checkpointing.find(model) if recipe.checkpoints else {}
     linear = adapters.find(model) if recipe.part == "adapters" else ()
     trained = freezing.find(model, recipe.part) if recipe.part in ("bias", "head") else None

@@ -147,7 +147,7 @@ def run(task: str, way: str, seed: int) -> Row:
     if task == "digits":
         job = Job("vit-micro", "digits", steps=STEPS, evaluate_every=STEPS // EVALUATIONS)
     else:
-        job = replace(job_of(TASKS[task], CACHE), learning_rate=rate)
+        job = replace(job_of(TASKS[task], "fp32", CACHE), learning_rate=rate)
     job = replace(job, seed=seed)
     recipe = Recipe("full" if way == "full" else "razor", seed=seed)
     patches = []

@@ -1,10 +1,12 @@
 """The draw of a joint budget that a trace counts."""
 
+import pytest
 import torch
 from torch import nn
 
 from razorctl import Recipe, saved_bytes, sparsify
-from razorctl.memory.draws import hold_largest, joint_draws
+from razorctl.memory.draws import Held, hold_largest, joint_draws
+from razorctl.sampling.joint import Blocks
 
 
 def test_weights_count_the_elements_that_they_pack_anew():
@@ -25,6 +27,15 @@ def test_weights_count_the_elements_that_they_pack_anew():
     assert held.drawn == {1: 1.0}
     model(x)
     assert held.drawn == {1: 1.0}
+
+
+@pytest.mark.parametrize(("budget", "drawn"), [(0.5, {0, 2, 3}), (0.8, {0, 1, 2, 3, 4})])
+def test_the_largest_of_each_kind_are_drawn(budget, drawn):
+    """Two of the four blocks of a and one of the two of b, or as many more as the share allows."""
+    held = Held.hold(Blocks(6, budget, kinds="aaabab"))
+    held.sizes = [9, 7, 8, 2, 6, 1]
+    held.hold_largest()
+    assert set(held.drawn) == drawn
 
 
 def test_every_part_with_a_draw_of_its_own_is_held():

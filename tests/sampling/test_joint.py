@@ -51,6 +51,16 @@ def test_any_two_are_drawn_together():
     assert max(pairs) < 0.35
 
 
+@pytest.mark.parametrize(("kinds", "least", "most"), [("ab" * 5, 2, 3), ("aaaaaaaabb", 1, 1)])
+def test_each_kind_has_its_share(kinds, least, most):
+    """The share of b is 2.5 blocks, and 1, though those of a have all of the gradient."""
+    blocks = Blocks(10, 0.5, kinds=kinds)
+    drawn = advance(blocks, 100, norm=lambda block: 10.0 if kinds[block] == "a" else 0.1)
+    assert all(len(d) == 5 for d in drawn)
+    assert {sum(kinds[block] == "b" for block in d) for d in drawn} == {least, most}
+    assert set.union(*drawn) == set(range(10))
+
+
 def test_draws_ignore_the_default_generator():
     first = advance(Blocks(10, 0.3, seed=5), 10)
     torch.manual_seed(99)
