@@ -22,6 +22,8 @@ from razorctl.rules.packed import Packed
 from razorctl.sampling.joint import Blocks
 from razorctl.spans import packing
 
+PARAMETRIZED = "parametrizations"  # where `torch.nn.utils.parametrize` keeps what it calls
+
 
 def _no_rules(kind: str, columns: int) -> Rules | None:
     return None
@@ -91,7 +93,7 @@ class RazorLayer(nn.Module):
         """Makes the module its stock class again."""
         del self.rules, self.memo
         vars(self).pop("place", None)
-        self.__class__ = stock_type(self)  # type: ignore[assignment]
+        self.__class__ = _stock_class(self)  # type: ignore[assignment]
 
     def stock(self, *args: Any, **kwargs: Any) -> Tensor:
         """The forward of the stock class."""
@@ -105,8 +107,11 @@ class RazorLayer(nn.Module):
 
     @property
     def saving(self) -> bool:
-        """Whether this forward pass keeps for a backward pass; if not, it is the stock one."""
-        return self.training and torch.is_grad_enabled()
+        """Whether this forward pass keeps for a backward pass; if not, it is the stock one.
+
+        A parametrized weight is made anew each time it is read, so the stock forward reads it.
+        """
+        return self.training and torch.is_grad_enabled() and PARAMETRIZED not in self._modules
 
     def derived(self, *views: Tensor) -> tuple[Derived, ...]:
         """The derived activations that are offered for `views`.
@@ -145,6 +150,18 @@ def _blank(razor: type[RazorLayer], stock: type[nn.Module]) -> RazorLayer:
     """A module of both classes without attributes, which pickle sets."""
     joined = _joined(razor, stock)
     return joined.__new__(joined)
+
+
+def _stock_class(module: RazorLayer) -> type[nn.Module]:
+    """The class of a module that `RazorLayer.detach` gives back."""
+    kind, stock = type(module), stock_type(module)
+    if PARAMETRIZED not in module._modules:
+        return stock
+    # A class that torch made for this module, in which its parametrized tensors are properties.
+    own = {
+        name: value for name, value in vars(kind).items() if name not in ("__dict__", "__weakref__")
+    }
+    return type(f"Parametrized{stock.__name__}", (stock,), own)
 
 
 def stock_type(module: nn.Module) -> type[nn.Module]:

@@ -31,16 +31,6 @@ def forward_names(stock: type[nn.Module]) -> frozenset[str]:
     return frozenset() if code is None else frozenset(code.co_names)
 
 
-def strings_near(stock: type[nn.Module], name: str) -> frozenset[str]:
-    """The strings in the methods of a class that use `name`, also those in tuples."""
-    strings = set[object]()
-    for method in map(inspect.unwrap, vars(stock).values()):
-        if inspect.isfunction(method) and name in method.__code__.co_names:
-            for constant in method.__code__.co_consts:
-                strings.update(constant if isinstance(constant, tuple) else (constant,))
-    return frozenset(string for string in strings if isinstance(string, str))
-
-
 def _code(stock: type[nn.Module], name: str) -> CodeType | None:
     method: Any = getattr(stock, name, None)
     return getattr(inspect.unwrap(method), "__code__", None)

@@ -76,33 +76,47 @@ class Attended(Derived):
             _heads(t, shape) if joined else _shaped(t, shape) for t, shape, joined in parts
         )
 
-    def run(self) -> tuple[list[Tensor], Tensor]:
-        """The inputs, as leaves of a graph, and the output."""
-        mask = self.mask
+    def outputs(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
+    ) -> Tensor | tuple[Tensor, Tensor | None]:
+        """The stock output, and the probabilities if stock attention returns them."""
+        q, k, v = (to_compute_dtype(t) for t in (q, k, v))
+        return fused_attention(q, k, v, _as_cast(mask, q.dtype), **self.options)
+
+    def run(self) -> tuple[list[Tensor], Any]:
+        """The inputs, as leaves of a graph, and the `outputs`."""
         inputs = [t.detach().requires_grad_() for t in self.q_k_v()]
         q, k, v = inputs
+        mask = self.mask
         if mask is not None and mask.requires_grad:
             mask = mask.detach().requires_grad_()
             inputs.append(mask)
         with torch.enable_grad(), replaying(self.state, q.device):
-            out = fused_attention(q, k, v, mask, **self.options)
-        return inputs, out
+            return inputs, self.outputs(q, k, v, mask)
 
     def values(self) -> Tensor:
         if self.cell is None:  # in a compiled program
             q, k, v = self.q_k_v()
             return fused_attention(q, k, v, self.mask, **self.options)
-        out: Tensor = self.cell.read(self.run)[1]
+        outputs = self.cell.read(self.run)[1]
+        out: Tensor = outputs[0] if isinstance(outputs, tuple) else outputs
         return out.detach()
 
     codes = Packed.codes
 
-    def gradients(self, dout: Tensor) -> tuple[Tensor, ...]:
-        """The gradients of q, k, v, and of a mask that needs one."""
+    def gradients(self, *gradients: Tensor | None) -> tuple[Tensor, ...]:
+        """The gradients of q, k, v, and of a mask that needs one, by those of the `outputs`."""
         assert self.cell is not None
-        inputs, out = self.cell.take(self.run)
-        gradients: tuple[Tensor, ...] = torch.autograd.grad(out, inputs, dout)
-        return gradients
+        inputs, outputs = self.cell.take(self.run)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        reached = [(y, dy) for y, dy in zip(outputs, gradients, strict=False) if dy is not None]
+        given: tuple[Tensor, ...] = torch.autograd.grad(
+            [y for y, _ in reached],
+            inputs,
+            [dy for _, dy in reached],
+            materialize_grads=True,
+        )
+        return given
 
 
 class SparseFlashFunction(torch.autograd.Function):
@@ -122,25 +136,30 @@ class SparseFlashFunction(torch.autograd.Function):
         mask: Tensor | None,
         layer: RazorLayer,
         attended: Attended,
-    ) -> Tensor:
+    ) -> Tensor | tuple[Tensor, Tensor | None]:
         ctx.heads = None if joint is None else q.shape
         ctx.wanted = (
             joint is not None and layer.memo is not None and layer.memo.handover.wanted(joint)
         )
         ctx.layer = layer
+        ctx.set_materialize_grads(False)
         save(ctx, attended)
-        q, k, v = (to_compute_dtype(t) for t in (q, k, v))
-        return fused_attention(q, k, v, mask, **attended.options)
+        return attended.outputs(q, k, v, mask)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, dout: Tensor | None, dprobabilities: Tensor | None = None
+    ) -> tuple[Tensor | None, ...]:
+        given = dprobabilities if dout is None else dout
+        if given is None:
+            return None, None, None, None, None, None, None
         djoint = None
         (attended,) = saved(ctx)
         dq: Tensor | None
         dk: Tensor | None
         dv: Tensor | None
-        with no_autocast(dout.device):
+        with no_autocast(given.device):
             if torch.compiler.is_compiling():
                 q, k, v = attended.q_k_v()
                 mask, state = attended.mask, attended.state
@@ -148,9 +167,9 @@ class SparseFlashFunction(torch.autograd.Function):
                     # Else the compiler keeps the forward pass's float mask, four times as large.
                     mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
                 options = attended.options
-                dq, dk, dv, *dmask = attention_gradient(q, k, v, mask, state, dout, options)
+                dq, dk, dv, *dmask = attention_gradient(q, k, v, mask, state, given, options)
             else:
-                dq, dk, dv, *dmask = attended.gradients(dout)
+                dq, dk, dv, *dmask = attended.gradients(dout, dprobabilities)
             if ctx.heads is not None:
                 djoint = _joined(dq, dk, dv, ctx.wanted)
                 dq = dk = dv = None
@@ -210,6 +229,16 @@ def attention_gradient(
     with torch.enable_grad(), replaying(state, q.device):
         out = fused_attention(inputs[0], inputs[1], inputs[2], mask, **options)
     return torch.autograd.grad(out, inputs, dout)
+
+
+def _as_cast(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """A mask as autocast has it: one that gets a gradient gets one in the dtype of q, k, v too.
+
+    It takes other kernels than a mask that gets none.
+    """
+    if mask is None or not mask.requires_grad or mask.dtype == dtype:
+        return mask
+    return mask if torch.compiler.is_compiling() else mask.to(dtype).requires_grad_()
 
 
 def fused_attention(
@@ -276,8 +305,9 @@ def attended(
     derived: tuple[Packed, ...],
     options: Mapping[str, Any],
     parts: MaskParts | None = None,
+    kind: Callable[..., Attended] = Attended,
 ) -> Attended:
-    """The output of fused attention as `Attended`, before it is computed.
+    """The output of attention as `Attended`, before it is computed.
 
     Args:
         rule: packs q, k and v.
@@ -285,6 +315,7 @@ def attended(
         derived: q, k and v if they are made again; else empty.
         mask, options: of `fused_attention`.
         parts: of the mask, which are kept in its place unless it gets a gradient.
+        kind: makes the form.
     """
     tensors = [to_compute_dtype(t.detach()) for t in (q, k, v)]
     shapes, dtype = tuple(t.shape for t in tensors), tensors[0].dtype
@@ -303,5 +334,5 @@ def attended(
     shape = torch.Size((*shapes[0][:-1], shapes[2][-1]))
     if parts is None or (mask is not None and mask.requires_grad):
         parts = MaskParts((mask,), None)
-    form = Attended(shape, dtype, sources, (*parts.tensors, state), merge=parts.merge)
+    form = kind(shape, dtype, sources, (*parts.tensors, state), merge=parts.merge)
     return form.replaced(shapes=shapes, joined=joined, options=options)

@@ -1,29 +1,26 @@
 """Attention of transformers, which asks an AttentionInterface for a function.
 
-The function is the one that the model's configuration names. While a model is sparsified, the
-configuration names `razor_eager` in place of `eager`, or `razor_sdpa` in place of `sdpa`. These
-functions call `attend` of a module of a razor class, and the stock function for any other module
-and for whatever `attend` cannot do.
+The forward of a razor attention is the stock one with another interface, whose functions call
+`attend` where they can and else the stock function. The model's configuration stays as it is.
+Eager attention stays eager: its own function runs forward, and again in the backward pass.
 """
 
 import sys
 import threading
-from functools import cache
+from functools import cache, partial
 from types import FunctionType
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import use_gqa_in_sdpa
-from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import output_capturing
 
+from razorctl.layers import eager_attention
 from razorctl.layers.attention import Attention, apply_mask
-from razorctl.layers.base import LayerSettings, stock_base
-from razorctl.rules.base import Rules
+from razorctl.layers.base import stock_base
 from razorctl.rules.derived import DerivedCall
-
-PREFIX = "razor_"
 
 
 class InterfaceAttention(Attention):
@@ -31,23 +28,27 @@ class InterfaceAttention(Attention):
 
     scales_query = False
     config: Any
-    derived_forward: ClassVar[Any]
+    redirected_forward: ClassVar[Any]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.derived_forward = staticmethod(_deriving(stock_base(cls).forward))
+        cls.redirected_forward = staticmethod(_redirecting(stock_base(cls).forward))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.saving or self.memo is None or not self.memo.derives:
+        if not self.saving:
             return super().forward(*args, **kwargs)
+        if self.memo is None:
+            return self.redirected_forward(self, *args, **kwargs)
         self.memo.note_views(True)
-        y = self.derived_forward(self, *args, **kwargs)
+        y = self.redirected_forward(self, *args, **kwargs)
         self.memo.note_views(False)
         return y
 
     def rotary(self, stock: Any, q: Tensor, k: Tensor, *args: Any, **kwargs: Any) -> Any:
         """The stock rotary positions of q and k [batch, heads, tokens, columns]."""
         turned = stock(q, k, *args, **kwargs)
+        if self.rules is None:
+            return turned
         kept = [isinstance(arg, Tensor) for arg in args]
         tensors = tuple(arg for arg in args if isinstance(arg, Tensor))
         others = [None if isinstance(arg, Tensor) else arg for arg in args]
@@ -83,11 +84,6 @@ class InterfaceAttention(Attention):
     @classmethod
     def refusal(cls, module: nn.Module, backend: str) -> str | None:
         config: Any = module.config
-        if config._attn_implementation.startswith(PREFIX):
-            return (
-                "shares its config with a model that is sparsified already; build it with "
-                "a copy of that config."
-            )
         if config._attn_implementation not in ("eager", "sdpa"):
             return (
                 f"runs {config._attn_implementation!r}; build the model with "
@@ -97,26 +93,10 @@ class InterfaceAttention(Attention):
             module, "reorder_and_upcast_attn", False
         ):
             return "reorders its eager attention; build the model with attn_implementation='sdpa'."
-        if config.output_attentions:
-            return (
-                "returns its probabilities, which razor attention cannot; set "
-                "config.output_attentions to False."
-            )
         return super().refusal(module, backend)
 
-    @classmethod
-    def attach(cls, module: nn.Module, rules: Rules | None, settings: LayerSettings) -> None:
-        super().attach(module, rules, settings)
-        config: Any = module.config
-        if not config._attn_implementation.startswith(PREFIX):  # layers share it
-            config._attn_implementation = PREFIX + config._attn_implementation
 
-    def detach(self) -> None:
-        self.config._attn_implementation = self.config._attn_implementation.removeprefix(PREFIX)
-        super().detach()
-
-
-ROTARY = "apply_rotary_pos_emb"
+INTERFACE, ROTARY = "ALL_ATTENTION_FUNCTIONS", "apply_rotary_pos_emb"
 
 
 class _Running:
@@ -133,11 +113,11 @@ _compiled, _eager_thread = _Running(), _RunningThread()
 
 
 @cache
-def _deriving(forward: Any) -> Any:
-    """A forward with the code of `forward` whose rotary positions go through `rotary`."""
+def _redirecting(forward: Any) -> Any:
+    """A forward with the code of `forward` that asks `Functions`, and turns by `rotary`."""
     code, variables = getattr(forward, "__code__", None), getattr(forward, "__globals__", {})
     stock = variables.get(ROTARY)
-    if code is None or ROTARY not in code.co_names or stock is None:
+    if code is None or INTERFACE not in code.co_names:
         return forward
 
     def rotary(*args: Any, **kwargs: Any) -> Any:
@@ -145,9 +125,11 @@ def _deriving(forward: Any) -> Any:
         assert running.attention is not None
         return running.attention.rotary(stock, *args, **kwargs)
 
-    variables = {**variables, ROTARY: rotary}
-    twin = FunctionType(code, variables, closure=forward.__closure__)
+    changed = {INTERFACE: Functions()} | ({} if stock is None else {ROTARY: rotary})
+    twin = FunctionType(code, {**variables, **changed}, closure=forward.__closure__)
     twin.__defaults__, twin.__kwdefaults__ = forward.__defaults__, forward.__kwdefaults__
+    if stock is None:
+        return twin
 
     def run(attention: "InterfaceAttention", *args: Any, **kwargs: Any) -> Any:
         running = _compiled if torch.compiler.is_compiling() else _eager_thread
@@ -167,31 +149,51 @@ def _eager(module: nn.Module) -> Any:
     return next((home[name] for home in homes if name in home), None)
 
 
-def _interface(name: str) -> Any:
-    """The attention function that replaces the stock one of that name."""
+class Functions:
+    """The `ALL_ATTENTION_FUNCTIONS` that the forward of a razor attention finds."""
 
-    def attention(
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        razor = module if isinstance(module, InterfaceAttention) and module.saving else None
-        stored = razor is not None and razor.backend == "stored" and razor.rules is None
-        if razor is not None and not stored:
-            out = _attended(razor, query, key, value, attention_mask, kwargs)
-            if out is not None:
-                return out.transpose(1, 2).contiguous(), None
-        if stored and attention_mask is not None and attention_mask.dtype == torch.bool:
+    def get_interface(self, name: str, default: Any) -> Any:
+        """The attention function in place of the stock one of that name."""
+        stock = ALL_ATTENTION_FUNCTIONS.get_interface(name, default)
+        known = name in ("eager", "sdpa")
+        return partial(_attention, stock, default, name == "eager") if known else stock
+
+
+def _attention(
+    stock: Any,
+    eager: Any,
+    is_eager: bool,
+    razor: InterfaceAttention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """The output of the stock function for a module that is saving, and probabilities."""
+    inputs = query, key, value, attention_mask
+    if razor.backend == "stored" and razor.rules is None:
+        if attention_mask is not None and attention_mask.dtype == torch.bool:
             zeros = torch.zeros_like(attention_mask, dtype=query.dtype)
             attention_mask = apply_mask(zeros, attention_mask)
-        used = "eager" if stored else name
-        function = ALL_ATTENTION_FUNCTIONS.get_interface(used, _eager(module))
-        return function(module, query, key, value, attention_mask, **kwargs)  # type: ignore[no-any-return]
+        return eager(razor, query, key, value, attention_mask, **kwargs)  # type: ignore[no-any-return]
+    if is_eager and razor.backend == "sparse-flash":
+        call = eager_attention.call(stock, razor, inputs, kwargs)
+        if call is not None and razor.rules is not None:
+            options = {"dropout_p": kwargs.get("dropout", 0.0)}
+            kind = eager_attention.form(call, query)
+            return razor.again(*inputs, options, kind=kind)  # type: ignore[no-any-return]
+    elif not (is_eager and _asked(kwargs)):
+        out = _attended(razor, *inputs, kwargs)
+        if out is not None:
+            return out.transpose(1, 2).contiguous(), None
+    return stock(razor, *inputs, **kwargs)  # type: ignore[no-any-return]
 
-    return attention
+
+def _asked(kwargs: dict[str, Any]) -> bool:
+    """Whether the caller of the model asks for the probabilities of attention."""
+    collected = output_capturing._active_collector.get() or {}
+    return bool(kwargs.get("output_attentions")) or any("attentions" in key for key in collected)
 
 
 # Arguments that change the result, beside queries, keys, values and mask.
@@ -230,8 +232,3 @@ def _attended(
         enable_gqa=native,
         repeats=1 if native else groups,
     )
-
-
-for name, mask in (("eager", eager_mask), ("sdpa", sdpa_mask)):
-    AttentionInterface.register(PREFIX + name, _interface(name))
-    AttentionMaskInterface.register(PREFIX + name, mask)

@@ -4,7 +4,6 @@ A norm, a gated MLP or an attention of any model is recognized by the code of it
 `bytecode` and `interface_attention`.
 """
 
-import sys
 from functools import cache
 from typing import Any, ClassVar
 
@@ -29,7 +28,7 @@ from razorctl.layers import layouts
 from razorctl.layers.activation import GELU, QuickGELU, SiLU, TanhGELU
 from razorctl.layers.autocast import compute_dtype
 from razorctl.layers.base import RazorLayer, Swaps
-from razorctl.layers.bytecode import forward_names, same_forward, strings_near
+from razorctl.layers.bytecode import forward_names, same_forward
 from razorctl.layers.gated_mlp import GatedMLP
 from razorctl.layers.interface_attention import InterfaceAttention
 from razorctl.layers.linear import Linear
@@ -204,18 +203,9 @@ def recognized(kind: type[nn.Module]) -> type[RazorLayer] | None:
         if any(same_forward(kind, reference) for reference in razor.references):
             return razor
     asks = {"ALL_ATTENTION_FUNCTIONS", "get_interface", "config", "_attn_implementation"}
-    if asks <= forward_names(kind) and not _compares(kind):
+    if asks <= forward_names(kind):
         return InterfaceAttention
     return None
-
-
-def _compares(kind: type[nn.Module]) -> bool:
-    """Whether the model of an attention asks which implementation it has, beside that of GPT-2."""
-    if "reorder_and_upcast_attn" in forward_names(kind):
-        return False
-    members = vars(sys.modules[kind.__module__]).values()
-    classes = [c for c in members if isinstance(c, type) and c.__module__ == kind.__module__]
-    return any({"sdpa", "eager"} & strings_near(c, "_attn_implementation") for c in classes)
 
 
 class TransposedLinear(Linear):

@@ -306,7 +306,7 @@ def _doubt(model: nn.Module, recipe: Recipe) -> None:
         module
         for module in model.modules()
         if not isinstance(module, LIGHT)
-        and isinstance(weight := getattr(module, "weight", None), nn.Parameter)
+        and isinstance(weight := module._parameters.get("weight"), nn.Parameter)
         and weight.requires_grad
     ]
     strange = attention.union(

@@ -6,6 +6,7 @@ import pytest
 import torch
 from timm import layers as stock
 from torch import nn
+from torch.nn.utils import parametrizations, parametrize
 from torch.utils.checkpoint import checkpoint
 
 from razorctl import Recipe, recipe_of, restore, sparsify
@@ -289,3 +290,27 @@ def test_a_model_knows_its_recipe_until_it_is_restored():
     assert recipe_of(model) == recipe
     restore(model)
     assert recipe_of(model) is None
+
+
+def test_a_parametrized_module_is_only_called_by_its_own_forward():
+    net = model()
+    parametrizations.spectral_norm(net[2])  # its weight changes whenever it is read
+    before = {name: t.clone() for name, t in net.state_dict().items()}
+    sparsify(net, Recipe())
+    assert all(torch.equal(t, before[name]) for name, t in net.state_dict().items())
+
+
+def test_a_razor_layer_that_is_parametrized_runs_stock_and_is_restored_so():
+    net = model().train()
+    twin = copy.deepcopy(net)
+    sparsify(net, Recipe())
+    x = batch()
+    for each in (net, twin):
+        torch.manual_seed(0)
+        parametrizations.spectral_norm(each[2])
+    assert all(torch.equal(net(x), twin(x)) for _ in "abc")
+    restore(net)
+    assert torch.equal(net(x), twin(x))
+    assert isinstance(net[2].parametrizations.weight, nn.ModuleList)
+    parametrize.remove_parametrizations(net[2], "weight")
+    assert type(net[2]) is nn.Linear
