@@ -86,14 +86,14 @@ class RazorLayer(nn.Module):
     @classmethod
     def attach(cls, module: nn.Module, rules: Rules | None, settings: LayerSettings) -> None:
         """Takes over a module of the stock type, until `detach`."""
-        module.__class__ = _joined(cls, type(module))
+        module.__class__ = _replaced(module, _joined(cls, stock_type(module)))
         module.rules, module.memo = rules, settings.memo  # type: ignore[assignment]
 
     def detach(self) -> None:
         """Makes the module its stock class again."""
         del self.rules, self.memo
         vars(self).pop("place", None)
-        self.__class__ = _stock_class(self)  # type: ignore[assignment]
+        self.__class__ = _replaced(self, stock_type(self))  # type: ignore[assignment]
 
     def stock(self, *args: Any, **kwargs: Any) -> Tensor:
         """The forward of the stock class."""
@@ -152,31 +152,37 @@ def _blank(razor: type[RazorLayer], stock: type[nn.Module]) -> RazorLayer:
     return joined.__new__(joined)
 
 
-def _stock_class(module: RazorLayer) -> type[nn.Module]:
-    """The class of a module that `RazorLayer.detach` gives back."""
-    kind, stock = type(module), stock_type(module)
-    if PARAMETRIZED not in module._modules:
-        return stock
-    # A class that torch made for this module, in which its parametrized tensors are properties.
-    own = {
-        name: value for name, value in vars(kind).items() if name not in ("__dict__", "__weakref__")
-    }
-    return type(f"Parametrized{stock.__name__}", (stock,), own)
+def _replaced(module: nn.Module, kind: type[nn.Module]) -> type[nn.Module]:
+    """The class of a module that is to be a `kind`; what torch has put before it stays there."""
+    own = type(module)
+    bases: tuple[type, ...]
+    if _by_fsdp(own):
+        name, bases = f"FSDP{kind.__name__}", (own.__bases__[0], kind)
+    elif PARAMETRIZED in module._modules:  # its parametrized tensors are properties of the class
+        name, bases = f"Parametrized{kind.__name__}", (kind,)
+    else:
+        return kind
+    skip = ("__dict__", "__weakref__", "__doc__")
+    return type(name, bases, {key: value for key, value in vars(own).items() if key not in skip})
+
+
+def _by_fsdp(kind: type) -> bool:
+    """Whether FSDP2 made a class, to put its own before that of a module."""
+    return kind.__bases__[0].__name__ == "FSDPModule"
 
 
 def stock_type(module: nn.Module) -> type[nn.Module]:
-    """The type of a module, or the one that it had before a razor class took it over."""
+    """The type of a module, or the one that it had before a razor class or FSDP2 took it over."""
     return stock_base(type(module))
 
 
 def stock_base(kind: type[nn.Module]) -> type[nn.Module]:
-    """The first class of modules in the order of bases that is no razor class.
-
-    FSDP2 puts a class of its own, which is none of modules, before both.
-    """
+    """The first class of modules in the order of bases that is no razor class and none of FSDP2."""
     bases: Any = kind.__mro__
     modules = (base for base in bases if issubclass(base, nn.Module))
-    stock: type[nn.Module] = next(base for base in modules if not issubclass(base, RazorLayer))
+    stock: type[nn.Module] = next(
+        base for base in modules if not issubclass(base, RazorLayer) and not _by_fsdp(base)
+    )
     return stock
 
 

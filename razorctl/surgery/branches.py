@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from razorctl.layers.base import stock_type
 from razorctl.layers.registry import branches_of
 from razorctl.sampling.joint import Blocks, norm
 
@@ -81,7 +82,7 @@ def find(model: nn.Module) -> list[Branch]:
     branches = [
         Branch(owner, names, tuple(map(owner.get_submodule, names)))
         for owner in model.modules()
-        for names in branches_of(type(owner))
+        for names in branches_of(stock_type(owner))
         if set(names) <= {name for name, _ in owner.named_modules()}
     ]
     return [

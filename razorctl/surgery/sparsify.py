@@ -12,7 +12,7 @@ from razorctl import units
 from razorctl.config import registry
 from razorctl.errors import UsageError
 from razorctl.layers.attention import Attention
-from razorctl.layers.base import LayerSettings, RazorLayer, WeightLayer
+from razorctl.layers.base import LayerSettings, RazorLayer, WeightLayer, stock_type
 from razorctl.layers.head import Head, heads
 from razorctl.layers.pixel_head import PixelHead, pixel_classifiers
 from razorctl.layers.registry import linear_types, razor_of
@@ -205,12 +205,12 @@ def _candidates(
         **dict.fromkeys(pixel_classifiers(model), PixelHead),
     }
     types = linear_types()
-    linear = [module for module in model.modules() if type(module) in types]
+    linear = [module for module in model.modules() if stock_type(module) in types]
     # A model's last linear layer is its classifier: small, and its output is what is learned.
     skips = METHODS[recipe.method].skip_last_linear and len(linear) > 1
     skipped = linear[-1] if skips and linear[-1] not in head_types else None
     for name, module in model.named_modules():
-        razor = razor_of(type(module))
+        razor = razor_of(stock_type(module))
         if "head" in kinds:
             razor = head_types.get(module, razor)
         if razor is not None and razor.kind in kinds and module is not skipped:
@@ -310,7 +310,7 @@ def _doubt(model: nn.Module, recipe: Recipe) -> None:
         and weight.requires_grad
     ]
     strange = attention.union(
-        m for m in weighted if not isinstance(m, RazorLayer) and razor_of(type(m)) is None
+        m for m in weighted if not isinstance(m, RazorLayer) and razor_of(stock_type(m)) is None
     )
     count = Counter(m.kind for m in weighted if isinstance(m, WeightLayer))
     if len(strange) > (1 - recipe.ratio) * len(attention.union(weighted)):

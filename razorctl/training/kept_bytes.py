@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from razorctl.errors import UsageError
-from razorctl.layers.base import RazorLayer
+from razorctl.layers.base import RazorLayer, stock_type
 from razorctl.layers.registry import razor_of
 from razorctl.memory.fake import fake_copies
 from razorctl.memory.saved import Forward, traced_bytes_by_module
@@ -66,7 +66,7 @@ def kinds(net: nn.Module) -> dict[str, tuple[str, str]]:
     """The class and the layer kind of each module, by its name."""
     modules = {}
     for name, module in net.named_modules():
-        razor = module if isinstance(module, RazorLayer) else razor_of(type(module))
+        razor = module if isinstance(module, RazorLayer) else razor_of(stock_type(module))
         modules[name] = type(module).__name__, getattr(razor, "kind", OTHER)
     return modules
 

@@ -11,10 +11,10 @@ from timm import create_model
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from razorctl import Recipe, sparsify
+from razorctl import Recipe, restore, sparsify
 from razorctl.layers.linear import Linear
 from razorctl.memory.draws import joint_draws
 from razorctl.methods import EXACT, METHODS, Method
@@ -131,12 +131,19 @@ def stem(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.conv._ConvNd)
 
 
-# By what FSDP2 wraps alone: a model, a loss, the method, and the modules.
+def batch_norm(module: nn.Module) -> bool:
+    return isinstance(module, nn.BatchNorm2d)
+
+
+# By what FSDP2 wraps alone: a model, a loss, the method, and the modules. It wraps before
+# `sparsify` where the kind says so.
 SHARDED = {
     "linear layers": (llama, tokens, "again", linear),
     "attention": (llama, tokens, "again", attentions),
     "norms": (lambda: vit(init_values=0.5), small_images, "int8", linear),
     "convolutions": (lambda: create_model("test_resnet"), images, "int8", stem),
+    "linear layers before": (llama, tokens, "again", linear),
+    "batch norms before": (lambda: create_model("test_resnet"), images, "int8", batch_norm),
 }
 
 
@@ -148,17 +155,28 @@ def sharded_step(kind: str, rank: int, together: bool) -> list[Tensor]:
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):  # else it is zero, as memory that is freed may be
             nn.init.normal_(parameter)
-    with patch.dict(METHODS, again=AGAIN):
-        sparsify(model, Recipe(method))
-    if together:
+
+    def shard() -> None:
         mesh = init_device_mesh("cpu", (WORLD,))
         for module in filter(wraps, list(model.modules())):
             fully_shard(module, mesh=mesh)
         fully_shard(model, mesh=mesh)
+
+    before = kind.endswith("before")
+    if together and before:
+        shard()
+    with patch.dict(METHODS, again=AGAIN):
+        sparsify(model, Recipe(method))
+    if together and not before:
+        shard()
     torch.manual_seed(100 + rank)
     loss(model).backward()
     grads = [p.grad for p in model.parameters()]
-    return [grad.full_tensor() for grad in grads] if together else grads
+    restore(model)
+    if not together:
+        return grads
+    assert all(isinstance(module, FSDPModule) for module in filter(wraps, model.modules()))
+    return [grad.full_tensor() for grad in grads]
 
 
 def process(rank: int, folder: str) -> None:
