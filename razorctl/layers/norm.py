@@ -12,10 +12,11 @@ from razorctl.layers.autocast import compute_dtype, no_autocast, to_compute_dtyp
 from razorctl.layers.base import RazorLayer, Swaps, flat_shape, save, saved, shaped
 from razorctl.layers.handover import Handover, Int8, Statistics
 from razorctl.layers.sharded import lasting
-from razorctl.ops.norm import statistics
+from razorctl.ops.norm import normalize, statistics
 from razorctl.rules.base import Rule
 from razorctl.rules.dense import Dense
-from razorctl.rules.derived import Derived, DerivedCopy, DerivedInput, DerivedNorm
+from razorctl.rules.derived import Derived, DerivedCopy
+from razorctl.rules.derived_norms import DerivedInput, DerivedNorm
 from razorctl.rules.packed import Packed
 from razorctl.spans import packing
 
@@ -92,6 +93,33 @@ class FusedNormFunction(torch.autograd.Function):
         return dx, dw, db, None, None, None, None, None
 
 
+class AgainNormFunction(FusedNormFunction):
+    """`FusedNormFunction` for an x that is made again in the backward pass.
+
+    Returns y, x, and the statistics of the rows of x, of which `copy` gets to know.
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        layer: "Norm",
+        copy: DerivedNorm,
+        dtype: torch.dtype,
+        through: bool,
+        known: Statistics | None,
+    ) -> tuple[Tensor | None, ...]:
+        ctx.layer, ctx.shape = layer, x.shape
+        ctx.wanted = known is not None and known.int8
+        y, mean, rstd = normalize(x, weight, bias, layer.epsilon(x), layer.centers, dtype)
+        save(ctx, weight, rstd, copy.knowing(mean, rstd))
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(mean, rstd)
+        return y, x if through else None, mean, rstd
+
+
 def _gradients(
     ctx: Any, dy: Tensor, through: Tensor | None = None, int8: bool = False
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -151,25 +179,28 @@ class Norm(RazorLayer):
         """
         if not self.saving:
             return self.stock(x)
-        source = self.derived_rows(x) if self._needs_grad(x) else None
-        if source is not None:
-            return self._derived(x, source, through)
+        if not self._needs_grad(x):
+            return NormFunction.apply(x, self.weight, self.bias_or_none, self, None, None)
+        source = self._source(x)
         if through:
-            return self._fused(x, compute_dtype(x), through)
+            return self._fused(x, compute_dtype(x), through, source)
         if self.fuses(x):
             with torch.no_grad():
                 stock = self.stock(x.new_empty(0, x.shape[-1]))  # for its dtype
-            return self._fused(x, stock.dtype, through)[0]
-        if not self._needs_grad(x):
-            return NormFunction.apply(x, self.weight, self.bias_or_none, self, None, None)
+            return self._fused(x, stock.dtype, through, source)[0]
         rule = self._rule(x)
         with packing():
-            mean, rstd, copy = self.pack(x, rule)
+            mean, rstd, copy = self.pack(x, rule, source)
         y: Tensor = NormFunction.apply(x, self.weight, self.bias_or_none, self, rstd, copy)
         self.offer(y, copy)
-        if rule.again:
+        if rule.again and source is None:
             self.derive(x, copy, mean, rstd)
         return y
+
+    def _source(self, x: Tensor) -> Derived | None:
+        """x as rows, if it is made again in the backward pass."""
+        source = self.derived_rows(x)
+        return None if source is None else source.replaced(dtype=_computed(x))
 
     def fuses(self, x: Tensor) -> bool:
         """Whether one operation computes the norm of `x` and packs x_hat."""
@@ -178,19 +209,34 @@ class Norm(RazorLayer):
             return False
         return self._rule(x).fuses
 
-    def _fused(self, x: Tensor, dtype: torch.dtype, through: bool) -> tuple[Tensor, Tensor | None]:
-        """The norm of x in `dtype`, and x if it is to be passed through."""
+    def _fused(
+        self, x: Tensor, dtype: torch.dtype, through: bool, source: Derived | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The norm of x in `dtype`, and x if it is to be passed through.
+
+        source: x, if it is made again in the backward pass.
+        """
         rule = self._rule(x)
         parameters = self.weight, self.bias_or_none
         known = self.handover.statistics(x, self.epsilon(x), self.centers)
-        y, out, rstd, *tensors = FusedNormFunction.apply(
-            x, *parameters, self, rule, dtype, through, known
-        )
+        copy: Packed
+        if source is None:
+            y, out, rstd, *tensors = FusedNormFunction.apply(
+                x, *parameters, self, rule, dtype, through, known
+            )
+            copy = rule.packed(flat_shape(x), _computed(x), *tensors)
+        else:
+            again = DerivedNorm(flat_shape(x), _computed(x), (source,))
+            y, out, mean, rstd = AgainNormFunction.apply(
+                x, *parameters, self, again, dtype, through, known
+            )
+            copy = again.knowing(mean, rstd)
         if torch.compiler.is_compiling():  # torch 2.11 gives no attribute to a result of an op's
             y = y.view_as(y)
-        copy = rule.packed(flat_shape(x), _computed(x), *tensors)
         self.offer(y, copy)
-        if rule.again:
+        if source is not None and through and self.memo is not None:
+            self.memo.derive(out, source.replaced(shape=x.shape, dtype=x.dtype))
+        elif rule.again and source is None:
             mean = known.mean if known else x.detach().mean(-1).view(-1, 1)
             self.derive(out if through else x, copy, mean if self.centers else None, rstd)
         return y, out
@@ -199,23 +245,6 @@ class Norm(RazorLayer):
         """Offers the input x, as it can be made again from a copy of x_hat."""
         if self.memo is not None:
             self.memo.derive(x, DerivedInput(x.shape, x.dtype, (copy,), (mean, rstd)))
-
-    def _derived(self, x: Tensor, source: Derived, through: bool) -> Any:
-        """The norm of an x that is made again in the backward pass, and x if `through`."""
-        with torch.no_grad():
-            rows = x.detach().reshape(-1, x.shape[-1])
-            _, rstd = statistics(rows, self.epsilon(x), self.centers)
-        copy = DerivedNorm(
-            flat_shape(x),
-            compute_dtype(x),
-            (source,),
-            eps=self.epsilon(x),
-            centers=self.centers,
-        )
-        y: Tensor = NormFunction.apply(x, self.weight, self.bias_or_none, self, rstd, copy)
-        y = to_compute_dtype(y) if through else y
-        self.offer(y, copy)
-        return (y, x) if through else y
 
     @property
     def bias_or_none(self) -> Tensor | None:
@@ -244,10 +273,17 @@ class Norm(RazorLayer):
         return torch.finfo(_computed(x)).eps if eps is None else eps
 
     @torch.no_grad()
-    def pack(self, x: Tensor, rule: Rule) -> tuple[Tensor | None, Tensor, Packed]:
-        """The mean, which is None for RMSNorm, 1 / std, each [rows, 1], and the copy of x_hat."""
+    def pack(
+        self, x: Tensor, rule: Rule, source: Derived | None = None
+    ) -> tuple[Tensor | None, Tensor, Packed]:
+        """The mean, which is None for RMSNorm, 1 / std, each [rows, 1], and the copy of x_hat.
+
+        source: x, if it is made again in the backward pass.
+        """
         rows = x.detach().reshape(-1, self.columns(self))
         mean, rstd = statistics(rows, self.epsilon(x), self.centers)
+        if source is not None:
+            return mean, rstd, DerivedNorm(flat_shape(x), compute_dtype(x), (source,), (mean, rstd))
         x_hat = (rows if mean is None else rows - mean) * rstd
         # The dense rule packs what stock autocast keeps: norms run in single precision.
         x_hat = x_hat if isinstance(rule, Dense) else to_compute_dtype(x_hat)

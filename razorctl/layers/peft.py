@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from razorctl.layers.autocast import compute_dtype
 from razorctl.layers.base import RazorLayer, Swaps
 from razorctl.rules.base import Rule
-from razorctl.rules.derived import DerivedSum
+from razorctl.rules.derived_norms import DerivedSum
 
 
 class AdaptedLinear(RazorLayer):

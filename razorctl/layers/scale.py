@@ -20,7 +20,8 @@ from razorctl.layers.linear import Gemms, LinearCall
 from razorctl.layers.sharded import lasting
 from razorctl.layers.sharing import copy_of
 from razorctl.rules.base import Rule, Rules
-from razorctl.rules.derived import Derived, DerivedAffine, DerivedLinear
+from razorctl.rules.derived import Derived, DerivedLinear
+from razorctl.rules.derived_norms import DerivedAffine
 from razorctl.spans import packing
 
 

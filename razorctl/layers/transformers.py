@@ -35,7 +35,8 @@ from razorctl.layers.linear import Linear
 from razorctl.layers.norm import Norm
 from razorctl.layers.scale import LayerScale
 from razorctl.rules.base import Rule
-from razorctl.rules.derived import Derived, DerivedSum
+from razorctl.rules.derived import Derived
+from razorctl.rules.derived_norms import DerivedSum
 
 
 class ScaledRMSNorm(Norm):

@@ -93,6 +93,47 @@ def residual_add(x: Tensor, f: Tensor, eps: float, centers: bool) -> tuple[Tenso
     return y, rstd.new_empty(0) if mean is None else mean, rstd
 
 
+def _empty_normalize(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    centers: bool,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The results of `normalize`, without values."""
+    computed = torch.promote_types(torch.promote_types(x.dtype, dtype), torch.float32)
+    rstd = x.new_empty(x.shape[:-1].numel(), 1, dtype=computed)
+    mean = torch.empty_like(rstd) if centers else rstd.new_empty(0)
+    return x.new_empty(x.shape, dtype=dtype), mean, rstd
+
+
+@op(empty=_empty_normalize, fused=Fused(reduces=True))
+def normalize(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    centers: bool,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """LayerNorm or RMSNorm over the last axis, with the statistics of the rows.
+
+    Returns y, of the shape of x, and the mean and 1 / std of the rows, [rows, 1], in single
+    precision at least.
+
+    Args:
+        x: [..., columns].
+        weight: [columns], None for 1.
+        bias: [columns], None for 0.
+        eps: Added to the variance.
+        centers: True for LayerNorm, False for RMSNorm; then the mean is empty, [0].
+        dtype: The dtype of y.
+    """
+    y, _, mean, rstd = normalized(x, weight, bias, eps, centers, dtype)
+    return y, rstd.new_empty(0) if mean is None else mean, rstd
+
+
 def _empty_norm(
     x: Tensor,
     weight: Tensor | None,

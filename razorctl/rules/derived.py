@@ -23,8 +23,8 @@ from razorctl.ops.cast import cast_weight
 from razorctl.ops.dropout import dropout_backward
 from razorctl.ops.functions import FUNCTIONS, applied
 from razorctl.ops.gemm import int8_linear
+from razorctl.ops.int8 import int8_rows
 from razorctl.ops.kernels import on_cpu
-from razorctl.ops.norm import statistics
 from razorctl.ops.topk import unpack_bits
 from razorctl.rules.packed import Packed, PackedCodes, in_codes
 
@@ -131,6 +131,12 @@ class Derived(Packed):
         value = self._read(self.make_codes)
         return value if isinstance(value, PackedCodes) else in_codes(self._shaped(value))
 
+    def int8_rows(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        value = self._read(self.make)
+        if isinstance(value, PackedCodes):
+            return value.int8_rows()
+        return int8_rows(self._shaped(value).reshape(-1, self.shape[-1]))
+
     def _read(self, make: Callable[[], Tensor | PackedCodes]) -> Tensor | PackedCodes:
         """The value in the form that its first reader made, which is `make` for this one."""
         value: Tensor | PackedCodes = make() if self.cell is None else self.cell.read(make)
@@ -147,14 +153,15 @@ class Derived(Packed):
 
     def make_codes(self) -> PackedCodes:
         """Computes the activation in codes."""
-        return in_codes(self._shaped(self.make()))
+        value = self.make()
+        return value if isinstance(value, PackedCodes) else in_codes(self._shaped(value))
 
     def _shaped(self, x: Tensor) -> Tensor:
         """The activation in the shape and the dtype of this form."""
         return (x if x.shape == self.shape else x.reshape(self.shape)).to(self.dtype)
 
-    def make(self) -> Tensor:
-        """Computes the activation."""
+    def make(self) -> Tensor | PackedCodes:
+        """Computes the activation; in codes where these are all that is needed."""
         raise NotImplementedError
 
     def rows(self, dtype: torch.dtype) -> "Derived":
@@ -279,53 +286,3 @@ class DerivedCall(Derived):
     def make(self) -> Tensor:
         assert self.call is not None
         return self.call(self.sources[0].values(), *self.others)
-
-
-@dataclass(frozen=True)
-class DerivedAffine(Derived):
-    """y = x weight + bias. others: weight and bias, [columns] or None."""
-
-    def make(self) -> Tensor:
-        (weight, bias), x = self.others, self.sources[0].values()
-        y = x.to(torch.promote_types(x.dtype, torch.float32))
-        y = y if weight is None else y * weight
-        return (y if bias is None else y + bias).to(self.dtype)
-
-
-@dataclass(frozen=True)
-class DerivedInput(Derived):
-    """The input of a norm, x = x_hat / rstd + mean. others: mean [rows, 1] or None, and rstd."""
-
-    def make(self) -> Tensor:
-        (mean, rstd), x_hat = self.others, self.sources[0].values()
-        assert rstd is not None
-        x = x_hat.to(rstd.dtype) / rstd
-        return (x if mean is None else x + mean).to(self.dtype)
-
-
-@dataclass(frozen=True)
-class DerivedSum(Derived):
-    """The sum of two sources, as a residual connection makes it; `factor` is of the second."""
-
-    factor: float = 1.0
-
-    def make(self) -> Tensor:
-        x, f = self.sources
-        x_values, f_values = x.values().reshape(self.shape), f.values().reshape(self.shape)
-        return torch.add(x_values, f_values, alpha=self.factor).to(self.dtype)
-
-
-@dataclass(frozen=True)
-class DerivedNorm(Derived):
-    """x_hat of an x. eps, centers: as of the norm."""
-
-    eps: float = 0.0
-    centers: bool = True
-
-    def make(self) -> Tensor:
-        x = self.sources[0].values().reshape(self.shape)
-        mean, rstd = statistics(x, self.eps, self.centers)
-        return ((x if mean is None else x - mean) * rstd).to(self.dtype)
-
-    def of_affine(self, weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Derived:
-        return DerivedAffine(self.shape, dtype, (self,), (weight, bias))

@@ -14,7 +14,8 @@ from razorctl.layers import registry
 from razorctl.layers.base import stock_type
 from razorctl.layers.handover import add_residual
 from razorctl.layers.norm import Norm
-from razorctl.rules.derived import Derived, DerivedSum
+from razorctl.rules.derived import Derived
+from razorctl.rules.derived_norms import DerivedSum
 
 # Arguments of a block of torch -> those of its attention.
 ARGUMENTS = {"src_mask": "attn_mask", "src_key_padding_mask": "key_padding_mask"}

@@ -21,6 +21,7 @@ from razorctl.ops import (
     int8_row_operand,
     linear_operands,
     norm,
+    norm_again,
     quantize,
     sampling,
     topk,
@@ -93,11 +94,24 @@ def norms() -> Iterator[Case]:
         dy, residual = (normal(rows(batch), WIDTH, on=on) for _ in range(2))
         return dy, x_hat, args[1], rstd, True, residual.float()
 
+    def alone(batch: int, on: torch.device) -> tuple[Any, ...]:
+        x, weight, bias, eps, centers, *_ = forward(batch, on)
+        return x.float(), weight, bias, eps, centers, torch.bfloat16
+
+    def again(batch: int, on: torch.device) -> tuple[Any, ...]:
+        x, f, *_ = both(batch, on)
+        _, mean, rstd = norm.normalize(*alone(batch, on))
+        copy = FewBitCopy(*quantize.quantize(x, BITS, TILE, mean, rstd), BITS, TILE)
+        return copy, f, None, mean, rstd, *norm.residual_add(x, f, 1e-6, True)[1:]
+
     quantized = rf"norm: quantize_\w+ {BITS} bits HALF .*'R': {TILE},.* norm=True .*"
     sums = "int8: column_sums"
     yield Case(norm.residual_add, "sum", both, ("norm: residual_add 1024 HALF",))
     yield Case(norm.norm_quantize, "norm", forward, ("norm: statistics HALF", quantized))
     yield Case(norm.norm_quantize, "norm of sum", after, (quantized,))
+    yield Case(norm.normalize, "norm of sum", alone, ("norm: normalize 1024 HALF",))
+    launches = (f"norm_again: norm_again {BITS} bits HALF {TILE} rows",)
+    yield Case(norm_again.norm_again, "norm of sum", again, launches)
     yield Case(norm.norm_grad, "norm", backward, ("norm: norm_grad 1024 HALF", sums))
     launches = "norm: norm_grad_int8 1024 HALF", sums
     yield Case(norm.norm_grad_int8, "norm", backward, launches)

@@ -89,6 +89,14 @@ CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
         *(torch.randn(WIDE), torch.ones(1024), torch.ones(1024)),
         *(1e-6, True, 4, 256, torch.float32),
     ),
+    "normalize": lambda: (
+        *(torch.randn(WIDE), torch.ones(1024), torch.ones(1024), 1e-6, True),
+        torch.bfloat16,
+    ),
+    "norm_again": lambda: (
+        *(*_copy(6), torch.randn(WIDE).bfloat16(), torch.ones(1024)),
+        *torch.ones(4, ALL, 1),
+    ),
     "norm_grad": lambda: (
         *(torch.randn(WIDE), *_copy(4)),
         *(torch.ones(1024), torch.ones(ALL, 1), True),

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from razorctl.ops.norm import gradients, norm_grad, norm_quantize, residual_add
+from razorctl.ops.norm import gradients, norm_grad, norm_quantize, normalize, residual_add
 from razorctl.ops.op import FewBitCopy
 from razorctl.ops.quantize import dequantize, quantize
 from tests.references import opcheck
@@ -47,6 +47,25 @@ def test_output_of_another_dtype(device):
     assert torch.equal(y, F.layer_norm(x, (64,)).bfloat16())
     y = norm_quantize(x.bfloat16(), None, None, EPS, True, 4, 20, torch.float32)[0]
     assert torch.equal(y, F.layer_norm(x.bfloat16().float(), (64,)))
+
+
+@every_norm
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("affine", [True, False])
+def test_a_norm_and_the_statistics_of_its_rows(affine, dtype, centers, device):
+    x = (2 * torch.randn(2, 13, 7, device=device) + 1).to(dtype)
+    weight, bias = torch.randn(2, 7, device=device).to(dtype) if affine else [None, None]
+    bias = bias if centers else None
+    y, mean, rstd = normalize(x, weight, bias, EPS, centers, dtype)
+    _, want_rstd, *_ = norm_quantize(x, weight, bias, EPS, centers, 4, 20, dtype)
+    if centers:
+        assert torch.equal(y, F.layer_norm(x, (7,), weight, bias, EPS))
+        torch.testing.assert_close(mean, x.float().flatten(0, 1).mean(1, keepdim=True))
+    else:
+        assert torch.equal(y, F.rms_norm(x, (7,), weight, EPS))
+        assert mean.shape == (0,)
+    assert torch.equal(rstd, want_rstd)
+    opcheck(normalize, (x, weight, bias, EPS, centers, torch.bfloat16))
 
 
 @every_norm

@@ -37,7 +37,7 @@ REGISTERS = 128  # of a thread, so that 16 warps fit a multiprocessor
 
 
 @triton.jit
-def _limited(x, LIMIT: tl.constexpr):
+def limited(x, LIMIT: tl.constexpr):
     """`x` within the limit, and 0 for NaN."""
     return tl.minimum(tl.maximum(tl.where(x == x, x, 0.0), -LIMIT), LIMIT)
 
@@ -52,7 +52,7 @@ def _clipped(low, high, mean, variance, CLIP: tl.constexpr):
 
 
 @triton.jit
-def _scales(low, high, BITS: tl.constexpr):
+def scales(low, high, BITS: tl.constexpr):
     """The zero point as a float, the scale in bfloat16 and 1 / scale, from the ends of tiles."""
     LEVELS: tl.constexpr = 2**BITS - 1
     scale = tl.maximum(high / LEVELS - low / LEVELS, tl.maximum(high, -low) / FURTHEST)
@@ -150,12 +150,12 @@ def quantize_tile(
         at = local[:, None] * columns + column[None, :]
         if y is not None and FUNCTION is None:
             _store_output(output, at, inside, values, weight, bias, column, wide, FUNCTION)
-        low, high = _limited(tl.min(values, 0), LIMIT), _limited(tl.max(values, 0), LIMIT)
+        low, high = limited(tl.min(values, 0), LIMIT), limited(tl.max(values, 0), LIMIT)
         if CLIP is not None:
             center = tl.sum(tl.where(inside, values, 0.0), 0) / count
             apart = tl.where(inside, values - center[None, :], 0.0)
             low, high = _clipped(low, high, center, tl.sum(apart * apart, 0) / count, CLIP)
-        zero, spacing, factor = _scales(low, high, BITS)
+        zero, spacing, factor = scales(low, high, BITS)
         tl.store(zero_point + tile * columns + column, zero.to(tl.int16), mask=wide)
         tl.store(scale + tile * columns + column, spacing, mask=wide)
         position = (first * columns).to(tl.uint32) + at.to(tl.uint32)
@@ -197,7 +197,7 @@ def quantize_long_tile(
             low, high = tl.minimum(low, values), tl.maximum(high, values)
             if CLIP is not None:
                 total += tl.where((local > row)[:, None], 0.0, values)
-        low, high = _limited(tl.min(low, 0), LIMIT), _limited(tl.max(high, 0), LIMIT)
+        low, high = limited(tl.min(low, 0), LIMIT), limited(tl.max(high, 0), LIMIT)
         if CLIP is not None:
             center, squares = tl.sum(total, 0) / (end - begin), tl.zeros((R, U), tl.float32)
             for first in tl.range(begin, end, R, num_stages=STAGES):
@@ -205,7 +205,7 @@ def quantize_long_tile(
                 apart = _part(x, first, row, column, wide, stride, mean, rstd) - center[None, :]
                 squares += tl.where((local > row)[:, None], 0.0, apart * apart)
             low, high = _clipped(low, high, center, tl.sum(squares, 0) / (end - begin), CLIP)
-        zero, spacing, factor = _scales(low, high, BITS)
+        zero, spacing, factor = scales(low, high, BITS)
         tl.store(zero_point + tile * columns + column, zero.to(tl.int16), mask=wide)
         tl.store(scale + tile * columns + column, spacing, mask=wide)
         zeros += (zero,)

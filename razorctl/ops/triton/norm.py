@@ -12,6 +12,7 @@ few to fill a card.
 from collections.abc import Iterator
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -31,7 +32,7 @@ from razorctl.ops.triton.variants import DTYPES, KNOWN, Variant, dtypes
 STATISTICS = {"R": 8, "C": 256}  # a warp has whole rows, so that no sum crosses warps
 WIDEST = 4096  # most columns of a row that a program holds
 ROWS = 32  # rows of a program of `norm_grad`, which computes them one by one
-ADDED = 2048  # elements of whole rows that a program of `residual_add` holds, or one wider row
+HELD = 2048  # elements of whole rows that a program holds, or one wider row
 
 
 @launchable
@@ -60,6 +61,19 @@ def statistics_kernel(x, mean, rstd, rows, columns, stride, eps, R: tl.constexpr
     tl.store(rstd + row, tl.div_rn(1.0, deviation), mask=there)
 
 
+@triton.jit
+def _row_statistics(values, mean, rstd, row, rows, columns, inside, eps):
+    """Stores the statistics of whole rows; returns the rows less their mean, and 1 / std."""
+    if mean is not None:
+        center = tl.sum(values, 1) / columns
+        tl.store(mean + row, center, mask=row < rows)
+        values = tl.where(inside, values - center[:, None], 0.0)
+    deviation = tl.sqrt_rn(tl.sum(values * values, 1) / columns + eps)
+    factor = tl.div_rn(1.0, deviation)
+    tl.store(rstd + row, factor, mask=row < rows)
+    return values, factor
+
+
 @launchable
 def residual_add_kernel(
     x, f, y, mean, rstd, rows, columns, x_stride, f_stride, eps, R: tl.constexpr, C: tl.constexpr
@@ -74,13 +88,27 @@ def residual_add_kernel(
     values += tl.load(src, mask=inside, other=0.0).to(tl.float32)
     rounded = values.to(y.dtype.element_ty)
     tl.store(y + row[:, None] * columns + column[None, :], rounded, mask=inside)
-    values = rounded.to(tl.float32)
-    if mean is not None:
-        center = tl.sum(values, 1) / columns
-        tl.store(mean + row, center, mask=row < rows)
-        values = tl.where(inside, values - center[:, None], 0.0)
-    deviation = tl.sqrt_rn(tl.sum(values * values, 1) / columns + eps)
-    tl.store(rstd + row, tl.div_rn(1.0, deviation), mask=row < rows)
+    _row_statistics(rounded.to(tl.float32), mean, rstd, row, rows, columns, inside, eps)
+
+
+@launchable
+def normalize_kernel(
+    x, weight, bias, y, mean, rstd, rows, columns, stride, eps, R: tl.constexpr, C: tl.constexpr
+):  # fmt: skip
+    """A program normalizes R whole rows, and leaves their statistics."""
+    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
+    column = tl.arange(0, C)
+    there = column < columns
+    inside = (row < rows)[:, None] & there[None, :]
+    src = x + row[:, None] * stride + column[None, :]
+    values = tl.load(src, mask=inside, other=0.0).to(tl.float32)
+    values, factor = _row_statistics(values, mean, rstd, row, rows, columns, inside, eps)
+    values *= factor[:, None]
+    if weight is not None:
+        values *= tl.load(weight + column, mask=there, other=0.0).to(tl.float32)[None, :]
+    if bias is not None:
+        values += tl.load(bias + column, mask=there, other=0.0).to(tl.float32)[None, :]
+    tl.store(y + row[:, None] * columns + column[None, :], values.to(y.dtype.element_ty), inside)
 
 
 @launchable
@@ -142,11 +170,11 @@ def norm_grad_kernel(
         tl.store(to + 2 * further, total, mask=there[None, :])
 
 
-def _added(columns: int) -> tuple[dict[str, int], int]:
-    """The sizes of a program of `residual_add`, and its warps."""
+def _whole_rows(columns: int) -> tuple[dict[str, int], int]:
+    """The sizes of a program of `residual_add` or `normalize`, and its warps."""
     held = next_power_of_2(columns)
-    rows = max(1, ADDED // max(held, ADDED // 8))
-    return {"R": rows, "C": held}, 8 if held > ADDED else 4
+    rows = max(1, HELD // max(held, HELD // 8))
+    return {"R": rows, "C": held}, 8 if held > HELD else 4
 
 
 def takes_sum(x: Tensor, f: Tensor, eps: float, centers: bool) -> bool:
@@ -163,9 +191,37 @@ def residual_add(x: Tensor, f: Tensor, eps: float, centers: bool) -> tuple[Tenso
     rows, columns = x.shape
     rstd = x.new_empty(rows, 1, dtype=torch.float32)
     mean = torch.empty_like(rstd) if centers else None
-    sizes, warps = _added(columns)
+    sizes, warps = _whole_rows(columns)
     residual_add_kernel[(cdiv(rows, sizes["R"]),)](
         x, f, y, mean, rstd, rows, columns, x.stride(0), f.stride(0), eps,
+        **sizes, num_warps=warps, num_stages=1,
+    )  # fmt: skip
+    return y, rstd.new_empty(0) if mean is None else mean, rstd
+
+
+@kernels.register(
+    op.normalize,
+    "cuda",
+    lambda x, *_: (
+        x.numel() > 0 and x.dtype in KNOWN and x.stride(-1) == 1 and x.shape[-1] <= WIDEST
+    ),
+)
+def normalize(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    centers: bool,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    y = x.new_empty(x.shape, dtype=dtype)
+    x = x.reshape(-1, x.shape[-1])
+    rows, columns = x.shape
+    rstd = x.new_empty(rows, 1, dtype=torch.float32)
+    mean = torch.empty_like(rstd) if centers else None
+    sizes, warps = _whole_rows(columns)
+    normalize_kernel[(cdiv(rows, sizes["R"]),)](
+        x, weight, bias, y, mean, rstd, rows, columns, x.stride(0), eps,
         **sizes, num_warps=warps, num_stages=1,
     )  # fmt: skip
     return y, rstd.new_empty(0) if mean is None else mean, rstd
@@ -292,7 +348,7 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
         signature = {"x": f"*{dtype}", "mean": "*fp32", "rstd": "*fp32", **_ROWS, "stride": "i32"}
         signature["eps"] = "fp32"
         yield Variant(statistics_kernel, signature, STATISTICS, 4, 1, f"statistics {dtype}")
-        yield from _sums(dtype, every)
+        yield from _of_whole_rows(dtype, every)
         yield from copies.copy_variants(dtype, BITS if every else (5,), norm=True, every=every)
         if every and dtype != "fp32":  # of a residual stream in single precision
             yield from copies.copy_variants("fp32", BITS, norm=True, every=True, y=dtype)
@@ -303,14 +359,21 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
 _ROWS = {"rows": "i32", "columns": "i32"}
 
 
-def _sums(dtype: str, every: bool) -> Iterator[Variant]:
+def _of_whole_rows(dtype: str, every: bool) -> Iterator[Variant]:
     for columns in (64, 1024, 2048, WIDEST) if every else (WIDEST,):
-        sizes, warps = _added(columns)
+        sizes, warps = _whole_rows(columns)
         yield Variant(
             residual_add_kernel,
             {"x": "*fp32", "f": f"*{dtype}", "y": "*fp32", "mean": "*fp32", "rstd": "*fp32"}
             | _ROWS | {"x_stride": "i32", "f_stride": "i32", "eps": "fp32"},
             sizes, warps, 1, f"residual_add {columns} {dtype}",
+        )  # fmt: skip
+        floats = dict.fromkeys(("weight", "bias"), "*fp32")
+        yield Variant(
+            normalize_kernel,
+            {"x": "*fp32", **floats, "y": f"*{dtype}", "mean": "*fp32", "rstd": "*fp32"}
+            | _ROWS | {"stride": "i32", "eps": "fp32"},
+            sizes, warps, 1, f"normalize {columns} {dtype}",
         )  # fmt: skip
 
 

@@ -16,12 +16,14 @@ from razorctl.ops.int8 import adjoined, balance, int8_columns, int8_heads, int8_
 from razorctl.ops.int8_operand import int8_operand
 from razorctl.ops.int8_row_operand import int8_row_operand
 from razorctl.ops.norm import norm_grad, norm_grad_int8, norm_quantize
+from razorctl.ops.norm_again import norm_again
 from razorctl.ops.op import FewBitCopy
 from razorctl.ops.packing import BITS, unpack
 from razorctl.ops.pool import max_pool, max_pool_grad
 from razorctl.ops.quantize import dequantize, quantize
 from razorctl.ops.slopes import slope_bits, slope_grad
 from razorctl.ops.topk import topk_pack, topk_unpack
+from tests.ops.test_norm_again import arguments as of_norm_again
 from tests.references import copied
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason=library.state())
@@ -110,6 +112,20 @@ def test_dequantize(bits, dtype, rows, columns, tile_rows):
     copy = copied(strided(rows, columns, dtype), bits, tile_rows)
     arguments = copy._replace(bias=torch.randn(columns)), rows, dtype
     torch.testing.assert_close(dequantize(*arguments), body(dequantize)(*arguments))
+
+
+@widths
+@dtypes
+@pytest.mark.parametrize("form", ["of x_hat", "of x", "scaled"])
+def test_norm_again(form, dtype, rows, columns, tile_rows):
+    args, _ = of_norm_again(rows, columns, tile_rows, form, dtype)
+    got, want = norm_again(*args), body(norm_again)(*args)
+    assert (got[0].int() - want[0].int()).abs().max() <= 1
+    assert (got[0] != want[0]).float().mean() < 1e-3
+    torch.testing.assert_close(got[2], want[2], rtol=2**-7, atol=0)
+    same = got[2] == want[2]
+    assert (got[1] - want[1])[same].abs().max() <= 1
+    assert same.float().mean() > 0.99
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

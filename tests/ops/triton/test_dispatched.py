@@ -98,6 +98,17 @@ CALLS: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
             (True, (normal(ROWS, 1), normal(ROWS, 1))),
         )
     ],
+    "normalize": lambda: [
+        (normal(), normal(WIDTH), normal(WIDTH), 1e-6, centers, torch.bfloat16)
+        for centers in (True, False)
+    ],
+    "norm_again": lambda: [
+        (*packed(bias), normal(), gamma, mean, mean, mean, torch.rand(ROWS, 1))
+        for bias, gamma, mean in (
+            (None, normal(WIDTH), torch.rand(ROWS, 1)),
+            (normal(WIDTH), None, None),
+        )
+    ],
     "project": lambda: [(normal(WIDTH).double(), 32.0, 0.01)],
     "quantize": lambda: [(normal(), BITS, TILE_ROWS), (normal(), 2, 400)],
     "residual_add": lambda: [(normal(), normal(), 1e-6, centers) for centers in (True, False)],

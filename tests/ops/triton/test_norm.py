@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from razorctl.ops.norm import gradients, statistics
+from razorctl.ops.norm import gradients, normalize, statistics
 from tests import references
 from tests.ops.triton.test_int8 import alike as alike_int8
 from tests.ops.triton.test_quantize import TYPES, activation, alike
@@ -66,6 +66,22 @@ def test_residual_add(rows, columns, centers, wide, dtype, kernels):
         torch.testing.assert_close(mean, wanted[0])
     else:
         assert mean.shape == (0,)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("centers", [True, False])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (21, 63), (5, 2100)])
+def test_normalize(rows, columns, centers, dtype, kernels):
+    x = activation(rows, columns + 3, dtype)[:, :columns]
+    weight, bias = (torch.randn(columns), torch.randn(columns)) if rows > 5 else (None, None)
+    args = x, weight, bias if centers else None, 1e-5, centers
+    for out in (torch.float32, torch.bfloat16):
+        got, want = kernels.normalize(*args, out), normalize.body(*args, out)
+        assert got[0].dtype == out
+        # Triton's kernels compute in single precision, from a mean of their own.
+        rounding = 2**-7 if torch.bfloat16 in (dtype, out) else 2e-5
+        torch.testing.assert_close(got[0], want[0], rtol=rounding, atol=rounding)
+        torch.testing.assert_close(got[1:], want[1:], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
