@@ -26,6 +26,10 @@ class UsageError(RazorError, ValueError):
     exit_code = 2
 
 
+class ValuesError(UsageError):
+    """A trace without values of a model that reads them."""
+
+
 class NoFitError(RazorError):
     """A job that does not fit a card.
 

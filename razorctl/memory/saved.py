@@ -1,10 +1,11 @@
 """Bytes that a forward pass keeps for the backward pass, traced on fake copies."""
 
+import copy
 import traceback
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -19,9 +20,9 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._pytree import tree_leaves
 
-from razorctl.errors import UsageError
+from razorctl.errors import UsageError, ValuesError
 from razorctl.memory.draws import hold_largest
-from razorctl.memory.fake import fake_copies
+from razorctl.memory.fake import fake_copies, mode_of
 
 Forward = Callable[[nn.Module, Any], Any]  # runs a model on inputs
 T = TypeVar("T")
@@ -35,9 +36,32 @@ def traced_bytes(
     forward: Forward | None = None,
 ) -> int:
     """The bytes of `byte_budget.saved_bytes`, which are not compared with a byte budget here."""
-    return sum(
-        size for _, size in _trace(*fake_copies(model, inputs), autocast, forward, lambda: None)
-    )
+
+    def trace(model: nn.Module, inputs: Any) -> int:
+        kept = _trace(model, inputs, autocast, forward, lambda: None)
+        return sum(size for _, size in kept)
+
+    return on_copies(trace, model, inputs)
+
+
+def on_copies(trace: Callable[[nn.Module, Any], T], model: nn.Module, inputs: Any) -> T:
+    """What `trace` returns for fake copies of a model and of inputs.
+
+    If the model reads values, and it and the inputs are real, `trace` runs again, on a real copy of
+    the model and on the inputs. Raises ValuesError if they are not.
+    """
+    _, twin, batch = fake_copies(model, inputs)
+    try:
+        return trace(twin, batch)
+    except ValuesError:
+        if any(tensor.is_meta or mode_of([tensor]) for tensor in _tensors(model, inputs)):
+            raise
+    return trace(copy.deepcopy(model).train(), inputs)
+
+
+def _tensors(model: nn.Module, inputs: Any) -> list[Tensor]:
+    leaves = [*model.parameters(), *model.buffers(), *tree_leaves(inputs)]
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
 def traced_bytes_by_module(
@@ -57,26 +81,41 @@ def traced_bytes_by_module(
         autocast: the dtype of autocast; None is without autocast.
         forward: runs the model on inputs; None calls it.
     """
-    mode, model, inputs = fake_copies(model, inputs)
-    running, sizes = [""], Counter[str]()
 
-    def leave(*_: Any) -> None:  # returns None, since a hook's result would replace the output
-        running.pop()
+    def trace(model: nn.Module, inputs: Any) -> dict[str, int]:
+        running, sizes = [""], Counter[str]()
 
-    for name, module in model.named_modules():
-        module.register_forward_pre_hook(lambda *_, name=name: running.append(name))
-        module.register_forward_hook(leave)
-    for name, size in _trace(mode, model, inputs, autocast, forward, lambda: running[-1]):
-        sizes[name] += size
-    return dict(sizes)
+        def leave(*_: Any) -> None:  # returns None, since a hook's result would replace the output
+            running.pop()
+
+        for name, module in model.named_modules():
+            module.register_forward_pre_hook(lambda *_, name=name: running.append(name))
+            module.register_forward_hook(leave)
+        for name, size in _trace(model, inputs, autocast, forward, lambda: running[-1]):
+            sizes[name] += size
+        return dict(sizes)
+
+    return on_copies(trace, model, inputs)
 
 
 @contextmanager
-def tracing(model: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
-    """Runs the block in the fake mode; raises UsageError if the model needs tensor values."""
+def tracing(model: nn.Module, mode: FakeTensorMode | None) -> Iterator[None]:
+    """Runs the block in the fake mode, if there is one.
+
+    Raises ValuesError if the model needs tensor values, and UsageError if it needs more than one
+    example.
+    """
+    devices = [] if mode else list({p.device for p in model.parameters() if p.is_cuda})
     try:
-        with mode, torch.random.fork_rng(devices=[]), torch.enable_grad():
+        with mode or nullcontext(), torch.random.fork_rng(devices), torch.enable_grad():
             yield
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):  # of torch's batch norms
+            raise
+        raise UsageError(
+            f"{_running(model, error)} cannot be trained on a batch of one example, which has no "
+            "variance; choose a larger batch."
+        ) from None
     except RuntimeError as error:
         if isinstance(error, DataDependentOutputException):
             why = f"reads a value of a tensor ({error.func})"
@@ -88,7 +127,7 @@ def tracing(model: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
             why = "reads the values of a tensor (.numpy())"
         else:
             raise
-        raise UsageError(
+        raise ValuesError(
             f"cannot trace {_running(model, error)}, since it {why} and a trace has no values; "
             "trace the other modules on their own."
         ) from None
@@ -118,7 +157,6 @@ def run_forward(
 
 
 def _trace(
-    mode: FakeTensorMode,
     model: nn.Module,
     inputs: Any,
     autocast: torch.dtype | None,
@@ -133,7 +171,7 @@ def _trace(
     def run() -> Any:
         return run_forward(model, inputs, autocast, forward)
 
-    with tracing(model, mode):
+    with tracing(model, mode_of(_tensors(model, inputs))):
         hold_largest(model, partial(kept_storages, model, run))
         return kept_storages(model, run, place)
 

@@ -28,7 +28,8 @@ def needed_bytes(search: Search, prefer: Prefer) -> int:
     """
     sizes = list(_sizes(search, prefer))
     if not sizes:
-        raise UsageError(f"no way to train {search.job.model} can be traced; change its settings.")
+        why = next(iter(search.reasons.get(prefer, ())), "no way is allowed.")
+        raise UsageError(f"no way to train {search.job.model} can be traced: {why}")
     return min(sizes)
 
 

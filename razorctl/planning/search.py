@@ -193,12 +193,12 @@ class Search:
     def possible(self, recipe: Recipe, accumulate: int = 1) -> bool:
         """Whether the model can take a recipe; if not, adds the reason to the explanation.
 
-        Raises UsageError instead if the user chose the recipe.
+        Raises UsageError instead if the user chose the recipe, and not the number of micro-batches.
         """
         try:
             self.predict(recipe, accumulate)
         except UsageError as error:
-            if self.recipe is not None:
+            if self.recipe is not None and accumulate == 1:
                 raise
             self._reasons.append(f"{label(recipe, accumulate)}: {error}")
             return False

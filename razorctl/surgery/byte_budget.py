@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,8 +16,7 @@ from torch import nn
 from razorctl import units
 from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer
-from razorctl.memory.fake import fake_copies
-from razorctl.memory.saved import Forward, traced_bytes, traced_bytes_by_module
+from razorctl.memory.saved import Forward, on_copies, traced_bytes, traced_bytes_by_module
 from razorctl.recipe import Recipe
 from razorctl.rules.allocation import largest
 from razorctl.surgery import freezing
@@ -59,31 +59,40 @@ def sparsify_within(
     if not recipe.has_byte_budget:
         return sparsify(model, recipe)
     run: dict[str, Any] = {"autocast": autocast, "forward": forward}
-    _, twin, batch = fake_copies(model, inputs)
-    if full is None:
-        full = traced_bytes(twin, batch, **run)
-    plain, budget = replace(recipe, activation_checkpointing=False), (1 - recipe.ratio) * full
-
-    def parts(ratio: float) -> dict[str, int]:
-        restore(twin)
-        swap(twin, replace(plain, ratio=ratio))
-        return traced_bytes_by_module(twin, batch, **run)
-
-    ratio = _meeting(parts, recipe.ratio, budget)
-    if ratio is None:
-        least = parts(largest())
-        stock = uncompressed(twin, least, full, budget)
-        possible = math.floor(1000 * (1 - sum(least.values()) / full)) / 1000
-        raise UsageError(
-            f"ratio {recipe.ratio:g} cannot be met by {type(model).__name__} with this batch"
-            f"{stock and ': ' + stock}; the largest that can is {max(0.0, possible):g}."
-        )
+    ratio, full = on_copies(partial(_tried, recipe, full, run), model, inputs)
     names = swap(model, replace(recipe, ratio=ratio))
     if recipe.activation_checkpointing:
         _check_checkpointed(model, recipe, traced_bytes(model, inputs, **run), full)
     setattr(model, RECIPE, recipe)
     log_stock(model, recipe)
     return names
+
+
+def _tried(
+    recipe: Recipe, full: int | None, run: Mapping[str, Any], twin: nn.Module, inputs: Any
+) -> tuple[float, int]:
+    """The ratio whose rules meet a recipe's byte budget on a copy of a model, and full's bytes.
+
+    Raises UsageError with the largest ratio that can be met if this one cannot.
+    """
+    known = traced_bytes(twin, inputs, **run) if full is None else full
+    plain, budget = replace(recipe, activation_checkpointing=False), (1 - recipe.ratio) * known
+
+    def parts(ratio: float) -> dict[str, int]:
+        restore(twin)
+        swap(twin, replace(plain, ratio=ratio))
+        return traced_bytes_by_module(twin, inputs, **run)
+
+    ratio = _meeting(parts, recipe.ratio, budget)
+    if ratio is None:
+        least = parts(largest())
+        stock = uncompressed(twin, least, known, budget)
+        possible = math.floor(1000 * (1 - sum(least.values()) / known)) / 1000
+        raise UsageError(
+            f"ratio {recipe.ratio:g} cannot be met by {type(twin).__name__} with this batch"
+            f"{stock and ': ' + stock}; the largest that can is {max(0.0, possible):g}."
+        )
+    return ratio, known
 
 
 def _meeting(
@@ -132,9 +141,10 @@ def saved_bytes(
 
     Unique storages are counted, without parameters and buffers, which exist anyway. The pass runs
     on fake copies in train mode, so it allocates nothing, computes nothing and does not change the
-    model, samplers or random state. Under a joint budget the largest blocks count as drawn. A
-    warning says if a model exceeds its byte budget, and by how much. Raises UsageError, which names
-    the module, if what the model does depends on values.
+    model, samplers or random state. A model that reads values runs on a real copy instead. Under a
+    joint budget the largest blocks count as drawn. A warning says if a model exceeds its byte
+    budget, and by how much. Raises UsageError, which names the module, if what the model does
+    depends on values that it or the inputs do not have.
 
     Args:
         model: real, fake or on the meta device.
@@ -148,10 +158,12 @@ def saved_bytes(
     if recipe is None or not recipe.has_byte_budget:
         return traced_bytes(model, inputs, autocast=autocast, forward=forward)
     parts = traced_bytes_by_module(model, inputs, autocast=autocast, forward=forward)
-    _, stock, batch = fake_copies(model, inputs)
-    restore(stock)
-    full = traced_bytes(stock, batch, autocast=autocast, forward=forward)
-    note_excess(model, recipe, parts, full)
+
+    def of_stock(twin: nn.Module, inputs: Any) -> int:
+        restore(twin)
+        return traced_bytes(twin, inputs, autocast=autocast, forward=forward)
+
+    note_excess(model, recipe, parts, on_copies(of_stock, model, inputs))
     return sum(parts.values())
 
 

@@ -12,8 +12,7 @@ from torch.utils._pytree import tree_leaves
 from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer, stock_type
 from razorctl.layers.registry import razor_of
-from razorctl.memory.fake import fake_copies
-from razorctl.memory.saved import Forward, traced_bytes_by_module
+from razorctl.memory.saved import Forward, on_copies, traced_bytes_by_module
 from razorctl.recipe import Recipe
 from razorctl.surgery.byte_budget import note_excess
 from razorctl.surgery.sparsify import recipe_of, restore, sparsify
@@ -114,15 +113,18 @@ def trace_kept_bytes(
             "razorctl.restore(model) first."
         )
     run: dict[str, Any] = {"autocast": autocast, "forward": forward}
-    _, twin, batch = fake_copies(model, inputs)
-    if present is not None:
-        restore(twin)
-    modules, full = kinds(twin), traced_bytes_by_module(twin, batch, **run)
     chosen = present or recipe or Recipe()
-    if present is None:
-        sparsify(twin, chosen)
-    sparse = twin if present is None else model
-    kept = traced_bytes_by_module(sparse, inputs, **run)
+
+    def trace(twin: nn.Module, batch: Any) -> tuple[Any, ...]:
+        kept = None if present is None else traced_bytes_by_module(twin, batch, **run)
+        restore(twin)
+        modules, full = kinds(twin), traced_bytes_by_module(twin, batch, **run)
+        if kept is None:
+            sparsify(twin, chosen)
+            kept = traced_bytes_by_module(twin, batch, **run)
+        return twin, kinds(twin) | modules, kept, full
+
+    twin, modules, kept, full = on_copies(trace, model, inputs)
     if chosen.has_byte_budget:
-        note_excess(sparse, chosen, kept, sum(full.values()))
-    return KeptBytes(type(model).__name__, chosen, make_rows(kinds(twin) | modules, kept, full))
+        note_excess(twin if present is None else model, chosen, kept, sum(full.values()))
+    return KeptBytes(type(model).__name__, chosen, make_rows(modules, kept, full))

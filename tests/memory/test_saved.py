@@ -10,12 +10,13 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import BatchEncoding
 
-from razorctl import Recipe, restore, sparsify
+from razorctl import Recipe, profile, restore, saved_bytes, sparsify
 from razorctl.errors import UsageError
 from razorctl.memory.saved import traced_bytes, traced_bytes_by_module
 from razorctl.methods import METHODS
 from razorctl.models import find
 from razorctl.sampling.joint import Blocks
+from razorctl.surgery.byte_budget import sparsify_within
 from scripts.bench.peaks import peak_bytes
 from tests.models import bert as small_bert
 
@@ -146,7 +147,7 @@ class Reads(nn.Module):
         return self.function(self.inner(x))
 
 
-@pytest.mark.parametrize(
+READS = pytest.mark.parametrize(
     ("function", "why"),
     [
         (lambda x: x[x > 0], "makes a tensor whose size depends on values (aten.nonzero"),
@@ -155,12 +156,39 @@ class Reads(nn.Module):
     ],
     ids=["size", "value", "numpy"],
 )
-def test_a_module_that_depends_on_values_is_named(function, why):
-    net = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.ReLU(), Reads(function)))
-    with pytest.raises(UsageError, match=re.escape(f"cannot trace 1.1 (Reads), since it {why}")):
-        traced_bytes(net, torch.randn(4, 8))
+
+
+def reading(function) -> nn.Module:
+    inner = nn.Sequential(nn.ReLU(), Reads(function))
+    return nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), inner)
+
+
+@READS
+def test_a_module_that_depends_on_values_is_named_where_there_are_none(function, why):
+    net = reading(function)
+    with pytest.raises(UsageError, match=re.escape(f"cannot trace 2.1 (Reads), since it {why}")):
+        traced_bytes(net.to("meta"), torch.randn(4, 8))
     with pytest.raises(UsageError, match="cannot trace Reads, since"):
-        peak_bytes(net[1][1], torch.randn(4, 8, requires_grad=True))
+        peak_bytes(net[2][1], torch.randn(4, 8, requires_grad=True))
+
+
+@READS
+def test_values_that_a_model_reads_are_computed_on_a_copy(function, why):
+    net, x = reading(function).eval(), torch.randn(64, 8)
+    before = {name: t.clone() for name, t in net.state_dict().items()}
+    totals = profile(net, x)["totals"]
+    full = saved_bytes(net, x)
+    sparsify_within(net, Recipe(ratio=0.5), x)
+    assert totals["full_saved_bytes"] == full
+    assert saved_bytes(net, x) <= 0.5 * full
+    assert all(torch.equal(t, before[name]) for name, t in net.state_dict().items())
+    assert not net.training
+
+
+def test_a_batch_of_one_that_has_no_variance_names_the_norm():
+    net = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+    with pytest.raises(UsageError, match=r"1 \(BatchNorm1d\) cannot be trained on a batch of one"):
+        traced_bytes(net, torch.randn(1, 8))
 
 
 def test_an_error_of_the_model_itself_is_its_own():

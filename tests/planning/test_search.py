@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from razorctl import units
-from razorctl.errors import NoFitError
+from razorctl.errors import NoFitError, UsageError
 from razorctl.job import Job
 from razorctl.methods import METHODS
 from razorctl.planning import gpus, refusal
@@ -310,3 +310,18 @@ def test_the_closest_may_be_another_way(cache):
     assert adapters < refusal.needed_bytes(searched(cache, job), "fast")
     said = "and only --method lora fits, which trains only adapters"
     assert said in message(job, adapters)
+
+
+@pytest.mark.parametrize("recipe", [None, WAYS[0]])
+def test_micro_batches_that_a_model_cannot_take_are_left_out(recipe):
+    class NeedsTwo(MadeUpSearch):
+        def predict(self, recipe: Recipe, accumulate: int = 1) -> Candidate:
+            if accumulate == self.job.batch_size:
+                raise UsageError("no variance.")
+            return super().predict(recipe, accumulate)
+
+    search = NeedsTwo(1, dict.fromkeys(WAYS, (GIB, 1.0)), 1.0, 0.0)
+    search.recipe = recipe
+    assert search.choose("exact") is None
+    eight = search.predict(WAYS[0], 8).predicted.needed_bytes
+    assert refusal.needed_bytes(search, "exact") == eight
