@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch._dynamo.comptime import comptime
 
+from razorctl.layers.layouts import DERIVED
+
 if TYPE_CHECKING:
     from razorctl.rules.packed import Packed
 
@@ -27,27 +29,44 @@ class _Tracer:
 
 def offer(x: Tensor, layout: Hashable, copy: "Packed") -> None:
     """See `sharing.Memo.offer`."""
-    x.razor_copy = layout, copy  # type: ignore[attr-defined]
-    comptime(_note)
+    if layout == DERIVED:  # beside a copy in another layout
+        x.razor_derived = copy  # type: ignore[attr-defined]
+        comptime(_note_derived)
+    else:
+        x.razor_copy = layout, copy  # type: ignore[attr-defined]
+        comptime(_note_copy)
 
 
 def find(x: Tensor, layout: Hashable) -> "Packed | None":
     """The copy of `x` in that layout, if there is one and x has not changed since."""
-    comptime(_look)
+    if layout == DERIVED:
+        comptime(_look_for_derived)
+        return x.razor_derived if _unchanged() else None  # type: ignore[attr-defined]
+    comptime(_look_for_copy)
     if not _unchanged():
         return None
     layout_of_copy, copy = x.razor_copy  # type: ignore[attr-defined]
     return copy if layout_of_copy == layout else None
 
 
-def _note(context: Any) -> None:
+def _note_copy(context: Any) -> None:
     fake = context.get_local("x").as_fake()
-    fake.razor_version = fake._version
+    fake.version_of_copy = fake._version
 
 
-def _look(context: Any) -> None:
+def _note_derived(context: Any) -> None:
     fake = context.get_local("x").as_fake()
-    _Tracer.unchanged = getattr(fake, "razor_version", None) == fake._version
+    fake.version_of_derived = fake._version
+
+
+def _look_for_copy(context: Any) -> None:
+    fake = context.get_local("x").as_fake()
+    _Tracer.unchanged = getattr(fake, "version_of_copy", None) == fake._version
+
+
+def _look_for_derived(context: Any) -> None:
+    fake = context.get_local("x").as_fake()
+    _Tracer.unchanged = getattr(fake, "version_of_derived", None) == fake._version
 
 
 @torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]

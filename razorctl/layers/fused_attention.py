@@ -59,7 +59,11 @@ class Attended(Derived):
     def mask(self) -> Tensor | None:
         """The mask."""
         parts = self.others[:-1]
-        return parts[0] if self.merge is None else self.merge(*parts)
+        mask = parts[0] if self.merge is None else self.merge(*parts)
+        if torch.compiler.is_compiling() and mask is not None and mask.dtype == torch.bool:
+            # Else the compiler keeps the forward pass's float mask, four times as large.
+            return torch.zeros_like(mask, dtype=self.dtype).masked_fill(~mask, -torch.inf)
+        return mask
 
     @property
     def state(self) -> Tensor | None:
@@ -162,11 +166,7 @@ class SparseFlashFunction(torch.autograd.Function):
         with no_autocast(given.device):
             if torch.compiler.is_compiling():
                 q, k, v = attended.q_k_v()
-                mask, state = attended.mask, attended.state
-                if mask is not None and mask.dtype == torch.bool:
-                    # Else the compiler keeps the forward pass's float mask, four times as large.
-                    mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
-                options = attended.options
+                mask, state, options = attended.mask, attended.state, attended.options
                 dq, dk, dv, *dmask = attention_gradient(q, k, v, mask, state, given, options)
             else:
                 dq, dk, dv, *dmask = attended.gradients(dout, dprobabilities)

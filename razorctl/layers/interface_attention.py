@@ -41,6 +41,7 @@ class InterfaceAttention(Attention):
             return self.redirected_forward(self, *args, **kwargs)
         self.memo.note_views(True)
         y = self.redirected_forward(self, *args, **kwargs)
+        self.memo.derive_view(y[0])  # for a projection outside
         self.memo.note_views(False)
         return y
 

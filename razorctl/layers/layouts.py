@@ -11,6 +11,8 @@ from torch import Tensor
 
 from razorctl.layers.autocast import compute_dtype
 
+DERIVED = "derived"  # the layout of a derived activation, which has the shape of its tensor
+
 
 def of_rows(dtype: torch.dtype) -> Hashable:
     """The layout of [rows, columns], with the last axis of an activation as columns."""

@@ -298,7 +298,7 @@ class Norm(RazorLayer):
             if of_y is not None:
                 self.memo.offer(y, layouts.of_rows(dtype), of_y)
                 if self.memo.derives:  # for layers of other kinds, and of views of y
-                    self.memo.derive(y, DerivedCopy(y.shape, y.dtype, (of_y,)), whole=False)
+                    self.memo.derive(y, DerivedCopy(y.shape, y.dtype, (of_y,)))
 
 
 def _computed(x: Tensor) -> torch.dtype:

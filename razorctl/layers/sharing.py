@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from razorctl.layers.handover import Handover, Int8
+from razorctl.layers.layouts import DERIVED
 from razorctl.ops.int8 import int8_rows
 from razorctl.rules.base import Rules
 from razorctl.rules.derived import Derived, DerivedView
@@ -37,7 +38,6 @@ def copy_of_images(x: Tensor, rules: Rules) -> Packed:
 
 T = TypeVar("T")
 P = TypeVar("P", bound=Packed)
-DERIVED = "derived"  # the layout of a derived activation, which has the shape of its tensor
 
 
 class TensorCache(Generic[T]):
@@ -179,6 +179,12 @@ class Memo:
         """
         if self.derives and torch.compiler.is_compiling():
             self._viewed = [] if wanted else None
+
+    def derive_view(self, x: Tensor) -> None:
+        """Offers a view `x` of a noted base by itself, for layers after `note_views(False)`."""
+        if self._viewed and x._base is not None:
+            for copy in self.derived((x,), None):
+                self._put(self._derived, x, DERIVED, copy, None)
 
     def derived(self, views: Sequence[Tensor], by: object) -> tuple[Derived, ...]:
         """The derived activations that are offered for `views`; empty if one of them is not.

@@ -198,9 +198,7 @@ class DerivedView(Derived):
     whole: tuple[int, ...] = ()
 
     def make(self) -> Tensor:
-        x = self.sources[0].values()
-        if x.stride() != self.whole:  # another kernel of attention may lay its output out otherwise
-            x = x.new_empty_strided(x.shape, self.whole).copy_(x)
+        x = _laid(self.sources[0].values(), self.whole)
         return x.as_strided(self.shape, self.strides, self.offset)
 
     def rows(self, dtype: torch.dtype) -> Derived:
@@ -286,3 +284,15 @@ class DerivedCall(Derived):
     def make(self) -> Tensor:
         assert self.call is not None
         return self.call(self.sources[0].values(), *self.others)
+
+
+def _laid(x: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """x with those strides: another kernel of attention may lay its output out otherwise.
+
+    In a compiled program a backward pass must not read strides: the tracer would trace it twice,
+    and leave autocast off for the layers that follow.
+    """
+    if torch.compiler.is_compiling():
+        order = sorted(range(x.dim()), key=strides.__getitem__, reverse=True)
+        return x.permute(order).contiguous()
+    return x if x.stride() == strides else x.new_empty_strided(x.shape, strides).copy_(x)

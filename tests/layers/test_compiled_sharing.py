@@ -88,17 +88,14 @@ every_case = pytest.mark.parametrize(
 )
 
 
-KEEPS_CASTS = pytest.mark.xfail(strict=True, reason="the compiler keeps weights that it has cast")
-
-
 @pytest.mark.parametrize(
     ("build", "precision", "ratio"),
     [
         (bert, None, 0.8),
-        pytest.param(bert, None, 0.9, marks=KEEPS_CASTS),
+        (bert, None, 0.9),
         (decoder, None, 0.9),
         (vit, torch.bfloat16, 0.8),
-        pytest.param(vit, torch.bfloat16, 0.85, marks=KEEPS_CASTS),
+        (vit, torch.bfloat16, 0.85),
     ],
 )
 def test_a_compiled_model_saves_no_more_than_an_eager_one(build, precision, ratio):
