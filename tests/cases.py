@@ -14,6 +14,7 @@ from timm.models import beit as timm_beit
 from timm.models import cait as timm_cait
 from timm.models import convnext as timm_convnext
 from timm.models import eva as timm_eva
+from timm.models import vision_transformer as timm_vit
 from torch import nn
 from torchvision.models import convnext
 from torchvision.ops import misc
@@ -192,6 +193,8 @@ CASES: dict[str, Case] = {
     "beit block": Case(lambda: timm_beit.Block(24, 3, init_values=0.5), TOKENS),
     "cait block": Case(lambda: timm_cait.LayerScaleBlock(24, 3, init_values=0.5), TOKENS),
     "eva block": Case(lambda: timm_eva.EvaBlock(24, 3, init_values=0.5), TOKENS),
+    "normed branches": Case(lambda: timm_vit.ResPostBlock(24, 3), TOKENS, exact=True),
+    "eva normed branches": Case(lambda: timm_eva.EvaBlockPostNorm(24, 3), TOKENS, exact=True),
     "drop path": Case(lambda: timm_layers.DropPath(0.3), ROWS, exact=True),
 }
 
@@ -301,6 +304,17 @@ for backend in ("stored", "sparse-flash"):
             lambda: timm_layers.AttentionRope(24, 4, num_kv_heads=2, qkv_fused=False),
             TOKENS,
             attention=backend,
+        ),
+        f"beit attention, {backend}": Case(
+            lambda: timm_beit.Attention(24, 3, qkv_bias=True), TOKENS, attention=backend
+        ),
+        f"eva attention, {backend}": Case(
+            lambda: timm_eva.EvaAttention(24, 3, scale_norm=False, gated=True),
+            TOKENS,
+            attention=backend,
+        ),
+        f"parallel block, {backend}": Case(
+            lambda: timm_vit.ParallelScalingBlock(24, 3), TOKENS, attention=backend
         ),
         f"multihead attention, {backend}": Case(multihead, TOKENS, attention=backend),
         f"bert attention, {backend}": Case(bert, TOKENS, attention=backend),

@@ -22,6 +22,7 @@ from razorctl.ops.images import memory_format, pixels, unrolled
 from razorctl.ops.kernels import fused
 from razorctl.ops.slopes import slope_bits, slope_grad
 from razorctl.rules.base import Rule
+from razorctl.rules.derived import DerivedCopy
 from razorctl.rules.packed import Packed
 from razorctl.spans import packing
 
@@ -153,6 +154,8 @@ class Activation(RazorLayer):
         of_y = None if function is None else copy.of_function(function)
         if self.memo is not None and of_y is not None:
             self.memo.offer(y, layout, of_y)
+            if self.memo.derives and layout == layouts.of_rows(of_y.dtype):  # for other kinds
+                self.memo.derive(y, DerivedCopy(y.shape, y.dtype, (of_y,)))
 
     def offer(self, y: Tensor, copy: Packed) -> None:
         """Offers a copy of x in its own dtype to the linear layers that y = f(x) feeds."""

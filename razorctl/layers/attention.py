@@ -174,7 +174,12 @@ class Attention(RazorLayer):
     @classmethod
     def head_width(cls, module: nn.Module) -> int:
         """Columns of q and k in one head."""
-        raise NotImplementedError
+        width: int = module.head_dim  # type: ignore[assignment]
+        return width
+
+    @classmethod
+    def columns(cls, module: nn.Module) -> int:
+        return cls.head_width(module) or 1
 
     def softmax(self, scores: Tensor) -> Tensor:
         """Softmax over keys, as the stock eager attention computes it."""

@@ -113,14 +113,15 @@ class RazorLayer(nn.Module):
         """
         return self.training and torch.is_grad_enabled() and PARAMETRIZED not in self._modules
 
-    def derived(self, *views: Tensor) -> tuple[Derived, ...]:
+    def derived(self, *views: Tensor, by: object = None) -> tuple[Derived, ...]:
         """The derived activations that are offered for `views`.
 
-        Empty if the rule of this layer makes none again, or if one of them is not offered.
+        Empty if the rule of this layer makes none again, or if one of them is not offered. by: who
+        looks, in place of this layer, if it will look for another view of the same tensor.
         """
         if self.memo is None or not self.rules.of(compute_dtype(views[0])).again:
             return ()
-        return self.memo.derived(views, self)
+        return self.memo.derived(views, self if by is None else by)
 
     def derived_rows(self, x: Tensor) -> Derived | None:
         """The derived activation that is offered for `x`, as rows in the dtype of a GEMM."""

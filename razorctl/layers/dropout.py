@@ -10,7 +10,7 @@ from razorctl.layers.base import RazorLayer, Swaps
 from razorctl.ops.dropout import dropout, dropout_backward
 from razorctl.ops.topk import pack_bits, unpack_bits
 from razorctl.rules.base import Rule
-from razorctl.rules.derived import DerivedDropout
+from razorctl.rules.derived import DerivedByExample, DerivedDropout
 from razorctl.spans import packing
 
 
@@ -58,6 +58,26 @@ class Dropout(RazorLayer):
             if derived:
                 self.memo.derive(y, DerivedDropout(y.shape, y.dtype, derived, (bits,), p=self.p))
         return y
+
+
+class DropPath(RazorLayer):
+    """Drop path, whose output is made again from its factor for each example."""
+
+    kind: ClassVar[str] = "dropout"
+    drop_prob: float
+
+    def forward(self, x: Tensor) -> Tensor:
+        derived = () if self.memo is None or not self.saving else self.memo.derived((x,), self)
+        if self.memo is None or not derived or not 0 < self.drop_prob < 1:
+            return self.stock(x)
+        factor = self.stock(x.new_ones(len(x), *(1 for _ in x.shape[1:])))
+        y = self.dropped(x, factor)
+        self.memo.derive(y, DerivedByExample(y.shape, y.dtype, derived, (factor,)))
+        return y
+
+    def dropped(self, x: Tensor, factor: Tensor) -> Tensor:
+        """The stock output, for the factor of each example [batch, 1, ...]."""
+        return x * factor
 
 
 SWAPS: Swaps = {nn.Dropout: Dropout}

@@ -148,7 +148,10 @@ class SparseFlashFunction(torch.autograd.Function):
         ctx.layer = layer
         ctx.set_materialize_grads(False)
         save(ctx, attended)
-        return attended.outputs(q, k, v, mask)
+        outputs = attended.outputs(q, k, v, mask)
+        if isinstance(outputs, tuple) or layer.memo is None or not layer.memo.derives:
+            return outputs
+        return by_token(outputs)
 
     @staticmethod
     @once_differentiable
@@ -252,6 +255,18 @@ def fused_attention(
         out: Tensor = aten.scaled_dot_product_attention(q, k, v, mask, **options)
         return out
     return F.scaled_dot_product_attention(q, k, v, mask, **options)
+
+
+def by_token(out: Tensor) -> Tensor:
+    """out [batch, heads, tokens, columns] as [batch, tokens, heads, columns] in memory.
+
+    The rows of a projection after it are then a view, by which they are found.
+    """
+    if out.transpose(1, 2).is_contiguous():
+        return out
+    _, heads, tokens, columns = out.shape
+    strides = tokens * heads * columns, columns, heads * columns, 1
+    return out.new_empty_strided(out.shape, strides).copy_(out)
 
 
 def _random_state(device: torch.device) -> Tensor:

@@ -21,7 +21,7 @@ from razorctl.ops.functions import FUNCTIONS
 from razorctl.ops.gated import gated_grad
 from razorctl.rules.base import Rule, Rules
 from razorctl.rules.derivative import Buckets
-from razorctl.rules.derived import Derived
+from razorctl.rules.derived import Derived, DerivedCopy
 from razorctl.rules.packed import Packed
 from razorctl.spans import packing
 
@@ -121,4 +121,6 @@ class GatedMLP(RazorLayer):
         of_y = copies[0].of_gated(copies[1], function)
         if self.memo is not None and of_y is not None and dtype == y.dtype:
             self.memo.offer(y, layouts.of_rows(dtype), of_y)
+            if self.memo.derives:  # for layers of other kinds
+                self.memo.derive(y, DerivedCopy(y.shape, y.dtype, (of_y,)))
         return y

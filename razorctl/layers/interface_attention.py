@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache
 from transformers.integrations.sdpa_attention import use_gqa_in_sdpa
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import output_capturing
@@ -20,7 +21,7 @@ from transformers.utils import output_capturing
 from razorctl.layers import eager_attention
 from razorctl.layers.attention import Attention, apply_mask
 from razorctl.layers.base import stock_base
-from razorctl.rules.derived import DerivedCall
+from razorctl.rules.derived import DerivedCall, DerivedCopy
 
 
 class InterfaceAttention(Attention):
@@ -40,6 +41,9 @@ class InterfaceAttention(Attention):
         if self.memo is None:
             return self.redirected_forward(self, *args, **kwargs)
         self.memo.note_views(True)
+        cache, derives = kwargs.get("past_key_values"), self.memo.derives and self.rules is not None
+        if derives and isinstance(cache, DynamicCache) and not torch.compiler.is_compiling():
+            kwargs["past_key_values"] = _Handing(cache, self)
         y = self.redirected_forward(self, *args, **kwargs)
         self.memo.derive_view(y[0])  # for a projection outside
         self.memo.note_views(False)
@@ -60,7 +64,7 @@ class InterfaceAttention(Attention):
             y: Tensor = stock(x, x[:, :0], *filled, **kwargs)[0]
             return y
 
-        for y, copy in zip(turned, self.derived(q, k), strict=False):
+        for y, copy in zip(turned, self.derived(q, k, by=stock), strict=False):
             assert self.memo is not None
             self.memo.derive(y, DerivedCall(y.shape, y.dtype, (copy,), tensors, call=again))
         return turned
@@ -79,10 +83,6 @@ class InterfaceAttention(Attention):
         return next((size for size in sizes if isinstance(size, int)), 0)
 
     @classmethod
-    def columns(cls, module: nn.Module) -> int:
-        return cls.head_width(module) or 1
-
-    @classmethod
     def refusal(cls, module: nn.Module, backend: str) -> str | None:
         config: Any = module.config
         if config._attn_implementation not in ("eager", "sdpa"):
@@ -95,6 +95,29 @@ class InterfaceAttention(Attention):
         ):
             return "reorders its eager attention; build the model with attn_implementation='sdpa'."
         return super().refusal(module, backend)
+
+
+class _Handing:
+    """A cache of keys and values, which models fill in training too unless they are told not to.
+
+    What it returns for the first keys and values are copies of them, as they are made again.
+    """
+
+    def __init__(self, cache: DynamicCache, attention: InterfaceAttention) -> None:
+        self.cache, self.attention = cache, attention
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.cache, name)
+
+    def update(self, *parts: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """`DynamicCache.update`."""
+        both: tuple[Tensor, Tensor] = self.cache.update(*parts, **kwargs)
+        derived = self.attention.derived(*parts[:2], by=DynamicCache)
+        memo = self.attention.memo
+        for x, y, copy in zip(parts, both, derived, strict=False):
+            if memo is not None and x.shape == y.shape:
+                memo.derive(y, DerivedCopy(y.shape, y.dtype, (copy,)))
+        return both
 
 
 INTERFACE, ROTARY = "ALL_ATTENTION_FUNCTIONS", "apply_rotary_pos_emb"

@@ -236,8 +236,10 @@ class Linear(WeightLayer):
         super().detach()
 
     def forward(self, input: Tensor) -> Tensor:
-        if not self.saving:
-            return self.stock(input)
+        return self.multiplied(input, self.bias) if self.saving else self.stock(input)
+
+    def multiplied(self, input: Tensor, bias: Tensor | None) -> Tensor:
+        """The forward pass that keeps, with a bias in place of the layer's own."""
         x = to_compute_dtype(input)
         weight, p, copy = self.pack(
             input,
@@ -247,27 +249,29 @@ class Linear(WeightLayer):
         int8 = None
         if self.int8_forward and self.large(x):
             int8 = self.int8_rows(input, flat(x.detach()))
-        y: Tensor = LinearFunction.apply(x, weight, self.bias, self, p, copy, int8)
+        y: Tensor = LinearFunction.apply(x, weight, bias, self, p, copy, int8)
         if self.memo is not None and all(self.int8_gemms(x)):
             self.memo.handover.want(y)
-        self.offer_call(x, weight, copy, y)
+        self.offer_call(x, weight, bias, copy, y)
         if self.memo is not None and self.memo.derives:
             # A frozen weight keeps no copy, but another layer may.
             copy = copy or self.memo.find(input, layouts.of_rows(x.dtype), self)
             if copy is not None and copy.elementwise:
-                self.memo.derive(y, self.output_of(copy, x, y))
+                self.memo.derive(y, self.output_of(copy, x, bias, y))
         return y
 
-    def offer_call(self, x: Tensor, weight: Tensor, copy: Packed | None, y: Tensor) -> None:
+    def offer_call(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, copy: Packed | None, y: Tensor
+    ) -> None:
         """Offers this call to a layer scale that y feeds, which then needs no copy of y."""
         if torch.compiler.is_compiling() or self.memo is None or self.blocks is not None:
             return
         if y.shape[-1] in self.memo.scaled and copy is not None and copy.shareable:
-            self.memo.offer_call(y, LinearCall(self, x, weight, self.bias, copy, y.grad_fn))
+            self.memo.offer_call(y, LinearCall(self, x, weight, bias, copy, y.grad_fn))
 
-    def output_of(self, copy: Packed, x: Tensor, y: Tensor) -> Derived:
+    def output_of(self, copy: Packed, x: Tensor, bias: Tensor | None, y: Tensor) -> Derived:
         """The output y of the input x, as it is made again from a copy of x."""
-        tensors = self.weight.detach(), None if self.bias is None else self.bias.detach()
+        tensors = self.weight.detach(), None if bias is None else bias.detach()
         _, int8 = self.int8_gemms(x)
         form = DerivedLinear(y.shape, y.dtype, (copy,), tensors, matrix=self.matrix, int8=int8)
         form = form.using(self.weight, self)

@@ -154,15 +154,6 @@ class MultiheadAttention(Attention):
         return plain and cls.head_width(module) <= WIDEST_HEAD and super().fits(module, rule)
 
     @classmethod
-    def head_width(cls, module: nn.Module) -> int:
-        width: int = module.head_dim  # type: ignore[assignment]
-        return width
-
-    @classmethod
-    def columns(cls, module: nn.Module) -> int:
-        return cls.head_width(module)
-
-    @classmethod
     def attach(cls, module: nn.Module, rules: Rules | None, settings: LayerSettings) -> None:
         super().attach(module, rules, settings)
         assert isinstance(module, MultiheadAttention)

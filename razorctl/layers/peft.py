@@ -52,9 +52,8 @@ class AdaptedLinear(RazorLayer):
         base: Tensor = self.base_layer(x)
         y: Tensor = (base + f * self.scaling[name]).to(base.dtype)
         if self.memo is not None:
-            parts = [self.memo.derived((part,), self) for part in (base, f)]
-            if all(parts):
-                sources = (*parts[0], *parts[1])
+            sources = self.memo.both(base, f, self)
+            if sources:
                 form = DerivedSum(y.shape, y.dtype, sources, factor=self.scaling[name])
                 self.memo.derive(y, form)
         return y

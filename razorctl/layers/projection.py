@@ -74,8 +74,8 @@ class Projection(Linear):
     def saving(self) -> bool:
         return self.rules is not None and super().saving
 
-    def output_of(self, copy: Packed, x: Tensor, y: Tensor) -> Derived:
-        output = super().output_of(copy, x, self.arranged(y))
+    def output_of(self, copy: Packed, x: Tensor, bias: Tensor | None, y: Tensor) -> Derived:
+        output = super().output_of(copy, x, bias, self.arranged(y))
         if output.shape == y.shape and not self.swaps_axes:
             return output
         return DerivedCall(y.shape, y.dtype, (output,), call=self.arranged)

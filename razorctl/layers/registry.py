@@ -34,8 +34,9 @@ LIBRARIES = (
 
 @cache
 def _of_torch() -> tuple[ModuleType, ...]:
-    # `compiled_sharing` loads the compiler, `interface_attention` transformers.
-    skip = ("registry", "compiled_sharing", "interface_attention", *LIBRARIES)
+    # `compiled_sharing` loads the compiler, the attentions their libraries.
+    attentions = "interface_attention", "timm_attention"
+    skip = ("registry", "compiled_sharing", *attentions, *LIBRARIES)
     return tuple(modules(layers.__name__, layers.__path__, skip=skip))
 
 

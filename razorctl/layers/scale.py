@@ -21,7 +21,7 @@ from razorctl.layers.sharded import lasting
 from razorctl.layers.sharing import copy_of
 from razorctl.rules.base import Rule, Rules
 from razorctl.rules.derived import Derived, DerivedLinear
-from razorctl.rules.derived_norms import DerivedAffine
+from razorctl.rules.derived_norms import DerivedAffine, DerivedSum
 from razorctl.spans import packing
 
 
@@ -133,7 +133,7 @@ class Scale(RazorLayer):
     def factors(cls, module: nn.Module) -> list[Tensor]:
         """The factors of a module that has any, [columns]."""
         found = [getattr(module, name) for name in cls.gammas]
-        return [gamma for gamma in found if gamma is not None]
+        return [gamma for gamma in found if isinstance(gamma, Tensor)]
 
     @classmethod
     def columns(cls, module: nn.Module) -> int:
@@ -165,6 +165,14 @@ class Scale(RazorLayer):
             self.memo.derive(y, scaled)
         return y
 
+    def joined(self, x: Tensor, f: Tensor) -> Tensor:
+        """x + f of a residual connection, as it is made again if both can be."""
+        y = x + f
+        parts = () if self.memo is None else self.memo.both(x, f, self)
+        if self.memo is not None and parts:
+            self.memo.derive(y, DerivedSum(y.shape, y.dtype, parts))
+        return y
+
     def _call(self, x: Tensor) -> LinearCall | None:
         """The call of a linear layer that made x, if the gradient of x is nobody else's."""
         call: LinearCall | None = None if self.memo is None else self.memo.call(x, self)
@@ -178,8 +186,21 @@ class LayerScale(Scale):
         return self.scaled(x, *self.factors(self)) if self.saving else self.stock(x)
 
 
-class ScaledBlock(Scale):
-    """Base of blocks that scale their two branches themselves, x + drop(gamma f(norm(x)))."""
+class ScaledBranches(Scale):
+    """Base of blocks that scale their two branches themselves; either may have no gamma."""
+
+    @classmethod
+    def fits(cls, module: nn.Module, rule: Rule) -> bool:
+        return True
+
+    def branch(self, number: int, f: Tensor) -> Tensor:
+        """The output f of a branch with its factor, if it has one."""
+        gamma = getattr(self, self.gammas[number])
+        return self.scaled(f, gamma) if isinstance(gamma, Tensor) else f
+
+
+class ScaledBlock(ScaledBranches):
+    """Base of blocks that compute x + drop(gamma f(norm(x))) for both branches."""
 
     gammas = ("gamma_1", "gamma_2")
     drops: ClassVar[tuple[str, str]] = ("drop_path1", "drop_path2")
@@ -191,7 +212,7 @@ class ScaledBlock(Scale):
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if args or not self.saving:
             return self.stock(x, *args, **kwargs)
-        (first, second), drops = self.factors(self), [getattr(self, name) for name in self.drops]
-        x = x + drops[0](self.scaled(self.attn(self.norm1(x), **kwargs), first))
-        y: Tensor = x + drops[1](self.scaled(self.mlp(self.norm2(x)), second))
+        drops = [getattr(self, name) for name in self.drops]
+        x = self.joined(x, drops[0](self.branch(0, self.attn(self.norm1(x), **kwargs))))
+        y: Tensor = x + drops[1](self.branch(1, self.mlp(self.norm2(x))))
         return y

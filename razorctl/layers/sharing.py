@@ -216,6 +216,11 @@ class Memo:
             derived.append(copy)
         return tuple(derived)
 
+    def both(self, x: Tensor, f: Tensor, by: object) -> tuple[Derived, ...]:
+        """The derived activations that are offered for x and f; empty if one of them is not."""
+        parts = self.derived((x,), by), self.derived((f,), by)
+        return (*parts[0], *parts[1]) if all(parts) else ()
+
     def _of_base(self, base: Tensor, by: object) -> Derived | None:
         """The copy of the base of a view."""
         if not torch.compiler.is_compiling():

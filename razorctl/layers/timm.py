@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from timm import layers as stock
 from timm.layers import activations as stock_activations
@@ -23,77 +22,21 @@ from timm.models import (
 from torch import Tensor, nn
 
 from razorctl.layers.activation import GELU, QuickGELU, SiLU, TanhGELU
-from razorctl.layers.attention import Attention
-from razorctl.layers.base import LayerSettings, RazorLayer, Swaps
+from razorctl.layers.adding import Adding
+from razorctl.layers.base import Swaps
 from razorctl.layers.batch_norm import BatchNorm
 from razorctl.layers.channel_gate import Excitation, Gate
 from razorctl.layers.channel_norm import WithActivation
 from razorctl.layers.conv import Conv2d
+from razorctl.layers.dropout import DropPath
 from razorctl.layers.gated_mlp import GatedMLP
 from razorctl.layers.group_norm import GroupNorm
 from razorctl.layers.norm import ChannelLayerNorm, Norm
 from razorctl.layers.scale import LayerScale, ScaledBlock
-from razorctl.layers.sdpa_redirect import SdpaRedirect, redirected
-from razorctl.rules.base import Rule, Rules
-from razorctl.rules.derived import DerivedByExample
+from razorctl.layers.timm_attention import BeitAttention, EvaAttention, TimmAttention
+from razorctl.rules.base import Rule
 
 Layer = Callable[[Tensor], Tensor]
-
-
-class TimmAttention(Attention):
-    """Base of attentions that project to q, k, v and call fused attention if `fused_attn`.
-
-    stock_fused_attn: what `fused_attn` was before `attach`.
-    """
-
-    stock_fused_attn: bool
-
-    @property
-    def fused_attn(self) -> bool:
-        """The stock setting where nothing is kept, else what the backend needs."""
-        if not self.saving:
-            return self.stock_fused_attn
-        return self.backend != "stored" or self.rules is not None
-
-    @fused_attn.setter
-    def fused_attn(self, setting: bool) -> None:
-        self.stock_fused_attn = setting
-
-    @classmethod
-    def attach(cls, module: nn.Module, rules: Rules | None, settings: LayerSettings) -> None:
-        # Torch 2.11 cannot compile a property that shadows an attribute of the same name.
-        setting = vars(module).pop("fused_attn")
-        super().attach(module, rules, settings)
-        module.fused_attn = setting
-
-    def detach(self) -> None:
-        setting = self.stock_fused_attn
-        del self.stock_fused_attn
-        super().detach()
-        self.fused_attn = setting
-
-    @classmethod
-    def head_width(cls, module: nn.Module) -> int:
-        width: int = module.head_dim  # type: ignore[assignment]
-        return width
-
-    @classmethod
-    def columns(cls, module: nn.Module) -> int:
-        return cls.head_width(module)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        if not self.saving or self.rules is None:
-            return super().forward(*args, **kwargs)  # type: ignore[no-any-return]
-        if torch.compiler.is_compiling():
-            if self.memo is not None:
-                self.memo.note_views(True)
-            with SdpaRedirect(self):
-                y: Tensor = super().forward(*args, **kwargs)
-            if self.memo is not None:
-                self.memo.note_views(False)
-            return y
-        stock: Any = super().forward
-        return redirected(self, stock.__func__, *args, **kwargs)  # type: ignore[no-any-return]
 
 
 class TimmLayerNorm(Norm):
@@ -240,19 +183,21 @@ class ConvNeXtBlock(Gate):
         return self.drop_path(y) + self.shortcut(x)
 
 
-class DropPath(RazorLayer):
-    """timm's drop path, whose output is made again from its number for each example."""
+class NormedBranches(Adding):
+    """timm's blocks that norm the output of a branch, x + norm(mlp(x)) of x + norm(attn(x))."""
 
-    kind = "dropout"
-    drop_prob: float
+    attn: Any
+    mlp: Any
+    norm1: Any
+    norm2: Any
+    drop_path1: Any
+    drop_path2: Any
 
-    def forward(self, x: Tensor) -> Tensor:
-        derived = () if self.memo is None or not self.saving else self.memo.derived((x,), self)
-        if self.memo is None or not derived or not self.drop_prob:
-            return self.stock(x)
-        factor = self.stock(x.new_ones(len(x), *(1 for _ in x.shape[1:])))
-        y = x * factor
-        self.memo.derive(y, DerivedByExample(y.shape, y.dtype, derived, (factor,)))
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if args or not self.saving:
+            return self.stock(x, *args, **kwargs)
+        x = self.added(x, self.drop_path1(self.norm1(self.attn(x, **kwargs))))
+        y: Tensor = x + self.drop_path2(self.norm2(self.mlp(x)))
         return y
 
 
@@ -303,6 +248,11 @@ class GluMlp(GatedMLP):
 SWAPS: Swaps = {
     stock.Attention: TimmAttention,
     stock.AttentionRope: TimmAttention,
+    beit.Attention: BeitAttention,
+    eva.EvaAttention: EvaAttention,
+    vision_transformer.ParallelScalingBlock: TimmAttention,
+    vision_transformer.ResPostBlock: NormedBranches,
+    eva.EvaBlockPostNorm: NormedBranches,
     stock.LayerNorm: TimmLayerNorm,
     stock.LayerNormFp32: Norm,
     stock.RmsNorm: TimmRMSNorm,

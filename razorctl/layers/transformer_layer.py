@@ -4,9 +4,10 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from razorctl.layers.activation import GELU, Hardswish, LeakyReLU, ReLU, ReLU6, SiLU
+from razorctl.layers.adding import added
 from razorctl.layers.base import LayerSettings, RazorLayer, Swaps
 from razorctl.rules.base import Rule, Rules
 
@@ -31,6 +32,11 @@ class TransformerLayer(RazorLayer):
     kind: ClassVar[str] = "activation"
     activation: Any
     stock_activation: Any
+    norm_first: bool
+    norm1: Any
+    norm2: Any
+    _sa_block: Any
+    _ff_block: Any
 
     @classmethod
     def function_of(cls, module: nn.Module) -> str | None:
@@ -52,6 +58,10 @@ class TransformerLayer(RazorLayer):
         del module.activation  # else torch keeps both
         module.activation = layer.train(module.training)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # That of torch's decoder looks for a function, and puts ReLU where a module is.
+        nn.Module.__setstate__(self, state)  # type: ignore[no-untyped-call]
+
     def detach(self) -> None:
         del self.activation
         self.activation = self.stock_activation
@@ -59,9 +69,62 @@ class TransformerLayer(RazorLayer):
         super().detach()
 
 
+class EncoderLayer(TransformerLayer):
+    """torch's TransformerEncoderLayer, norm(x + mlp(x)) of norm(x + attention(x))."""
+
+    def forward(
+        self,
+        src: Tensor,
+        src_mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        if not self.saving or self.norm_first:
+            return self.stock(src, src_mask, src_key_padding_mask, is_causal)
+        padding = F._canonical_mask(
+            src_key_padding_mask,
+            "src_key_padding_mask",
+            F._none_or_dtype(src_mask),
+            "src_mask",
+            src.dtype,
+        )
+        mask = F._canonical_mask(src_mask, "src_mask", None, "", src.dtype, check_other=False)
+        x = self.norm1(added(self, src, self._sa_block(src, mask, padding, is_causal=is_causal)))
+        y: Tensor = self.norm2(added(self, x, self._ff_block(x)))
+        return y
+
+
+class DecoderLayer(TransformerLayer):
+    """torch's TransformerDecoderLayer, as `EncoderLayer` with attention to a memory."""
+
+    norm3: Any
+    _mha_block: Any
+
+    def forward(
+        self,
+        tgt: Tensor,
+        memory: Tensor,
+        tgt_mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        tgt_key_padding_mask: Tensor | None = None,
+        memory_key_padding_mask: Tensor | None = None,
+        tgt_is_causal: bool = False,
+        memory_is_causal: bool = False,
+    ) -> Tensor:
+        masks = tgt_mask, tgt_key_padding_mask, tgt_is_causal
+        of_memory = memory_mask, memory_key_padding_mask, memory_is_causal
+        if not self.saving or self.norm_first:
+            each = (mask for pair in zip(masks, of_memory, strict=True) for mask in pair)
+            return self.stock(tgt, memory, *each)
+        x = self.norm1(added(self, tgt, self._sa_block(tgt, *masks)))
+        x = self.norm2(added(self, x, self._mha_block(x, memory, *of_memory)))
+        y: Tensor = self.norm3(added(self, x, self._ff_block(x)))
+        return y
+
+
 SWAPS: Swaps = {
-    nn.TransformerEncoderLayer: TransformerLayer,
-    nn.TransformerDecoderLayer: TransformerLayer,
+    nn.TransformerEncoderLayer: EncoderLayer,
+    nn.TransformerDecoderLayer: DecoderLayer,
 }
 # A block whose norms come first; its activation is a module once it is a razor layer.
 PRE_NORM: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {

@@ -10,7 +10,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from transformers import activations as stock
+from transformers.models.beit import modeling_beit
 from transformers.models.bert import modeling_bert
+from transformers.models.convnext import modeling_convnext
 from transformers.models.dinov2 import modeling_dinov2
 from transformers.models.distilbert import modeling_distilbert
 from transformers.models.gemma import modeling_gemma
@@ -24,19 +26,16 @@ from transformers.models.t5 import modeling_t5
 from transformers.models.vit import modeling_vit
 from transformers.pytorch_utils import Conv1D
 
-from razorctl.layers import layouts
 from razorctl.layers.activation import GELU, QuickGELU, SiLU, TanhGELU
-from razorctl.layers.autocast import compute_dtype
+from razorctl.layers.adding import Adding
 from razorctl.layers.base import RazorLayer, Swaps
 from razorctl.layers.bytecode import forward_names, same_forward
+from razorctl.layers.dropout import DropPath
 from razorctl.layers.gated_mlp import GatedMLP
 from razorctl.layers.interface_attention import InterfaceAttention
 from razorctl.layers.linear import Linear
 from razorctl.layers.norm import Norm
-from razorctl.layers.scale import LayerScale
-from razorctl.rules.base import Rule
-from razorctl.rules.derived import Derived
-from razorctl.rules.derived_norms import DerivedSum
+from razorctl.layers.scale import LayerScale, Scale, ScaledBranches
 
 
 class ScaledRMSNorm(Norm):
@@ -104,28 +103,6 @@ class JoinedGatedMLP(GatedMLP):
         return y
 
 
-class Adding(RazorLayer):
-    """Base of modules that add a branch to a stream which no norm has normalized before."""
-
-    kind = "norm"
-
-    @classmethod
-    def fits(cls, module: nn.Module, rule: Rule) -> bool:
-        return rule.again
-
-    def added(self, x: Tensor, f: Tensor) -> Tensor:
-        """x + f, as it can be made again from a copy of x."""
-        y = f + x
-        if self.memo is None:
-            return y
-        copy = self.memo.find(x, layouts.of_rows(compute_dtype(x)), self)
-        branch = self.memo.derived((f,), self)
-        # One sum of two is made again: of a derived x this would be the second in a row.
-        if branch and copy is not None and copy.elementwise and not isinstance(copy, Derived):
-            self.memo.derive(y, DerivedSum(y.shape, y.dtype, (copy, *branch)))
-        return y
-
-
 class PostNorm(Adding):
     """The last part of a block of BERT: norm(x + dropout(dense(h)))."""
 
@@ -178,6 +155,76 @@ class NormedBranchBlock(Adding):
         return y
 
 
+class ScaledDropPath(DropPath):
+    """A drop path of transformers, which scales before it drops."""
+
+    references = (modeling_dinov2.Dinov2DropPath,)
+
+    def dropped(self, x: Tensor, factor: Tensor) -> Tensor:
+        return x.div(1 - self.drop_prob) * factor.ne(0)
+
+
+class BeitBlock(ScaledBranches):
+    """The block of BEiT, which scales its branches itself."""
+
+    gammas = ("lambda_1", "lambda_2")
+    references = (modeling_beit.BeitLayer,)
+    layernorm_before: Any
+    layernorm_after: Any
+    attention: Any
+    mlp: Any
+    dropout: Any
+    drop_path: Any
+    patch_size: int
+    relative_position_bias: Any
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        interpolate_pos_encoding: bool = False,
+        resolution: tuple[int, int] | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        if not self.saving:
+            options = attention_mask, interpolate_pos_encoding, resolution
+            return self.stock(hidden_states, *options, **kwargs)
+        if self.relative_position_bias is not None:
+            assert resolution is not None
+            window = resolution[0] // self.patch_size, resolution[1] // self.patch_size
+            bias = self.relative_position_bias(
+                window, interpolate_pos_encoding, dim_size=hidden_states.shape[1]
+            )
+            attention_mask = bias if attention_mask is None else bias + attention_mask
+        x = hidden_states
+        f, _ = self.attention(self.layernorm_before(x), attention_mask=attention_mask, **kwargs)
+        x = self.joined(x, self.drop_path(self.branch(0, self.dropout(f))))
+        f = self.dropout(self.mlp(self.layernorm_after(x)))
+        y: Tensor = self.drop_path(self.branch(1, f)) + x
+        return y
+
+
+class ConvNextBlock(Scale):
+    """The block of ConvNeXt, which scales its branch itself."""
+
+    gammas = ("layer_scale_parameter",)
+    references = (modeling_convnext.ConvNextLayer,)
+    dwconv: Any
+    layernorm: Any
+    pwconv1: Any
+    act: Any
+    pwconv2: Any
+    drop_path: Any
+
+    def forward(self, features: Tensor) -> Tensor:
+        if not self.saving:
+            return self.stock(features)
+        y = self.layernorm(self.dwconv(features).permute(0, 2, 3, 1))
+        y = self.scaled(self.pwconv2(self.act(self.pwconv1(y))), *self.factors(self))
+        z: Tensor = features + self.drop_path(y.permute(0, 3, 1, 2))
+        return z
+
+
 class NamedLayerScale(LayerScale):
     """A layer scale of transformers."""
 
@@ -187,6 +234,9 @@ class NamedLayerScale(LayerScale):
 
 ALIKE = (
     NamedLayerScale,
+    ScaledDropPath,
+    BeitBlock,
+    ConvNextBlock,
     PostNorm,
     PostNormBlock,
     NormedBranchBlock,
@@ -219,7 +269,9 @@ class TransposedLinear(Linear):
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         assert bias is not None
         shape = *x.shape[:-1], weight.shape[1]
-        return torch.addmm(bias, x.view(-1, x.shape[-1]), weight).view(shape)
+        y = torch.addmm(bias, x.view(-1, x.shape[-1]), weight)
+        # Not a view of y: attention finds q, k and v by what they view.
+        return torch.ops.aten._unsafe_view(y, shape)  # type: ignore[no-any-return]
 
 
 SWAPS: Swaps = {

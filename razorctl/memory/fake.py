@@ -1,7 +1,9 @@
 """Fake copies of models: tensors with sizes and without values."""
 
 import copy
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -88,3 +90,22 @@ def fake_copies(model: nn.Module, inputs: Any) -> tuple[FakeTensorMode, nn.Modul
     model = copied(model, mode).train()
     fake(model, mode, device)
     return mode, model, tree_map_only(Tensor, stand_in, inputs)
+
+
+@contextmanager
+def without_caches() -> Iterator[None]:
+    """Inside it, the methods of transformers that cache tensors compute them each time.
+
+    A cache would give what is fake to passes that are real, and the other way round. They cache
+    nothing while they are compiled, so this says that they are.
+    """
+    module: Any = sys.modules.get("transformers.pytorch_utils")
+    if module is None:
+        yield
+        return
+    before = module.is_torchdynamo_compiling
+    module.is_torchdynamo_compiling = lambda: True
+    try:
+        yield
+    finally:
+        module.is_torchdynamo_compiling = before

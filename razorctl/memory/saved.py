@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from razorctl.errors import UsageError, ValuesError
 from razorctl.memory.draws import hold_largest
-from razorctl.memory.fake import fake_copies, mode_of
+from razorctl.memory.fake import fake_copies, mode_of, without_caches
 
 Forward = Callable[[nn.Module, Any], Any]  # runs a model on inputs
 T = TypeVar("T")
@@ -107,7 +107,8 @@ def tracing(model: nn.Module, mode: FakeTensorMode | None) -> Iterator[None]:
     """
     devices = [] if mode else list({p.device for p in model.parameters() if p.is_cuda})
     try:
-        with mode or nullcontext(), torch.random.fork_rng(devices), torch.enable_grad():
+        fakes = mode or nullcontext()
+        with fakes, without_caches(), torch.random.fork_rng(devices), torch.enable_grad():
             yield
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):  # of torch's batch norms

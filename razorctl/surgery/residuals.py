@@ -14,7 +14,6 @@ from razorctl.layers import registry
 from razorctl.layers.base import stock_type
 from razorctl.layers.handover import add_residual
 from razorctl.layers.norm import Norm
-from razorctl.rules.derived import Derived
 from razorctl.rules.derived_norms import DerivedSum
 
 # Arguments of a block of torch -> those of its attention.
@@ -82,7 +81,8 @@ class Block:
             f = f[0] if isinstance(f, tuple) else f  # attention may return its probabilities
             for module in connection.rest:
                 f = module(f)
-            derived = _derived(norm, x, f) if connection is not self.connections[-1] else ()
+            goes_on = connection is not self.connections[-1]
+            derived = norm.memo.both(x, f, norm) if norm.memo is not None and goes_on else ()
             # The next norm is like this one.
             settings = norm.handover, norm.epsilon(x), norm.centers
             x = add_residual(x, f, *settings) if adds else x + f
@@ -90,14 +90,6 @@ class Block:
                 norm.memo.derive(x, DerivedSum(x.shape, x.dtype, derived))
             named = {}
         return x
-
-
-def _derived(norm: Norm, x: Tensor, f: Tensor) -> tuple[Derived, ...]:
-    """The two parts of a connection, if both can be made again from the copy of its norm."""
-    if norm.memo is None:
-        return ()
-    parts = [norm.memo.derived((part,), norm) for part in (x, f)]
-    return (*parts[0], *parts[1]) if all(parts) else ()
 
 
 def find(model: nn.Module) -> dict[nn.Module, tuple[Connection, ...]]:

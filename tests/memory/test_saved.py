@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import BatchEncoding
+from transformers import BatchEncoding, BeitConfig, BeitModel
 
 from razorctl import Recipe, profile, restore, saved_bytes, sparsify
 from razorctl.errors import UsageError
@@ -319,6 +319,16 @@ def test_mappings_of_tokenizers():
     model = small_bert()
     inputs = {"input_ids": torch.zeros(2, 5, dtype=torch.long)}
     assert traced_bytes(model, BatchEncoding(inputs)) == traced_bytes(model, inputs)
+
+
+def test_real_and_fake_passes_share_no_cache_of_transformers():
+    """BEiT caches the numbers of relative positions, by their sizes alone."""
+    sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3}
+    config = BeitConfig(**sizes, image_size=16, use_relative_position_bias=True)
+    model, images = BeitModel(config).train(), torch.randn(1, 3, 16, 16)
+    traced = traced_bytes(model, images)
+    model(images).last_hidden_state.sum().backward()
+    assert traced_bytes(model, images) == traced
 
 
 def test_a_storage_counts_once():

@@ -1,0 +1,189 @@
+"""timm's attentions, which call fused attention if `fused_attn` is set."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.layers import apply_rot_embed_cat
+from torch import Tensor, nn
+
+from razorctl.layers.attention import Attention
+from razorctl.layers.base import LayerSettings
+from razorctl.layers.linear import Linear
+from razorctl.layers.sdpa_redirect import SdpaRedirect, redirected
+from razorctl.rules.base import Rules
+from razorctl.rules.derived import DerivedCall
+
+
+class TimmAttention(Attention):
+    """Base of attentions that project to q, k, v and call fused attention if `fused_attn`.
+
+    stock_fused_attn: what `fused_attn` was before `attach`.
+    """
+
+    stock_fused_attn: bool
+
+    @property
+    def fused_attn(self) -> bool:
+        """The stock setting where nothing is kept, else what the backend needs."""
+        if not self.saving:
+            return self.stock_fused_attn
+        return self.backend != "stored" or self.rules is not None
+
+    @fused_attn.setter
+    def fused_attn(self, setting: bool) -> None:
+        self.stock_fused_attn = setting
+
+    @classmethod
+    def attach(cls, module: nn.Module, rules: Rules | None, settings: LayerSettings) -> None:
+        # Torch 2.11 cannot compile a property that shadows an attribute of the same name.
+        setting = vars(module).pop("fused_attn")
+        super().attach(module, rules, settings)
+        module.fused_attn = setting
+
+    def detach(self) -> None:
+        setting = self.stock_fused_attn
+        del self.stock_fused_attn
+        super().detach()
+        self.fused_attn = setting
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        if not self.saving or self.rules is None:
+            return super().forward(*args, **kwargs)  # type: ignore[no-any-return]
+        if torch.compiler.is_compiling():
+            if self.memo is not None:
+                self.memo.note_views(True)
+            with SdpaRedirect(self):
+                y: Tensor = super().forward(*args, **kwargs)
+            if self.memo is not None:
+                self.memo.note_views(False)
+            return y
+        stock: Any = super().forward
+        return redirected(self, stock.__func__, *args, **kwargs)  # type: ignore[no-any-return]
+
+
+class JointBiasAttention(TimmAttention):
+    """Base of attentions whose q and v have biases that are no part of a linear layer."""
+
+    num_heads: int
+    qkv: Any
+    q_bias: Tensor | None
+    k_bias: Tensor
+    v_bias: Tensor
+    qkv_bias_separate: bool
+    attn_drop: Any
+    proj: Any
+    proj_drop: Any
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        if not self.saving or self.rules is None:
+            return super().forward(*args, **kwargs)
+        if self.memo is not None:
+            self.memo.note_views(True)
+        y = self.attended(*args, **kwargs)
+        if self.memo is not None:
+            self.memo.note_views(False)
+        return y
+
+    def attended(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """The stock forward, with `attend` in place of fused attention."""
+        raise NotImplementedError
+
+    def joint(self, x: Tensor) -> tuple[Tensor, ...]:
+        """q, k, v of x [batch, tokens, ...], each [batch, heads, tokens, columns]."""
+        if self.q_bias is None:
+            y = self.qkv(x)
+        else:
+            bias = torch.cat((self.q_bias, self.k_bias, self.v_bias))
+            if self.qkv_bias_separate:
+                y = self.qkv(x)
+                y += bias
+            elif isinstance(self.qkv, Linear):
+                y = self.qkv.multiplied(x, bias)
+            else:
+                y = F.linear(x, self.qkv.weight, bias)
+        shape = *x.shape[:2], 3, self.num_heads, -1
+        return y.reshape(shape).permute(2, 0, 3, 1, 4).unbind(0)  # type: ignore[no-any-return]
+
+    def rows(self, out: Tensor) -> Tensor:
+        """The output of attention [batch, heads, tokens, columns] as [batch, tokens, ...]."""
+        return out.transpose(1, 2).reshape(out.shape[0], out.shape[2], -1)
+
+
+class BeitAttention(JointBiasAttention):
+    """BEiT's attention."""
+
+    relative_position_bias_table: Tensor | None
+    _get_rel_pos_bias: Callable[[], Tensor]
+
+    @classmethod
+    def head_width(cls, module: nn.Module) -> int:
+        stock: Any = module
+        width: int = stock.qkv.out_features // (3 * stock.num_heads)
+        return width
+
+    def attended(self, x: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
+        q, k, v = self.joint(x)
+        mask = shared_rel_pos_bias
+        if self.relative_position_bias_table is not None:
+            bias = self._get_rel_pos_bias()
+            mask = bias if mask is None else bias + mask
+        out = self.attend(q, k, v, mask, self.attn_drop.p)
+        y: Tensor = self.proj_drop(self.proj(self.rows(out)))
+        return y
+
+
+class EvaAttention(JointBiasAttention):
+    """EVA's attention, with rotary positions and maybe a gate."""
+
+    num_prefix_tokens: int
+    q_proj: Any
+    k_proj: Any
+    v_proj: Any
+    q_norm: Any
+    k_norm: Any
+    norm: Any
+    gate: Any
+
+    def attended(
+        self,
+        x: Tensor,
+        rope: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        gate = None if self.gate is None else self.gate(x).sigmoid()
+        if self.qkv is not None:
+            q, k, v = self.joint(x)
+        else:
+            q, k, v = (self._heads(layer(x)) for layer in (self.q_proj, self.k_proj, self.v_proj))
+        q, k = self.q_norm(q), self.k_norm(k)
+        if rope is not None:
+            q, k = self._rotated(q, k, rope, v.dtype)
+        y = self.norm(self.rows(self.attend(q, k, v, attn_mask, self.attn_drop.p, is_causal)))
+        y = self.proj(y if gate is None else y * gate)
+        out: Tensor = self.proj_drop(y)
+        return out
+
+    def _heads(self, t: Tensor) -> Tensor:
+        return t.reshape(*t.shape[:2], self.num_heads, -1).transpose(1, 2)
+
+    def _rotated(
+        self, q: Tensor, k: Tensor, rope: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """q and k with their rotary positions, in the dtype of v."""
+        half: bool = getattr(self, "rotate_half", False)
+        call = partial(_rotated, first=self.num_prefix_tokens, half=half, dtype=dtype)
+        turned = call(q, rope), call(k, rope)
+        for y, copy in zip(turned, self.derived(q, k, by=_rotated), strict=False):
+            assert self.memo is not None
+            self.memo.derive(y, DerivedCall(y.shape, y.dtype, (copy,), (rope,), call=call))
+        return turned
+
+
+def _rotated(t: Tensor, rope: Tensor, first: int, half: bool, dtype: torch.dtype) -> Tensor:
+    """t [batch, heads, tokens, columns] with rotary positions of all but its first tokens."""
+    turned = apply_rot_embed_cat(t[:, :, first:], rope, half=half)
+    return torch.cat([t[:, :, :first], turned], dim=2).to(dtype)
