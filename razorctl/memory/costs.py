@@ -9,6 +9,7 @@ import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -91,6 +92,8 @@ def caller(operation: Any) -> str | None:
 
 def _fused(work: Fused, dot: bool, args: Any, result: Any) -> OpCost:
     """The cost of an op of razorctl where fused kernels run it."""
+    if work.made is not None:
+        return _made(work, dot, args, result)
     results = sum(map(_bytes, tensors((result,))))
     moved = sum(map(_bytes, tensors(args))) + results + work.again
     operations, launches = work.operations, Counter[KernelWork]()
@@ -105,6 +108,20 @@ def _fused(work: Fused, dot: bool, args: Any, result: Any) -> OpCost:
     a, b, *_ = tensors(args)
     launches[KernelWork("int8", operations, moved, False, True, *_shared(a, b), results)] += 1
     return OpCost(launches, in_parts.workspace)  # since cuBLAS may be the faster way
+
+
+def _made(work: Fused, dot: bool, args: Any, result: Any) -> OpCost:
+    """The cost of an int8 product whose operands a kernel makes before."""
+    assert work.made is not None
+    *both, terms = work.made
+    with _disable_current_modes():
+        operands = [torch.empty(rows, terms, dtype=torch.int8, device="meta") for rows in both]
+        scales = [torch.empty(rows, device="meta") for rows in both]
+    size = sum(map(_bytes, (*operands, *scales)))
+    rest = _fused(replace(work, made=None), dot, (*operands, *scales), result)
+    moved = sum(map(_bytes, tensors(args))) + size
+    first = Counter({KernelWork("fp32", 0, moved, work.reduces, own=True): 1})
+    return OpCost(first + Counter(rest.kernels), rest.workspace + size)
 
 
 def _shared(a: Tensor, b: Tensor, rows: int | None = None) -> tuple[int, int]:

@@ -63,6 +63,8 @@ class Fused:
         rows: Rows of that product that are made at a time where Triton does not multiply. Then one
             kernel writes each part as int32, and another reads it.
         again: Bytes moved beyond operands and results.
+        made: Rows of both operands of that product, and its terms, if one kernel more makes the
+            operands of the arguments.
         reduces: Whether the output of the first kernel depends on sums, largest values or ends of
             tiles of its input.
     """
@@ -71,6 +73,7 @@ class Fused:
     operations: int = 0
     rows: int = 0
     again: int = 0
+    made: tuple[int, int, int] | None = None
     reduces: bool = False
 
 

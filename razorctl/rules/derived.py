@@ -22,9 +22,8 @@ from torch import Tensor
 from razorctl.ops.cast import cast_weight
 from razorctl.ops.dropout import dropout_backward
 from razorctl.ops.functions import FUNCTIONS, applied
-from razorctl.ops.gemm import int8_linear
-from razorctl.ops.int8 import int8_rows
 from razorctl.ops.kernels import on_cpu
+from razorctl.ops.linear_again import linear_again
 from razorctl.ops.topk import unpack_bits
 from razorctl.rules.packed import Packed, PackedCodes, in_codes
 
@@ -131,12 +130,6 @@ class Derived(Packed):
         value = self._read(self.make_codes)
         return value if isinstance(value, PackedCodes) else in_codes(self._shaped(value))
 
-    def int8_rows(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        value = self._read(self.make)
-        if isinstance(value, PackedCodes):
-            return value.int8_rows()
-        return int8_rows(self._shaped(value).reshape(-1, self.shape[-1]))
-
     def _read(self, make: Callable[[], Tensor | PackedCodes]) -> Tensor | PackedCodes:
         """The value in the form that its first reader made, which is `make` for this one."""
         value: Tensor | PackedCodes = make() if self.cell is None else self.cell.read(make)
@@ -227,7 +220,9 @@ class DerivedLinear(Derived):
             self.gather(weight)
         weight = self.matrix(weight)
         if self.int8:
-            return int8_linear(source.int8_rows(), weight, bias, self.dtype)
+            codes = source.codes()
+            form = codes.copy, codes.shape[:-1].numel(), codes.function
+            return linear_again(*form, weight, bias, self.dtype)
         x = source.values().to(self.dtype).reshape(-1, weight.shape[1])
         y = x @ cast_weight(weight, self.dtype).t()
         return y if bias is None else y.add_(bias)

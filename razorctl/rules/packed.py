@@ -18,7 +18,6 @@ from razorctl.ops.columns import column_norms
 from razorctl.ops.functions import FUNCTIONS, applied
 from razorctl.ops.images import as_they_lie, dequantize_images, unrolled
 from razorctl.ops.int8 import int8_rows
-from razorctl.ops.int8_row_operand import int8_row_operand
 from razorctl.ops.norm import gradients, norm_grad, norm_grad_int8
 from razorctl.ops.op import FewBitCopy
 from razorctl.ops.quantize import dequantize, quantize
@@ -46,10 +45,6 @@ class Packed:
     def values(self) -> Tensor:
         """The stand-in for the activation that gradients are computed from."""
         raise NotImplementedError
-
-    def int8_rows(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """`ops.int8.int8_rows` of the values as [rows, columns]; None for a sum that is finite."""
-        return int8_rows(self.values().reshape(-1, self.shape[-1]))
 
     def codes(self) -> "PackedCodes":
         """The values [rows, columns] in codes, for a GEMM in int8."""
@@ -267,9 +262,6 @@ class PackedCodes(Packed):
     def values(self) -> Tensor:
         x = dequantize(self.copy, self.shape[:-1].numel(), self.dtype).view(self.shape)
         return applied(self.function, x)
-
-    def int8_rows(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        return *int8_row_operand(self.copy, self.shape[:-1].numel(), self.function), None
 
     def codes(self) -> "PackedCodes":
         return self

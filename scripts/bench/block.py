@@ -18,7 +18,7 @@ from razorctl.ops import (
     gemm,
     int8,
     int8_operand,
-    int8_row_operand,
+    linear_again,
     linear_operands,
     norm,
     norm_again,
@@ -200,8 +200,10 @@ def linear(layer: str, inputs: int, outputs: int) -> Iterator[Case]:
         copy = quantize.quantize(normal(rows(batch), inputs, on=on), BITS, TILE)
         return FewBitCopy(*copy, BITS, TILE), codes(batch, on)[1], function
 
-    def row_operand(batch: int, on: torch.device) -> tuple[Any, ...]:
-        return operand(batch, on)[0], rows(batch), function
+    def again(batch: int, on: torch.device) -> tuple[Any, ...]:
+        bias = normal(outputs, on=on, dtype=torch.float32)
+        form = operand(batch, on)[0], rows(batch), function
+        return *form, *weight(batch, on), bias, torch.bfloat16
 
     def input_grad(batch: int, on: torch.device) -> tuple[Any, ...]:
         (a, a_scale), (b, b_scale) = codes(batch, on), int8.int8_columns(*weight(batch, on))
@@ -226,9 +228,10 @@ def linear(layer: str, inputs: int, outputs: int) -> Iterator[Case]:
     form = f"{BITS} bits {function}"
     launches = f"int8_operand: bounds {form}", f"int8_operand: int8_operand {form}"
     yield Case(int8_operand.int8_operand, f"{layer}, x", operand, launches)
-    if layer in ("qkv", "fc1"):  # are made again from the copy of a norm
-        launches = (f"int8_row_operand: int8_row_operand 1024 {form}",)
-        yield Case(int8_row_operand.int8_row_operand, f"{layer}, x", row_operand, launches)
+    if layer != "fc2":  # its output is never made again
+        # And those of its product, as below.
+        launches = (f"linear_again: row_operands 1024 {form} fp32",)
+        yield Case(linear_again.linear_again, f"{layer}, y", again, launches)
     form += " fp32 bf16 128 rows"
     launches = f"linear_operands: scales {form}", f"linear_operands: codes {form}"
     yield Case(linear_operands.linear_operands, f"{layer}, all", operands, launches)

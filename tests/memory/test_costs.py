@@ -107,7 +107,10 @@ CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
         torch.randn(WIDE),
     ),
     "int8_operand": lambda: (*_copy(4), torch.ones(ALL, 1), "gelu"),
-    "int8_row_operand": lambda: (*_copy(4, bias=True), ALL, None),
+    "linear_again": lambda: (
+        *(*_copy(4, bias=True), ALL, None),
+        *(torch.randn(512, 1024), torch.ones(512), torch.bfloat16),
+    ),
     "linear_operands": lambda: (
         *(torch.ones(ALL, 64, dtype=torch.int8), torch.ones(ALL, 1)),
         *(*_copy(4), "gelu", torch.randn(64, 1024)),

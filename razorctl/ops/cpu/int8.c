@@ -1,4 +1,4 @@
-// ops.int8, ops.int8_operand and ops.int8_row_operand: int8 copies for GEMMs.
+// ops.int8, ops.int8_operand and ops.linear_again: int8 copies for GEMMs.
 #include "common.h"
 
 #define STRETCH 64 // columns of a task that has all rows

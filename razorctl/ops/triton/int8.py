@@ -25,7 +25,8 @@ LEVELS = constexpr(op.LEVELS)
 LARGEST = constexpr(torch.finfo(torch.float32).max)
 WIDEST = 16384  # most columns of a row that a program holds
 WIDEST_HEADS = 4096  # most columns of all heads of q; a program also holds those of k and v
-ROWS = 32  # rows that a program of `int8_rows` copies, one by one
+ROWS = 32  # rows that a program of `int8_heads` copies, and at most one of `int8_rows`, one by one
+PROGRAMS = 512  # of `int8_rows` where there are so few rows, as of a weight, that each has less
 TILE = {"R": 128, "C": 64}  # of the programs that transpose
 TILE_WARPS = 8
 COLUMNS_REGISTERS = 64  # of a thread: without a limit ptxas may take 40 and spill
@@ -58,18 +59,17 @@ def codes_of(x, factor):
 
 @launchable
 def int8_rows_kernel(
-    x, codes, scale, sums, rows, columns, stride,
-    ROWS: tl.constexpr, C: tl.constexpr, V: tl.constexpr,
-):  # fmt: skip
-    """A program copies ROWS whole rows, one by one, and stores their sum.
+    x, codes, scale, sums, rows, columns, stride, each, C: tl.constexpr, V: tl.constexpr
+):
+    """A program copies `each` whole rows, one by one, and stores their sum.
 
     V: columns that a thread loads and stores at once.
     """
     column = tl.max_contiguous(tl.arange(0, C), V)
     there = column < columns
-    first = tl.program_id(0).to(tl.int64) * ROWS
+    first = tl.program_id(0).to(tl.int64) * each
     total = tl.zeros((C,), tl.float32)
-    for row in range(first, tl.minimum(first + ROWS, rows)):
+    for row in range(first, tl.minimum(first + each, rows)):
         values = tl.load(x + row * stride + column, mask=there, other=0.0).to(tl.float32)
         spacing = row_scale(values)
         tl.store(codes + row * columns + column, codes_of(values, inverse(spacing)), mask=there)
@@ -226,11 +226,12 @@ def int8_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     rows, columns = x.shape
     codes = x.new_empty(rows, columns, dtype=torch.int8)
     scale = x.new_empty(rows, 1, dtype=torch.float32)
-    sums = x.new_empty(1, cdiv(rows, ROWS), columns, dtype=torch.float32)
+    each = min(ROWS, cdiv(rows, PROGRAMS))
+    sums = x.new_empty(1, cdiv(rows, each), columns, dtype=torch.float32)
     held = next_power_of_2(columns)
     int8_rows_kernel[(sums.shape[1],)](
-        x, codes, scale, sums, rows, columns, x.stride(0),
-        ROWS=ROWS, C=held, V=VECTOR // x.dtype.itemsize, num_warps=warps_of_row(held), num_stages=1,
+        x, codes, scale, sums, rows, columns, x.stride(0), each,
+        C=held, V=VECTOR // x.dtype.itemsize, num_warps=warps_of_row(held), num_stages=1,
     )  # fmt: skip
     (total,) = column_sums(sums)
     return codes, scale, total
@@ -311,8 +312,8 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
         result = {"codes": "*i8", "scale": "*fp32"}
         group = VECTOR // DTYPES[dtype].itemsize
         for held in (1024, 2048, 4096, 8192, WIDEST) if every else (WIDEST,):
-            signature = {**x, **result, "sums": "*fp32", **shape}
-            sizes = {"ROWS": ROWS, "C": held, "V": group}
+            signature = {**x, **result, "sums": "*fp32", **shape, "each": "i32"}
+            sizes = {"C": held, "V": group}
             label = f"int8_rows {held} {dtype}"
             yield Variant(int8_rows_kernel, signature, sizes, warps_of_row(held), 1, label)
         pointers = dict.fromkeys(("q", "k", "v"), f"*{dtype}") | result | {"sums": "*fp32"}

@@ -8,13 +8,14 @@ import torch
 from razorctl.ops.activation import activation_grad, activation_grad_int8
 from razorctl.ops.batch_norm import batch_norm_grad
 from razorctl.ops.cpu import library
+from razorctl.ops.cpu import linear_again as kernels
 from razorctl.ops.functions import FUNCTIONS
 from razorctl.ops.gated import gated_grad
 from razorctl.ops.gemm import scaled_gemm
 from razorctl.ops.images import dequantize_images, quantize_images
 from razorctl.ops.int8 import adjoined, balance, int8_columns, int8_heads, int8_rows
 from razorctl.ops.int8_operand import int8_operand
-from razorctl.ops.int8_row_operand import int8_row_operand
+from razorctl.ops.linear_again import linear_again, row_operand
 from razorctl.ops.norm import norm_grad, norm_grad_int8, norm_quantize
 from razorctl.ops.norm_again import norm_again
 from razorctl.ops.op import FewBitCopy
@@ -168,13 +169,16 @@ def test_int8_operand(function, rows, columns, tile_rows):
 
 @widths
 @pytest.mark.parametrize("function", [None, "gelu"])
-def test_int8_row_operand(function, rows, columns, tile_rows):
+def test_linear_again(function, rows, columns, tile_rows):
     copy = copied(strided(rows, columns, torch.float32), 5, tile_rows)
-    arguments = copy._replace(bias=torch.randn(columns)), rows, function
-    got, want = int8_row_operand(*arguments), body(int8_row_operand)(*arguments)
+    copy = copy._replace(bias=torch.randn(columns))
+    got, want = kernels.row_operand(copy, rows, function), row_operand(copy, rows, function)
     assert (got[0].int() - want[0].int()).abs().max() <= 1
     assert (got[0] != want[0]).float().mean() < 2e-3
     torch.testing.assert_close(got[1], want[1])
+    arguments = copy, rows, function, torch.randn(7, columns), torch.randn(7), torch.bfloat16
+    close = (linear_again(*arguments) - body(linear_again)(*arguments)).norm()
+    assert close < 1e-2 * linear_again(*arguments).norm()
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

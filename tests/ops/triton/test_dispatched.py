@@ -79,9 +79,9 @@ CALLS: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
         (*packed(bias), torch.rand(ROWS, 1), function)
         for bias, function in ((normal(WIDTH), None), (None, "gelu"))
     ],
-    "int8_row_operand": lambda: [
-        (*packed(bias), ROWS, function)
-        for bias, function in ((normal(WIDTH), None), (None, "gelu"))
+    "linear_again": lambda: [
+        (*packed(bias), ROWS, function, normal(32, WIDTH), of_y, torch.bfloat16)
+        for bias, function, of_y in ((normal(WIDTH), None, normal(32)), (None, "gelu", None))
     ],
     "int8_rows": lambda: [(normal(),)],
     "linear_operands": lambda: [

@@ -99,10 +99,7 @@ def capability_of(gpu: gpus.Gpu) -> int:
     return int(gpu.compute_capability.replace(".", ""))
 
 
-def test_kernels_of_the_default_job_fill_a_card(name, request):
-    if name == THIRSTIEST:
-        reason = "int8_rows of a weight, for what is made again, has too few programs"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+def test_kernels_of_the_default_job_fill_a_card(name):
     compilations, starving = {}, Counter()
     for launch in launches_of(name):
         if not launch.trial:

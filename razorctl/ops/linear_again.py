@@ -1,0 +1,77 @@
+"""The output of a linear layer, made again in int8 from a few-bit copy of its input.
+
+y [rows, out] = f(x) W^T + b, for the x [rows, in] of the copy. The product contracts columns, so
+f(x) and W [out, in] need a scale for each row: scale = max |x| / 127, code = round(x / scale). No
+value of f(x) exists but in a row that is being rounded.
+"""
+
+import torch
+from torch import Tensor
+
+from razorctl.ops import kernels
+from razorctl.ops.functions import applied
+from razorctl.ops.gemm import part_rows, scaled_gemm
+from razorctl.ops.int8 import int8_rows, inverse, scale_of
+from razorctl.ops.op import FewBitCopy, Fused, op
+from razorctl.ops.packing import unpacked
+from razorctl.ops.quantize import affine, widened
+
+
+def row_operand(copy: FewBitCopy, rows: int, function: str | None) -> tuple[Tensor, Tensor]:
+    """The codes [rows, columns] and scales [rows, 1] of `int8.int8_rows` for f(x)."""
+    codes = copy.packed.new_empty(rows, copy.scale.shape[1], dtype=torch.int8)
+    scale = copy.packed.new_zeros(rows, 1, dtype=torch.float32)
+    if not codes.numel():
+        return codes, scale
+    offset, spacing = affine(copy)
+    for part, numbers in unpacked(copy, rows):
+        values = applied(function, widened(numbers, offset, spacing, part))
+        scale[part.rows] = scale_of(values, 1)
+        codes[part.rows] = values.mul_(inverse(scale[part.rows])).round_()
+    return codes, scale
+
+
+def outer(offset: Tensor | None, scale: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """The `left` and `right` of `scaled_gemm` for an offset, with the scales of the rows."""
+    if offset is None:
+        return None, None
+    return torch.ones_like(scale).squeeze(1), offset.to(scale.dtype)
+
+
+@op(
+    empty=lambda copy, rows, function, weight, offset, dtype: weight.new_empty(
+        rows, weight.shape[0], dtype=dtype
+    ),
+    fused=lambda copy, rows, function, weight, *_: Fused(
+        operations=2 * rows * weight.numel(),
+        rows=part_rows(len(weight)),
+        made=(rows, *weight.shape),
+        reduces=True,
+    ),
+)
+def linear_again(
+    copy: FewBitCopy,
+    rows: int,
+    function: str | None,
+    weight: Tensor,
+    offset: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """y, in `dtype`.
+
+    Args:
+        copy: The copy of x.
+        rows: Rows of x.
+        function: The name of f in `functions.FUNCTIONS`, None for x itself.
+        weight: [out, in].
+        offset: b, [out], None for 0.
+        dtype: Of y.
+    """
+    codes, scale = row_operand(copy, rows, function)
+    outputs, out_scale, _ = int8_rows.body(weight)
+    left, right = outer(offset, scale)
+    scales = scale, out_scale.squeeze(1)
+    return scaled_gemm.body(codes, outputs, *scales, dtype, left, right)
+
+
+kernels.attach(__name__)
