@@ -8,25 +8,40 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from razorctl import units
+from razorctl.config.registry import starred
 from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer
+from razorctl.layers.sharing import Memo
 from razorctl.memory.saved import Forward, on_copies, traced_bytes, traced_bytes_by_module
 from razorctl.recipe import Recipe
 from razorctl.rules.allocation import largest
-from razorctl.surgery import freezing
-from razorctl.surgery.sparsify import RECIPE, log_stock, recipe_of, restore, sparsify, swap
+from razorctl.surgery import freezing, reruns
+from razorctl.surgery.rerun_choice import groups as rerun_groups
+from razorctl.surgery.rerun_choice import measured
+from razorctl.surgery.rerun_choice import unfit as unfit_block
+from razorctl.surgery.sparsify import (
+    RECIPE,
+    log_stock,
+    recipe_of,
+    refuse_sparsified,
+    restore,
+    sparsify,
+    swap,
+)
 
 log = logging.getLogger(__name__)
 
 TIGHTER = 0.97  # of the bytes, from one try to the next
 LEAST = 0.01  # share of the bytes of full from which on a warning names a part
 CLASSIFIER = "the classifier"
+RERUN_BITS = (8, 6, 4)  # of copies of the inputs of blocks that run again
 
 
 def sparsify_within(
@@ -41,12 +56,15 @@ def sparsify_within(
     """Sparsifies a model so that a step on `inputs` keeps at most 1 - ratio of what full keeps.
 
     `sparsify` alone chooses rules that meet the byte budget on the models that they were measured
-    on. This function traces the model at hand and takes rules of fewer bits where it keeps more. A
-    method without a byte budget is left to `sparsify`. Activation checkpointing changes no rule:
-    the budget is met without it, and must be met with it too.
+    on. This function traces the model at hand and takes rules of fewer bits where it keeps more. If
+    none meet the budget, blocks whose layers stay stock run again in the backward pass, from copies
+    of their inputs in 8 bits or fewer (`reruns`), the largest first. A method without a byte budget
+    is left to `sparsify`. Activation checkpointing changes no rule: the budget is met without it,
+    and must be met with it too.
 
-    Returns the names of the swapped modules. Raises what `sparsify` raises, and UsageError with the
-    largest ratio that can be met if this one cannot; the model is then as it was.
+    Returns the names of the modules that run again, then those of the swapped ones. Raises what
+    `sparsify` raises, and UsageError with the largest ratio that can be met if this one cannot; the
+    model is then as it was.
 
     Args:
         model: a stock model.
@@ -58,20 +76,24 @@ def sparsify_within(
     """
     if not recipe.has_byte_budget:
         return sparsify(model, recipe)
+    refuse_sparsified(model)
     run: dict[str, Any] = {"autocast": autocast, "forward": forward}
-    ratio, full = on_copies(partial(_tried, recipe, full, run), model, inputs)
-    names = swap(model, replace(recipe, ratio=ratio))
+    again, full = on_copies(partial(_tried, recipe, full, run), model, inputs)
+    names = (*again.names, *swap(model, replace(recipe, ratio=again.ratio)))
+    again.attach(model)
     if recipe.activation_checkpointing:
         _check_checkpointed(model, recipe, traced_bytes(model, inputs, **run), full)
     setattr(model, RECIPE, recipe)
+    if again.names:
+        log.info("run again in the backward pass, from %d bits: %s", again.bits, again.stars())
     log_stock(model, recipe)
     return names
 
 
 def _tried(
     recipe: Recipe, full: int | None, run: Mapping[str, Any], twin: nn.Module, inputs: Any
-) -> tuple[float, int]:
-    """The ratio whose rules meet a recipe's byte budget on a copy of a model, and full's bytes.
+) -> tuple["_Reruns", int]:
+    """What meets a recipe's byte budget on a copy of a model, and the bytes that full keeps.
 
     Raises UsageError with the largest ratio that can be met if this one cannot.
     """
@@ -83,16 +105,77 @@ def _tried(
         swap(twin, replace(plain, ratio=ratio))
         return traced_bytes_by_module(twin, inputs, **run)
 
-    ratio = _meeting(parts, recipe.ratio, budget)
-    if ratio is None:
-        least = parts(largest())
-        stock = uncompressed(twin, least, known, budget)
+    again = _Reruns(_meeting(parts, recipe.ratio, budget))
+    if again.ratio is None and not recipe.activation_checkpointing:
+        again = _rerunning(twin, inputs, plain, budget, run)
+    if again.ratio is None:
+        least = traced_bytes_by_module(twin, inputs, **run)
+        reasons = [uncompressed(twin, least, known, budget), again.refusal]
         possible = math.floor(1000 * (1 - sum(least.values()) / known)) / 1000
         raise UsageError(
             f"ratio {recipe.ratio:g} cannot be met by {type(twin).__name__} with this batch"
-            f"{stock and ': ' + stock}; the largest that can is {max(0.0, possible):g}."
+            f"{''.join(f': {reason}' for reason in reasons if reason)}; "
+            f"the largest that can is {max(0.0, possible):g}."
         )
-    return ratio, known
+    return again, known
+
+
+class _Reruns(NamedTuple):
+    """The ratio of the rules, None if none will do; blocks that run again from copies, by name.
+
+    refusal: a sentence about a block that cannot.
+    """
+
+    ratio: float | None
+    bits: int = 8
+    names: tuple[str, ...] = ()
+    refusal: str = ""
+
+    def attach(self, model: nn.Module) -> None:
+        memo = Memo()
+        for name in self.names:
+            reruns.attach(model.get_submodule(name), name, self.bits, memo)
+
+    def stars(self) -> str:
+        """The names as text, one for those that differ in numbers alone."""
+        stars = Counter(map(starred, self.names))
+        return ", ".join(f"{count} x {name}" for name, count in stars.items())
+
+
+def _rerunning(
+    twin: nn.Module, inputs: Any, recipe: Recipe, budget: float, run: Mapping[str, Any]
+) -> _Reruns:
+    """The blocks of a fake model that run again to meet a budget, with as few of them as suffice.
+
+    Elements of lists are tried first, then any module, and both with the rules of fewest bits. The
+    twin is left with the last that was tried.
+    """
+
+    def put(again: _Reruns) -> None:
+        restore(twin)
+        swap(twin, replace(recipe, ratio=again.ratio or recipe.ratio))
+        again.attach(twin)
+
+    def meets(again: _Reruns) -> bool:
+        put(again)
+        return traced_bytes(twin, inputs, **run) <= budget
+
+    refusal = ""
+    for ratio in (recipe.ratio, max(recipe.ratio, largest())):
+        put(_Reruns(ratio))
+        modules = measured(twin, inputs, **run)
+        for listed in (True, False):
+            groups = rerun_groups(modules, budget, listed)
+            names = [tuple(chain(*groups[:count])) for count in range(1, len(groups) + 1)]
+            for bits in RERUN_BITS if names else ():
+                ways = [_Reruns(ratio, bits, part) for part in names]
+                if meets(ways[-1]):
+                    return ways[bisect_left(ways[:-1], True, key=meets)]
+        if unfit := unfit_block(modules):
+            kind = type(twin.get_submodule(unfit)).__name__
+            why = f"gets an argument of type {modules[unfit].unknown}"
+            refusal = f"{unfit} ({kind}) {why}, so it cannot run again"
+    return _Reruns(None, refusal=refusal)
 
 
 def _meeting(
@@ -197,7 +280,7 @@ def uncompressed(model: nn.Module, parts: Mapping[str, int], full: int, most: fl
     counts, sizes = Counter[str](), Counter[str]()
     for name, size in parts.items():
         module = model.get_submodule(name)
-        if not isinstance(module, RazorLayer):
+        if not isinstance(module, RazorLayer) and not reruns.attached(module):
             part = _part(model, module)
             counts[part] += 1
             sizes[part] += size

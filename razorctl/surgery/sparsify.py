@@ -30,6 +30,7 @@ from razorctl.surgery import (
     checkpointing,
     drawing,
     freezing,
+    reruns,
     residuals,
     torchao,
 )
@@ -66,8 +67,9 @@ def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
     Parameters, buffers, state dict, hooks and optimizers stay valid; `restore` undoes it. A module
     is swapped only if its type is exactly a known stock type, because a subclass may compute
     something else. Other modules stay stock and are logged. Warnings name unknown attention, and
-    layers that are likely to exceed a byte budget. Everything is checked before the first change.
-    Returns the names of the modules whose activation checkpointing was switched on, of those that
+    layers that are likely to exceed a byte budget; `byte_budget.sparsify_within`, which traces
+    inputs, runs such blocks again in the backward pass. Everything is checked before the first
+    change. Returns the names of the modules whose activation checkpointing was switched on, of those that
     got adapters, and of the swapped ones; none for method `full`. Raises UsageError if the model is
     sparsified already, if it cannot honor the recipe, or if nothing in it can be swapped.
     """
@@ -81,8 +83,7 @@ def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
 def swap(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
     """`sparsify` without its messages in the log."""
     method = METHODS[recipe.method]
-    if any(map(_changed, model.modules())):
-        raise UsageError("the model is sparsified already; call razorctl.restore(model) first.")
+    refuse_sparsified(model)
     chosen = _choose(model, recipe)
     prunable = any(new.razor.kind in recipe.rules for new in chosen)
     if recipe.prunes and method.prunes and not prunable:
@@ -133,9 +134,15 @@ def swap(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
     return *checkpointed, *linear[:-1], *foreign, *(new.name for new in chosen)
 
 
+def refuse_sparsified(model: nn.Module) -> None:
+    """Raises UsageError for a model that `sparsify` has changed."""
+    if any(map(_changed, model.modules())):
+        raise UsageError("the model is sparsified already; call razorctl.restore(model) first.")
+
+
 def _changed(module: nn.Module) -> bool:
     """Whether `sparsify` has changed this very module."""
-    parts = (adapters, branches, checkpointing, drawing, freezing, residuals, torchao)
+    parts = (adapters, branches, checkpointing, drawing, freezing, reruns, residuals, torchao)
     return isinstance(module, RazorLayer) or any(part.attached(module) for part in parts)
 
 
@@ -157,6 +164,7 @@ def restore(model: nn.Module) -> None:
     """
     for module in list(model.modules()):
         vars(module).pop(RECIPE, None)
+        reruns.detach(module)  # they run the others' forwards
         adapters.detach(module)
         freezing.detach(module)
         checkpointing.detach(module)
@@ -264,14 +272,19 @@ def log_stock(model: nn.Module, recipe: Recipe) -> None:
     """Logs which modules of a sparsified model have stayed stock."""
     if not recipe.prunes:
         return
+    again = {part for m in model.modules() if reruns.attached(m) for part in m.modules()}
     leaves = {
         name: module
         for name, module in model.named_modules()
-        if not isinstance(module, (RazorLayer, *LIGHT)) and not any(module.children())
+        if module not in again
+        and not isinstance(module, (RazorLayer, *LIGHT))
+        and not any(module.children())
     }
     if leaves:
         log.info("stock, so kept in full: %s", _grouped(leaves))
-    if "attention" in recipe.rules and (strange := _strange_attention(model)):
+    if "attention" in recipe.rules and (
+        strange := {n: m for n, m in _strange_attention(model).items() if m not in again}
+    ):
         log.warning("unknown attention, so stock and kept in full: %s", _grouped(strange))
 
 

@@ -184,9 +184,10 @@ class TestWarnings:
             f"activations), 1 Pool layer ({shares[2]}) are not compressed."
         ]
         restore(model)
-        with pytest.raises(UsageError, match=r"with this batch: 6 Normed .* are not compressed; "):
-            sparsify_within(model, Recipe(), x)
-        assert not any(isinstance(module, RazorLayer) for module in model.modules())
+        caplog.clear()
+        sparsify_within(model, Recipe(), x)
+        assert razorctl.saved_bytes(model, x) <= 0.1 * full
+        assert "not compressed" not in caplog.text
 
     def test_of_what_can_be_mended(self, caplog):
         model, x = small()

@@ -1,0 +1,280 @@
+"""Blocks that run again in the backward pass, from few-bit copies of their inputs.
+
+Forward: y = f(x, w), the stock one; of x only a copy x' is kept. Backward: f(x', w) runs again, and
+dx and dw are those of f at x'. torch's checkpoint does it: it keeps nothing of the first run, whose
+graph gets what the second one keeps. Here it keeps copies, and the second run gets their values.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from functools import partial
+from inspect import signature
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.checkpoint import checkpoint
+
+from razorctl.errors import UsageError
+from razorctl.layers.sharing import Memo
+from razorctl.ops.images import memory_format
+from razorctl.rules.packed import Packed
+from razorctl.rules.quantized import Quantized
+
+ROWS = 16  # an input of fewer rows is kept as it is
+# So is an argument with one of these in its name: its values may be near -inf.
+EXACT = ("mask", "bias")
+# Arguments that hold no tensors.
+PLAIN: tuple[type, ...] = (
+    *(type(None), bool, int, float, complex, str, bytes, slice, Enum, nn.Module),
+    *(torch.dtype, torch.device, torch.Size, torch.memory_format),
+)
+# Layers -> the attribute with the number of their channels, which are axis 1 of their input.
+CHANNELS: dict[type[nn.Module], str] = {
+    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), "in_channels"),
+    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), "num_features"),
+    nn.GroupNorm: "num_channels",
+}
+
+
+class Values(torch.autograd.Function):
+    """The values of a copy in a shape, with a gradient, so that the graph is like the first one.
+
+    Nothing flows back through it: gradients take the graph of the first run.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, kept: "Kept", *tensors: Any) -> Tensor:
+        assert kept.form is not None
+        copy = kept.form.holding(tensors)
+        x = (
+            copy.values()
+            if kept.images is None
+            else copy.images(kept.shape, copy.dtype, kept.images)
+        )
+        view: Tensor = torch.ops.aten._unsafe_view(x, kept.shape)  # it may change in place
+        return view
+
+
+class Kept(NamedTuple):
+    """How a tensor of a block's arguments is kept.
+
+    Args:
+        form: its copy without tensors; None if it is kept as it is.
+        parts: the number of tensors that are kept for it.
+        shape: its shape.
+        images: its memory format, if its channels are axis 1 and the copy's rows its pixels.
+    """
+
+    form: Packed | None
+    parts: int
+    shape: torch.Size
+    images: torch.memory_format | None = None
+
+    def tensor(self, kept: tuple[Any, ...]) -> Tensor:
+        """The tensor that the block gets when it runs again."""
+        if self.form is None:
+            (x,) = kept
+            return x  # type: ignore[no-any-return]
+        values: Tensor = Values.apply(torch.zeros((), requires_grad=True), self, *kept)
+        return values
+
+
+class Rerun:
+    """Runs in place of the forward of a block."""
+
+    def __init__(self, owner: nn.Module, name: str, bits: int, memo: Memo) -> None:
+        self.owner, self.name, self.rule, self.memo = owner, name, Quantized(bits), memo
+        self.inner: Any = vars(owner).get("forward")  # None: that of its class
+        names = list(signature(owner.forward).parameters.values())
+        self.names = [
+            p.name for p in names if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+        sizes = [(m, CHANNELS[type(m)]) for m in owner.modules() if type(m) in CHANNELS]
+        self.channels = {getattr(module, size) for module, size in sizes}
+
+    @torch._disable_dynamo  # type: ignore[attr-defined] # compiled, a block would run again from its input itself
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        forward = self.inner or partial(type(self.owner).forward, self.owner)
+        if not (self.owner.training and torch.is_grad_enabled()):
+            return forward(*args, **kwargs)
+        arguments: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+        arguments = {key: without_cache(self.owner, value) for key, value in arguments.items()}
+        leaves, tree = tree_flatten(arguments)
+        if unknown(leaves):
+            return forward(*args, **kwargs)
+        tensors, forms = self._pack(arguments)
+        again = _Again(forward, forms, tree, self.owner)
+        again.first = leaves
+        versions = [(leaf, leaf._version) for leaf in leaves if isinstance(leaf, Tensor)]
+        result = checkpoint(again, *tensors, use_reentrant=False)
+        self._check([leaf for leaf, version in versions if leaf._version != version], tensors)
+        return result
+
+    def _pack(self, arguments: dict[Any, Any]) -> tuple[list[Tensor | None], list[Any]]:
+        """The tensors to keep, and for each leaf of the arguments how it is kept, or itself."""
+        tensors, forms, seen = list[Tensor | None](), list[Any](), dict[int, int]()
+        for key, value in arguments.items():
+            name = self.names[key] if isinstance(key, int) and key < len(self.names) else str(key)
+            exact = any(part in name for part in EXACT)
+            for leaf in tree_flatten(value)[0]:
+                if not isinstance(leaf, Tensor):
+                    forms.append(leaf)
+                elif id(leaf) in seen:
+                    forms.append(_Same(seen[id(leaf)]))
+                else:
+                    seen[id(leaf)] = len(forms)
+                    kept, parts = self._keep(leaf, exact)
+                    forms.append(kept)
+                    tensors += parts
+        return tensors, forms
+
+    def _keep(self, x: Tensor, exact: bool) -> tuple[Kept, list[Tensor | None]]:
+        """How a tensor is kept, and the tensors that are."""
+        images = x.dim() > 2 and x.shape[1] in self.channels
+        columns = x.shape[1] if images else x.shape[-1] if x.dim() else 1
+        if exact or not packable(x, columns):
+            return Kept(None, 1, x.shape), [x]
+
+        def copy() -> Packed:
+            with torch.no_grad():
+                if images:
+                    return self.rule.pack_images(x.detach(), x.dtype)
+                return self.rule.pack(x.detach().reshape(-1, columns))
+
+        packed, _ = self.memo.pack(x, ("block", images), copy, self.owner)
+        parts = list(packed.tensors)
+        form = packed.holding([None] * len(parts))
+        return Kept(form, len(parts), x.shape, memory_format(x) if images else None), parts
+
+    def _check(self, changed: list[Tensor], kept: list[Tensor | None]) -> None:
+        """Raises UsageError if a block changed an argument in place that it needs unchanged."""
+        places = [tensor.untyped_storage()._cdata for tensor in changed]
+        if len(set(places)) < len(places) or any(
+            one is tensor for one in changed for tensor in kept
+        ):
+            raise UsageError(
+                f"{self.name} ({type(self.owner).__name__}) changes an argument in place, so it "
+                "cannot be run again; change a clone of it."
+            )
+
+
+class _Same(NamedTuple):
+    """An argument that is the same tensor as an earlier one."""
+
+    place: int
+
+
+class _Again:
+    """The two runs of a block: with its arguments, once, and then with the values of copies."""
+
+    def __init__(
+        self, forward: Callable[..., Any], forms: list[Any], tree: Any, owner: nn.Module
+    ) -> None:
+        self.forward, self.forms, self.tree, self.owner = forward, forms, tree, owner
+        self.first: list[Any] | None = None  # the graph must not hold the arguments
+        self.changed: list[tuple[nn.Module, str]] = []
+
+    def __call__(self, *tensors: Tensor | None) -> Any:
+        if self.first is not None:
+            leaves, self.first = self.first, None
+            buffers = {key: (b, b._version) for key, b in _buffers(self.owner)}
+            result = self._run(leaves)
+            now = dict(_buffers(self.owner))
+            self.changed = [
+                key
+                for key, (buffer, version) in buffers.items()
+                # torch's batch norms count no version of the statistics that they change.
+                if isinstance(key[0], nn.modules.batchnorm._NormBase)
+                or now.get(key) is not buffer
+                or buffer._version != version
+            ]
+            return result
+        leaves, rest = list[Any](), tensors
+        for form in self.forms:
+            if isinstance(form, _Same):
+                form = leaves[form.place]
+            elif isinstance(form, Kept):
+                of_this, rest = rest[: form.parts], rest[form.parts :]
+                form = form.tensor(of_this)
+            leaves.append(form)
+        with _unchanged(self.changed):
+            return self._run(leaves)
+
+    def _run(self, leaves: list[Any]) -> Any:
+        arguments = tree_unflatten(leaves, self.tree)
+        args = [value for key, value in arguments.items() if isinstance(key, int)]
+        named = {key: value for key, value in arguments.items() if isinstance(key, str)}
+        return self.forward(*args, **named)
+
+
+def _buffers(owner: nn.Module) -> Iterator[tuple[tuple[nn.Module, str], Tensor]]:
+    for module in owner.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                yield (module, name), buffer
+
+
+@contextmanager
+def _unchanged(buffers: list[tuple[nn.Module, str]]) -> Iterator[None]:
+    """Runs the block with copies of buffers, such as the running statistics of a BatchNorm."""
+    before = [module._buffers[name] for module, name in buffers]
+    for (module, name), buffer in zip(buffers, before, strict=True):
+        module._buffers[name] = None if buffer is None else buffer.clone()
+    try:
+        yield
+    finally:
+        for (module, name), buffer in zip(buffers, before, strict=True):
+            module._buffers[name] = buffer
+
+
+def packable(x: Tensor, columns: int) -> bool:
+    """Whether an argument is packed: an activation of `columns` columns that has a gradient."""
+    activation = x.requires_grad and x.is_floating_point() and not isinstance(x, nn.Parameter)
+    return activation and x.layout is torch.strided and x.numel() >= ROWS * max(1, columns)
+
+
+def unknown(leaves: list[Any]) -> str:
+    """The type of the first of these arguments that may hold tensors unseen, "" if none may."""
+    strange = (
+        leaf for leaf in leaves if not (isinstance(leaf, (Tensor, *PLAIN)) or callable(leaf))
+    )
+    return next((type(leaf).__name__ for leaf in strange), "")
+
+
+def without_cache(block: nn.Module, value: Any) -> Any:
+    """None for a cache of transformers that has nothing of a block yet; else the value."""
+    caches = sys.modules.get("transformers.cache_utils")
+    if caches is None or not isinstance(value, caches.Cache):
+        return value
+    layers = (vars(module).get("layer_idx") for module in block.modules())
+    layer = next((index for index in layers if index is not None), 0)
+    return None if value.get_seq_length(layer) == 0 else value
+
+
+def attach(block: nn.Module, name: str, bits: int, memo: Memo) -> None:
+    """Makes a block run again in the backward pass, until `detach`.
+
+    Args:
+        block: of any type.
+        name: its name in its model, for messages.
+        bits: of an element of its packed inputs.
+        memo: where blocks find copies of each other's inputs.
+    """
+    block.forward = Rerun(block, name, bits, memo)
+
+
+def attached(module: nn.Module) -> bool:
+    """Whether this very module runs again in the backward pass."""
+    return isinstance(vars(module).get("forward"), Rerun)
+
+
+def detach(module: nn.Module) -> None:
+    """Restores the forward of a block."""
+    if attached(module):
+        rerun: Any = vars(module).pop("forward")
+        if rerun.inner is not None:
+            module.forward = rerun.inner

@@ -1,0 +1,252 @@
+"""Blocks that run again in the backward pass, from packed inputs."""
+
+import copy
+import pickle
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cosine_similarity
+
+from razorctl import Recipe, restore, saved_bytes
+from razorctl.errors import UsageError
+from razorctl.layers.base import RazorLayer
+from razorctl.layers.sharing import Memo
+from razorctl.memory.saved import traced_bytes
+from razorctl.rules.quantized import Quantized
+from razorctl.surgery import reruns
+from razorctl.surgery.byte_budget import sparsify_within
+
+
+class Block(nn.Module):
+    """A block with dropout, a batch norm, keywords, and a tuple and a mapping as its outputs."""
+
+    def __init__(self, width: int = 16, p: float = 0.0) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.norm, self.drop = nn.BatchNorm1d(width), nn.Dropout(p)
+
+    def forward(self, x, *, scale=None, mask=None, names=("y",)):
+        y = self.second(self.drop(torch.sin(self.first(x))))
+        y = self.norm(y.flatten(0, -2)).view(x.shape)
+        if scale is not None:
+            y = y * scale
+        if mask is not None:
+            y = torch.where(mask, y, 0)
+        return x + y, {names[0]: y.mean()}
+
+
+def packed_values(x: torch.Tensor, bits: int) -> torch.Tensor:
+    return Quantized(bits).pack(x.detach().flatten(0, -2)).values().view(x.shape)
+
+
+def gradients(module: nn.Module, y: torch.Tensor) -> torch.Tensor:
+    return torch.cat([g.flatten() for g in torch.autograd.grad(y, list(module.parameters()))])
+
+
+@pytest.mark.parametrize("cast", [False, True])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_the_gradient_is_that_of_the_stock_block_at_the_values_of_the_copies(bits, cast):
+    block, dy = Block(p=0.5).train(), torch.randn(4, 8, 16)
+    x, scale = torch.randn(4, 8, 16), torch.randn(4, 8, 16)
+    mask = torch.rand(4, 8, 16) > 0.3
+
+    def run(module, *values):
+        leaves = [value.clone().requires_grad_() for value in values]
+        torch.manual_seed(1)
+        with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+            x, scale = (leaf * 1 for leaf in leaves)
+            y, more = module(x, scale=scale, mask=mask)
+        torch.manual_seed(2)  # the second run draws what the first drew
+        both = [y, more["y"]], [dy, torch.tensor(0.5)]
+        return y, torch.autograd.grad(both[0], [*leaves, *module.parameters()], both[1])
+
+    stock = copy.deepcopy(block)
+    y, exact = run(copy.deepcopy(block), x, scale)
+    _, expected = run(stock, packed_values(x, bits), packed_values(scale, bits))
+    reruns.attach(block, "block", bits, Memo())
+    again, got = run(block, x, scale)
+    assert torch.equal(y, again)
+    for one, other, true in zip(got, expected, exact, strict=True):
+        torch.testing.assert_close(one, other)
+        assert not torch.equal(one, true)
+
+
+def test_running_statistics_change_once():
+    block, x = Block().train(), torch.randn(4, 8, 16, requires_grad=True)
+    stock = copy.deepcopy(block)
+    reruns.attach(block, "block", 8, Memo())
+    for module in (stock, block):
+        module(x * 1)[0].sum().backward()
+    assert block.norm.num_batches_tracked == 1
+    torch.testing.assert_close(block.norm.running_mean, stock.norm.running_mean)
+
+
+def test_a_block_that_runs_twice_and_does_not_train():
+    block, x = Block().train(), torch.randn(4, 8, 16, requires_grad=True)
+    stock = copy.deepcopy(block)
+    reruns.attach(block, "block", 8, Memo())
+
+    def run(module):
+        y, _ = module(x * 1)
+        y, _ = module(y)
+        return gradients(module, y.square().sum())
+
+    assert cosine_similarity(run(stock), run(block), dim=0) > 0.999
+    block.eval()
+    torch.testing.assert_close(run(block), run(stock.eval()))
+
+
+class Within(nn.Module):
+    """A block that changes what it gets in place."""
+
+    def __init__(self, both: bool) -> None:
+        super().__init__()
+        self.linear, self.both = nn.Linear(16, 16), both
+
+    def forward(self, x, other):
+        (x if self.both else x[:, :1]).add_(1)
+        return self.linear(x) * other
+
+
+def test_a_change_in_place():
+    x = torch.randn(32, 16, requires_grad=True)
+    block = Within(True)
+    stock = copy.deepcopy(block)
+    reruns.attach(block, "h.0", 8, Memo())
+    y, exact = block(x * 1, torch.ones(())), stock(x * 1, torch.ones(()))
+    exact, got = gradients(stock, exact.square().sum()), gradients(block, y.square().sum())
+    assert cosine_similarity(exact, got, dim=0) > 0.999
+    base = x * 1
+    with pytest.raises(UsageError, match=r"h\.0 \(Within\) changes an argument in place"):
+        block(base, base[:, :16])
+    with pytest.raises(UsageError, match=r"h\.0 \(Within\) changes an argument in place"):
+        block(torch.randn(32, 16), torch.ones(()))
+
+
+@dataclass
+class Opaque:
+    """An argument that may hold anything."""
+
+    x: torch.Tensor
+
+
+class OfOpaque(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, opaque):
+        return Opaque(torch.sin(self.linear(opaque.x)))
+
+
+class Stack(nn.Module):
+    """Blocks of an unknown kind."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(copy.deepcopy(block) for _ in range(4))
+        self.head = nn.Linear(16, 2)
+
+    def forward(self, x):
+        wrap = isinstance(self.blocks[0], OfOpaque)
+        x = Opaque(x) if wrap else x
+        for block in self.blocks:
+            x = block(x) if wrap else block(x)[0]
+        return self.head((x.x if wrap else x).mean(1))
+
+
+def test_an_unknown_argument_is_refused_with_the_block():
+    model, refusal = (
+        Stack(OfOpaque()),
+        r"4 OfOpaque modules .* not compressed: blocks\.\d .* Opaque",
+    )
+    with pytest.raises(UsageError, match=refusal):
+        sparsify_within(model, Recipe(ratio=0.9), torch.randn(8, 64, 16))
+    assert not any(isinstance(module, RazorLayer) for module in model.modules())
+
+
+def test_restore_deepcopy_and_pickle():
+    model, x = Stack(Block()), torch.randn(8, 64, 16)
+    keys, full = list(model.state_dict()), traced_bytes(model, x)
+    names = sparsify_within(model, Recipe(ratio=0.9), x)
+    assert names[:4] == tuple(f"blocks.{number}" for number in range(4))
+    kept = saved_bytes(model, x)
+    assert kept <= 0.1 * full
+    assert list(model.state_dict()) == keys
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert twin.blocks[0].forward.owner is twin.blocks[0]
+        assert saved_bytes(twin, x) == kept
+    with pytest.raises(UsageError, match="sparsified already"):
+        sparsify_within(model, Recipe(ratio=0.9), x)
+    restore(model)
+    assert "forward" not in vars(model.blocks[0])
+    assert traced_bytes(model, x) == full
+
+
+def test_fewer_bits_where_eight_keep_too_much():
+    model, x = Stack(Block()), torch.randn(8, 64, 16)
+    full, kept = traced_bytes(model, x), {}
+    for ratio in (0.9, 0.93):
+        sparsify_within(model, Recipe(ratio=ratio), x)
+        kept[model.blocks[0].forward.rule.bits] = traced_bytes(model, x) / full
+        assert traced_bytes(model, x) <= (1 - ratio) * full
+        restore(model)
+    assert len(kept) == 2
+
+
+def t5():
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(
+        d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, vocab_size=50, dropout_rate=0.1
+    )
+    config.decoder_start_token_id = config.pad_token_id = 0
+    ids = torch.randint(0, 50, (4, 48))
+    return T5ForConditionalGeneration(config), {"input_ids": ids, "labels": ids}
+
+
+def bloom():
+    from transformers import BloomConfig, BloomForCausalLM
+
+    config = BloomConfig(hidden_size=32, n_layer=3, n_head=4, vocab_size=50)
+    return BloomForCausalLM(config), {"input_ids": torch.randint(0, 50, (4, 48))}
+
+
+def mamba():
+    from transformers import MambaConfig, MambaForCausalLM
+
+    config = MambaConfig(hidden_size=32, num_hidden_layers=3, state_size=4, vocab_size=50)
+    return MambaForCausalLM(config), {"input_ids": torch.randint(0, 50, (4, 24))}
+
+
+def swin():
+    import timm
+
+    options = {"img_size": 32, "embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4)}
+    model = timm.create_model("swinv2_tiny_window8_256", window_size=4, **options)
+    return model, {"x": torch.randn(4, 3, 32, 32)}
+
+
+@pytest.mark.parametrize("make", [t5, bloom, mamba, swin])
+def test_models_of_unknown_blocks(make):
+    model, x = make()
+    model.train()
+    full = traced_bytes(model, x)
+
+    def step():
+        model.zero_grad()
+        torch.manual_seed(0)
+        y = model(**x)
+        y = y if isinstance(y, torch.Tensor) else y.logits
+        y.square().mean().backward()
+        grads = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+        return y.detach(), torch.cat(grads)
+
+    y, exact = step()
+    sparsify_within(model, Recipe(ratio=0.9), x)
+    assert traced_bytes(model, x) <= 0.1 * full
+    again, got = step()
+    torch.testing.assert_close(again, y)
+    assert cosine_similarity(exact, got, dim=0) > 0.99
