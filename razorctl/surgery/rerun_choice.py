@@ -77,18 +77,24 @@ def groups(modules: Mapping[str, Module], budget: float, listed: bool) -> list[l
     Args:
         modules: of `measured`.
         budget: in bytes.
-        listed: whether blocks are elements of lists and sequences alone.
+        listed: whether blocks are elements of lists and sequences alone; otherwise any module with
+            none inside is too.
     """
     inside: dict[str, list[str]] = {}
     for name in modules:
         if name:
             inside.setdefault(name.rpartition(".")[0], []).append(name)
 
-    def fit(name: str) -> bool:
+    def able(name: str) -> bool:
         module = modules[name]
-        named = not listed or name.rpartition(".")[2].isdigit()
-        fits = module.calls and not module.unknown
-        return bool(name and named and fits and _spared(module) > 0)
+        return bool(module.calls and not module.unknown and _spared(module) > 0)
+
+    elements = {name for name in modules if name.rpartition(".")[2].isdigit() and able(name)}
+    # What elements are inside of is the model, more or less, and would save nothing at its peak.
+    above = {outer for name in elements for outer in _outer(name.rpartition(".")[0])}
+
+    def fit(name: str) -> bool:
+        return name in elements or (not listed and name not in above and able(name))
 
     largest = Counter[str]()  # of a group, so that its blocks are chosen together
     for name in filter(fit, modules):

@@ -69,9 +69,10 @@ def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
     something else. Other modules stay stock and are logged. Warnings name unknown attention, and
     layers that are likely to exceed a byte budget; `byte_budget.sparsify_within`, which traces
     inputs, runs such blocks again in the backward pass. Everything is checked before the first
-    change. Returns the names of the modules whose activation checkpointing was switched on, of those that
-    got adapters, and of the swapped ones; none for method `full`. Raises UsageError if the model is
-    sparsified already, if it cannot honor the recipe, or if nothing in it can be swapped.
+    change. Returns the names of the modules whose activation checkpointing was switched on, of
+    those that got adapters, and of the swapped ones; none for method `full`. Raises UsageError if
+    the model is sparsified already, if it cannot honor the recipe, or if nothing in it can be
+    swapped.
     """
     recipe = recipe or Recipe()
     names = swap(model, recipe)
