@@ -45,7 +45,7 @@ def traced_bytes(
 
 
 def on_copies(trace: Callable[[nn.Module, Any], T], model: nn.Module, inputs: Any) -> T:
-    """What `trace` returns for fake copies of a model and of inputs.
+    """The result of `trace` for fake copies of a model and of inputs.
 
     If the model reads values, and it and the inputs are real, `trace` runs again, on a real copy of
     the model and on the inputs. Raises ValuesError if they are not.

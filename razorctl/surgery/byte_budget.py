@@ -79,6 +79,7 @@ def sparsify_within(
     refuse_sparsified(model)
     run: dict[str, Any] = {"autocast": autocast, "forward": forward}
     again, full = on_copies(partial(_tried, recipe, full, run), model, inputs)
+    assert again.ratio is not None
     names = (*again.names, *swap(model, replace(recipe, ratio=again.ratio)))
     again.attach(model)
     if recipe.activation_checkpointing:
@@ -93,7 +94,7 @@ def sparsify_within(
 def _tried(
     recipe: Recipe, full: int | None, run: Mapping[str, Any], twin: nn.Module, inputs: Any
 ) -> tuple["_Reruns", int]:
-    """What meets a recipe's byte budget on a copy of a model, and the bytes that full keeps.
+    """The way to meet a recipe's byte budget on a copy of a model, and the bytes that full keeps.
 
     Raises UsageError with the largest ratio that can be met if this one cannot.
     """

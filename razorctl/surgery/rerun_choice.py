@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from razorctl.config import registry
-from razorctl.memory.fake import fake_copies
-from razorctl.memory.saved import traced_bytes_by_module
+from razorctl.memory.saved import on_copies, traced_bytes_by_module
 from razorctl.surgery import reruns
 
 
@@ -29,25 +28,30 @@ class Module:
 
 def measured(model: nn.Module, inputs: Any, **run: Any) -> dict[str, Module]:
     """Traces a sparsified model; name -> what the module keeps, of all modules."""
-    _, twin, batch = fake_copies(model, inputs)
-    found = {name: Module() for name, _ in twin.named_modules()}
 
-    def watch(name: str, module: nn.Module) -> None:
-        def before(block: nn.Module, args: Any, kwargs: Any) -> None:
-            values = (*args, *kwargs.values())
-            leaves = tree_leaves([reruns.without_cache(block, value) for value in values])
-            found[name].calls += 1
-            found[name].inputs += sum(map(_kept, leaves))
-            found[name].unknown = found[name].unknown or reruns.unknown(leaves)
+    def trace(twin: nn.Module, batch: Any) -> dict[str, Module]:
+        found = {name: Module() for name, _ in twin.named_modules()}
+        for name, module in twin.named_modules():
+            _watch(module, found[name])
+        for name, size in traced_bytes_by_module(twin, batch, **run).items():
+            for outer in _outer(name):
+                found[outer].held += size
+        return found
 
-        module.register_forward_pre_hook(before, with_kwargs=True)
+    return on_copies(trace, model, inputs)
 
-    for name, module in twin.named_modules():
-        watch(name, module)
-    for name, size in traced_bytes_by_module(twin, batch, **run).items():
-        for outer in _outer(name):
-            found[outer].held += size
-    return found
+
+def _watch(module: nn.Module, found: Module) -> None:
+    """Adds what a module is called with to what is found of it."""
+
+    def before(block: nn.Module, args: Any, kwargs: Any) -> None:
+        values = (*args, *kwargs.values())
+        leaves = tree_leaves([reruns.without_cache(block, value) for value in values])
+        found.calls += 1
+        found.inputs += sum(map(_kept, leaves))
+        found.unknown = found.unknown or reruns.unknown(leaves)
+
+    module.register_forward_pre_hook(before, with_kwargs=True)
 
 
 def _kept(leaf: Any) -> int:
