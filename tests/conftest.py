@@ -81,7 +81,11 @@ class Rows:
 
 
 # Files of few tests that take long; pytest-xdist would begin them last, and then wait for one.
-LONG = ("ops/triton/test_compiled.py", "training/test_processes.py", "training/test_crash.py")
+LONG = (
+    *("tests/test_examples.py", "layers/test_compiled_sharing.py", "ops/triton/test_compiled.py"),
+    *("cli/test_front.py", "planning/test_batch.py", "tests/test_readme.py"),
+    *("training/test_processes.py", "training/test_crash.py", "tests/test_bare.py"),
+)
 
 
 @pytest.hookimpl(trylast=True)

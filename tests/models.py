@@ -124,7 +124,7 @@ def two_blocks(name: str) -> Named:
     return transformers.from_hub(name, "two layers", entry["repo"], config, entry["tasks"])
 
 
-def _few_tests(source: Source, rows: int = 72) -> Source:
+def few_tests(source: Source, rows: int = 72) -> Source:
     def load(*args: Any) -> Splits:
         splits = source.load(*args)
         return replace(splits, test=splits.test.select(range(rows)))
@@ -142,7 +142,7 @@ def registered(*entries: Named, shallow: bool = False) -> Iterator[None]:
         if shallow:
             micro = models.find("vit-micro")
             patch.setitem(VIT_MICRO, "depth", 2)
-            patch.setitem(data.DATASETS, "digits", _few_tests(data.find("digits")))
+            patch.setitem(data.DATASETS, "digits", few_tests(data.find("digits")))
             entries = (*entries, Named.single(replace(micro, build=micro.bare)))
         for model in entries:
             patch.setitem(models.models(), model.name, model)

@@ -14,6 +14,7 @@ import torch
 import razorctl
 from razorctl.rules.registry import RULES, RuleEntry
 from tests.cases import CASES
+from tests.forked import Forked, program
 
 ROOT = Path(__file__).parents[1]
 README, CONTRIBUTING = ROOT / "README.md", ROOT / "CONTRIBUTING.md"
@@ -41,7 +42,8 @@ def blocks(page: Path) -> list[str]:
 
 def test_the_loop_runs_as_printed(tmp_path):
     loop, _ = blocks(README)
-    printed = run("-c", loop, cwd=tmp_path)
+    code, printed, errors = Forked(program, loop, folder=tmp_path).ended()
+    assert code == 0, errors
     (share,) = re.findall(r"kept for backward: (.*)% of full's", printed)
     assert 0 < float(share) <= 10
     losses = [float(loss) for loss in re.findall(r"loss (.*)", printed)]
@@ -61,16 +63,17 @@ def test_the_functions_run_as_printed(tmp_path, monkeypatch, traces, shallow):
     assert eval(train, names)["job"]["steps"] == 2
 
 
-def test_the_op_of_contributing_works_as_printed():
+def test_the_op_of_contributing_works_as_printed(tmp_path):
     """In a process of its own, since an op stays."""
-    code, *_ = blocks(CONTRIBUTING)
-    run(
-        "-c",
-        f"__name__ = 'razorctl.ops.limits'\n{code}\n"
+    op, *_ = blocks(CONTRIBUTING)
+    check = (
+        f"__name__ = 'razorctl.ops.limits'\n{op}\n"
         "import torch\nfrom tests.references import opcheck\n"
         "opcheck(limited, (x := torch.randn(5, 7), 0.5))\n"
-        "assert torch.equal(limited(x, 0.5), x.clamp(-0.5, 0.5))",
+        "assert torch.equal(limited(x, 0.5), x.clamp(-0.5, 0.5))"
     )
+    code, _, errors = Forked(program, check, folder=tmp_path).ended()
+    assert code == 0, errors
 
 
 def test_the_rule_of_contributing_works_as_printed(monkeypatch):

@@ -34,13 +34,11 @@ GRID = [
     ("vit", "checkpoint", "fp32", "adamw", 2, 1, 64),
     ("vit", "prebackrazor++", "bf16", "sgd", 4, 1, 32),
     ("vit", "razor", "fp32", "adamw", 4, 2, 32),
-    ("vit", "razor", "bf16", "sgd", 2, 1, 32),
     ("vit", "razor activation_checkpointing", "fp32", "sgd", 4, 1, 32),
     ("vit", "torchao-int8", "fp32", "sgd", 4, 1, 32),
     ("resnet", "razor", "fp32", "adamw", 4, 2, 64),
     ("bert", "checkpoint", "bf16", "sgd", 4, 1, 16),
     ("bert", "backrazor", "fp32", "sgd", 3, 2, 16),
-    ("bert", "int8", "fp32", "sgd", 4, 1, 16),
     ("bert", "razor", "bf16", "sgd", 2, 2, 16),
     ("bert", "razor activation_checkpointing", "bf16", "adamw", 2, 1, 16),
 ]

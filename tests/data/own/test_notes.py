@@ -78,7 +78,7 @@ def test_notes(case):
     assert all(map(re.match, expected, notes)), notes
 
 
-def test_they_are_printed():
+def test_they_are_printed(shallow):
     photos(Path("d"), classes=("car", "Car"))
     words = ["--device", "cpu", "--steps", "1", "--batch-size", "4", "--out", "run"]
     result = razorctl("finetune", "vit-micro", "d", *words)

@@ -14,16 +14,25 @@ def kernels(interpreted):
     return interpreted(norm)
 
 
+# Every number of bits, and 2 bits, whose ends are clipped, in both kernels of copies.
 @pytest.mark.parametrize(
-    ("centers", "affine", "tile_rows"),
-    [(True, True, 8), (True, False, 300), (False, True, 300), (False, False, 8)],
+    ("centers", "affine", "tile_rows", "bits"),
+    [
+        (True, True, 8, 5),
+        (True, False, 300, 2),
+        (False, True, 300, 8),
+        (False, False, 8, 2),
+        (True, True, 8, 6),
+        (False, True, 8, 4),
+        (True, True, 300, 3),
+    ],
 )
-def test_norm_quantize(centers, affine, tile_rows, kernels):
+def test_norm_quantize(centers, affine, tile_rows, bits, kernels):
     x = activation(20, 320)
     weight, bias = (torch.randn(320), torch.randn(320)) if affine else (None, None)
     bias = bias if centers else None
     y, rstd, *copy = kernels.norm_quantize(
-        x.view(4, 5, 320), weight, bias, 1e-5, centers, 5, tile_rows, torch.float32
+        x.view(4, 5, 320), weight, bias, 1e-5, centers, bits, tile_rows, torch.float32
     )
     mean, want = statistics(x, 1e-5, centers)
     torch.testing.assert_close(rstd, want)
@@ -32,11 +41,11 @@ def test_norm_quantize(centers, affine, tile_rows, kernels):
     torch.testing.assert_close(
         y.view(20, 320), shown if bias is None else shown + bias, rtol=1e-5, atol=2e-5
     )
-    alike(copy, references.quantize(x, 5, tile_rows, mean, rstd), 5, 20, 320)
+    alike(copy, references.quantize(x, bits, tile_rows, mean, rstd), bits, 20, 320)
     # With statistics that are not those of x, to see that they count.
     mean, rstd = (torch.randn(20, 1) if centers else torch.empty(0)), torch.rand(20, 1)
     got, empty, *copy = kernels.norm_quantize(
-        x.view(4, 5, 320), weight, bias, 1e-5, centers, 5, tile_rows, torch.float32, mean, rstd
+        x.view(4, 5, 320), weight, bias, 1e-5, centers, bits, tile_rows, torch.float32, mean, rstd
     )
     x_hat = (x - mean if centers else x) * rstd
     shown = x_hat if weight is None else x_hat * weight
@@ -45,7 +54,7 @@ def test_norm_quantize(centers, affine, tile_rows, kernels):
     )
     assert empty.shape == (0,)
     used_mean = mean if centers else None
-    alike(copy, references.quantize(x, 5, tile_rows, used_mean, rstd), 5, 20, 320)
+    alike(copy, references.quantize(x, bits, tile_rows, used_mean, rstd), bits, 20, 320)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -86,11 +95,13 @@ def test_normalize(rows, columns, centers, dtype, kernels):
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("centers", [True, False])
-@pytest.mark.parametrize(("rows", "columns", "tile_rows"), [(1, 64, 1), (75, 192, 36)])
-def test_norm_grad(rows, columns, tile_rows, centers, dtype, kernels):
+@pytest.mark.parametrize(
+    ("rows", "columns", "tile_rows", "bits"), [(1, 64, 1, 6), (75, 192, 36, 5)]
+)
+def test_norm_grad(rows, columns, tile_rows, bits, centers, dtype, kernels):
     dy, rstd = torch.randn(rows, columns + 8).to(dtype)[:, :columns], torch.rand(rows, 1)
     weight = torch.randn(columns) if centers else None
-    copy = references.quantize(torch.randn(rows, columns), 5, tile_rows)
+    copy = references.quantize(torch.randn(rows, columns), bits, tile_rows)
     x_hat = references.dequantize(copy, rows, torch.float32)
     residual = None if rows == 1 else torch.randn(rows, columns + 8)[:, 8:]
     more = weight, rstd, centers, residual
@@ -100,11 +111,11 @@ def test_norm_grad(rows, columns, tile_rows, centers, dtype, kernels):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize(("rows", "tile_rows"), [(1, 1), (75, 36)])
-def test_norm_grad_int8(rows, tile_rows, dtype, kernels):
+@pytest.mark.parametrize(("rows", "tile_rows", "bits"), [(1, 1, 8), (75, 36, 3)])
+def test_norm_grad_int8(rows, tile_rows, bits, dtype, kernels):
     dy, rstd = torch.randn(rows, 192).to(dtype), torch.rand(rows, 1)
     dy[rows // 2] = 0
-    copy = references.quantize(torch.randn(rows, 192), 4, tile_rows)
+    copy = references.quantize(torch.randn(rows, 192), bits, tile_rows)
     residual = torch.randn(rows, 192).to(dtype) if rows > 1 else None
     more = torch.randn(192), rstd, dtype == torch.float32, residual
     want = kernels.norm_grad(dy, copy, *more)
