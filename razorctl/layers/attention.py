@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from razorctl.layers.autocast import compute_dtype, no_autocast, to_compute_dtype
 from razorctl.layers.base import LayerSettings, RazorLayer, save, saved, stock_base
@@ -23,6 +22,7 @@ from razorctl.layers.fused_attention import (
     fused_attention,
     joint_of,
 )
+from razorctl.layers.once_differentiable import once_differentiable
 from razorctl.ops.dropout import dropout
 from razorctl.rules.base import Rule, Rules
 from razorctl.rules.prune import Centered

@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
 from razorctl.errors import UsageError
 from razorctl.layers.autocast import compute_dtype
@@ -23,6 +25,11 @@ from razorctl.sampling.joint import Blocks
 from razorctl.spans import packing
 
 PARAMETRIZED = "parametrizations"  # where `torch.nn.utils.parametrize` keeps what it calls
+
+
+def _in_torch_func() -> bool:
+    """Whether a transform of torch.func runs."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _no_rules(kind: str, columns: int) -> Rules | None:
@@ -96,7 +103,13 @@ class RazorLayer(nn.Module):
         self.__class__ = _replaced(self, stock_type(self))  # type: ignore[assignment]
 
     def stock(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The forward of the stock class."""
+        """The forward of the stock class; in a trace of torch.fx a call of this very module."""
+        if args and isinstance(args[0], Proxy) and stock_type(self).__module__.startswith("torch."):
+            tracer: Any = args[0].tracer
+            made: Tensor = tracer.create_proxy(
+                "call_module", tracer.path_of_module(self), args, kwargs
+            )
+            return made
         y: Tensor = super().forward(*args, **kwargs)
         return y
 
@@ -107,11 +120,19 @@ class RazorLayer(nn.Module):
 
     @property
     def saving(self) -> bool:
-        """Whether this forward pass keeps for a backward pass; if not, it is the stock one.
+        """Whether this forward pass keeps for a backward pass; if not, it is the stock one."""
+        return self.training and self.may_save
+
+    @property
+    def may_save(self) -> bool:
+        """Whether this forward pass may keep for a backward pass, in any mode.
 
         A parametrized weight is made anew each time it is read, so the stock forward reads it.
+        torch.func and torch.fx transform stock layers alone.
         """
-        return self.training and torch.is_grad_enabled() and PARAMETRIZED not in self._modules
+        if not torch.is_grad_enabled() or PARAMETRIZED in self._modules:
+            return False
+        return torch.compiler.is_compiling() or not (_in_torch_func() or is_fx_symbolic_tracing())
 
     def derived(self, *views: Tensor, by: object = None) -> tuple[Derived, ...]:
         """The derived activations that are offered for `views`.

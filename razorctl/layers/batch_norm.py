@@ -43,7 +43,7 @@ class BatchNorm(ChannelNorm):
     @property
     def saving(self) -> bool:
         """Whether anything is kept: with fixed statistics, also in eval mode."""
-        return torch.is_grad_enabled() and (self.training or self.fixed)
+        return self.may_save and (self.training or self.fixed)
 
     def takes(self, x: Tensor) -> bool:
         # Stock raises an error for one value a channel.

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from razorctl.layers import layouts
 from razorctl.layers.base import RazorLayer, save, saved
+from razorctl.layers.once_differentiable import once_differentiable
 from razorctl.layers.sharing import copy_of_images
 from razorctl.ops.images import memory_format
 from razorctl.rules.base import Rule

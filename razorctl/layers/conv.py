@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from razorctl.layers import layouts
 from razorctl.layers.autocast import no_autocast, to_compute_dtype
 from razorctl.layers.base import Swaps, WeightLayer, flat, save, saved
+from razorctl.layers.once_differentiable import once_differentiable
 from razorctl.layers.sharing import copy_of, copy_of_images
 from razorctl.ops.cast import cast_weight
 from razorctl.ops.images import as_they_lie, memory_format, unrolled

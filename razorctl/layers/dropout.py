@@ -4,9 +4,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from razorctl.layers.base import RazorLayer, Swaps
+from razorctl.layers.once_differentiable import once_differentiable
 from razorctl.ops.dropout import dropout, dropout_backward
 from razorctl.ops.topk import pack_bits, unpack_bits
 from razorctl.rules.base import Rule

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from razorctl.errors import UsageError
 from razorctl.layers.autocast import no_autocast, to_compute_dtype
 from razorctl.layers.base import RazorLayer, save, saved
 from razorctl.layers.handover import Int8, Int8Gradient
+from razorctl.layers.once_differentiable import once_differentiable
 from razorctl.ops.int8 import adjoined, int8_heads
 from razorctl.rules.base import Rule
 from razorctl.rules.derived import Derived

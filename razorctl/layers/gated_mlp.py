@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from razorctl.layers import layouts
 from razorctl.layers.autocast import no_autocast, to_compute_dtype
 from razorctl.layers.base import LayerSettings, RazorLayer, flat, save, saved
+from razorctl.layers.once_differentiable import once_differentiable
 from razorctl.layers.registry import razor_of
 from razorctl.ops.functions import FUNCTIONS
 from razorctl.ops.gated import gated_grad

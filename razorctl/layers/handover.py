@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from razorctl.layers.once_differentiable import once_differentiable
 from razorctl.ops.kernels import fused
 from razorctl.ops.norm import residual_add
 

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from razorctl.layers.autocast import no_autocast, to_compute_dtype
 from razorctl.layers.base import flat, save, saved
 from razorctl.layers.lazy_output import COMMON, Lazy, LazyLayer, check_versions
+from razorctl.layers.once_differentiable import once_differentiable
 from razorctl.ops.cast import cast_weight
 from razorctl.ops.linear_cross_entropy import linear_cross_entropy, part_tokens
 from razorctl.rules.base import Rule

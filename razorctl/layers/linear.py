@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from razorctl.layers import layouts
 from razorctl.layers.autocast import no_autocast, to_compute_dtype
 from razorctl.layers.base import LayerSettings, Swaps, WeightLayer, flat, save, saved, shaped
 from razorctl.layers.handover import Int8, Int8Gradient
+from razorctl.layers.once_differentiable import once_differentiable
 from razorctl.layers.sharded import gather
 from razorctl.layers.sharing import copy_of
 from razorctl.ops import weight_copies

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.overrides import has_torch_function
 
@@ -24,6 +23,7 @@ from razorctl.layers.autocast import compute_dtype, no_autocast
 from razorctl.layers.base import LayerSettings, RazorLayer, Swaps, save, saved
 from razorctl.layers.fused_attention import Attended, MaskParts, attended, replaying
 from razorctl.layers.linear import Linear
+from razorctl.layers.once_differentiable import once_differentiable
 from razorctl.layers.projection import Projection
 from razorctl.rules.base import Rule, Rules
 from razorctl.rules.derived import DerivedCall

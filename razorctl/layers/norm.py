@@ -5,12 +5,12 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from razorctl.layers import layouts
 from razorctl.layers.autocast import compute_dtype, no_autocast, to_compute_dtype
 from razorctl.layers.base import RazorLayer, Swaps, flat_shape, save, saved, shaped
 from razorctl.layers.handover import Handover, Int8, Statistics
+from razorctl.layers.once_differentiable import once_differentiable
 from razorctl.layers.sharded import lasting
 from razorctl.ops.norm import normalize, statistics
 from razorctl.rules.base import Rule

@@ -14,12 +14,12 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from razorctl.layers.autocast import no_autocast
 from razorctl.layers.base import save, saved
 from razorctl.layers.conv import Conv2d
 from razorctl.layers.lazy_output import COMMON, Lazy, LazyLayer, check_versions
+from razorctl.layers.once_differentiable import once_differentiable
 from razorctl.ops.pixel_cross_entropy import (
     part_images,
     pixel_cross_entropy,

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from razorctl.layers.base import RazorLayer, Swaps
+from razorctl.layers.once_differentiable import once_differentiable
 from razorctl.ops.images import memory_format
 from razorctl.ops.pool import max_pool, max_pool_grad
 from razorctl.rules.base import Rule
