@@ -8,6 +8,7 @@ so that no pass makes dx = dy gamma. Elsewhere it keeps x by its rule.
 """
 
 import weakref
+from collections import OrderedDict
 from typing import Any, ClassVar
 
 import torch
@@ -57,8 +58,8 @@ class ScaledLinearFunction(torch.autograd.Function):
     """y = x gamma of the output x of a linear layer, whose gradients it computes with its own.
 
     Its graph leads to the layer's input, weight and bias, past x. If x is still there in the
-    backward pass, somebody may ask for its gradient, or have hooked it. Then the graph leads to x,
-    and dgamma is that of x made again.
+    backward pass, somebody may ask for its gradient. Then, or if somebody has hooked it since, the
+    graph leads to x, and dgamma is that of x made again.
     """
 
     @staticmethod
@@ -72,6 +73,7 @@ class ScaledLinearFunction(torch.autograd.Function):
         call: LinearCall,
     ) -> Tensor:
         ctx.layer, ctx.shape, ctx.dtype, ctx.x = call.layer, a.shape, x.dtype, weakref.ref(x)
+        ctx.hooks = _hooks_of(x, call.node)
         ctx.int8 = call.layer.int8_gemms(a)
         # The linear layer, in whose place it reads the copy, is the reader that is counted.
         ctx.forms = [call.copy.holding([None] * len(call.copy.tensors))]
@@ -86,7 +88,7 @@ class ScaledLinearFunction(torch.autograd.Function):
         layer.gather(weight)
         da = dw = db = None
         with no_autocast(dy.device):
-            if ctx.x() is not None:
+            if ctx.x() is not None or ctx.hooks:
                 form = DerivedLinear(dy.shape, ctx.dtype, (packed,), (weight, bias))
                 x = form.replaced(matrix=layer.matrix, int8=ctx.int8[1]).values()
                 dgamma = flat(dy * x).sum(0)
@@ -110,6 +112,14 @@ class ScaledLinearFunction(torch.autograd.Function):
             if ctx.needs_input_grad[0]:
                 da = shaped(gemms.input_grad(), ctx.shape)
         return da, dw, db, dgamma, None, None
+
+
+def _hooks_of(x: Tensor, node: Any) -> Any:
+    """The hooks of x, which `node` made: none yet; those of later outlive x in it."""
+    if x._backward_hooks is None:  # as `Tensor.register_hook` begins
+        x._backward_hooks = OrderedDict()
+        node._register_hook_dict(x)
+    return x._backward_hooks
 
 
 FLOOR = 0.5  # of the mean size of gamma: the smallest factor of a column of dy in int8

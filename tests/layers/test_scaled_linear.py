@@ -111,6 +111,20 @@ def hooked_after(linear, scale, a):
     return y
 
 
+def hooked_after_and_dropped(linear, scale, a):
+    x = linear(a)
+    y = scale(x)
+    x.register_hook(lambda g: 3 * g)
+    return y
+
+
+def unhooked(linear, scale, a):
+    x = linear(a)
+    y = scale(x)
+    x.register_hook(lambda g: 5 * g).remove()
+    return y
+
+
 def scaled_twice(linear, scale, a):
     x = linear(a)
     return scale(x) + scale(x)
@@ -140,6 +154,8 @@ USES = [
     viewed,
     hooked_before,
     hooked_after,
+    hooked_after_and_dropped,
+    unhooked,
     scaled_twice,
     checkpointed,
     checkpointed_first,
