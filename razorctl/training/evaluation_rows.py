@@ -73,16 +73,15 @@ def rows_of_job(
         splits = data.pair(job)[1].load(progress)
         name = split or ("test" if splits.test is not None else "validation")
         return LabeledRows(_renumbered(job.dataset, splits, name, result["classes"]), name)
-    job = replace(job, split=split)
-    if not job.classifies:
-        labeled = _all(job, trained, result["classes"], progress)
-        if isinstance(labeled.rows, Stream):
-            return labeled
-        white = run_files.read_split(Path(run)).get("white")
-        return replace(labeled, rows=whole.whitened(labeled.rows, white))
-    modality = models.named(job.model).modality
+    job, classes = replace(job, split=split), result["classes"]
     white = run_files.read_split(Path(run)).get("white")
-    return LabeledRows(*whole.labeled(job, modality, result["classes"], progress, white, trained))
+    if job.classifies:
+        modality = models.named(job.model).modality
+        return LabeledRows(*whole.labeled(job, modality, classes, progress, white, trained))
+    labeled = _all(job, trained, classes, progress)
+    if isinstance(labeled.rows, Stream):
+        return labeled
+    return replace(labeled, rows=whole.whitened(labeled.rows, white))
 
 
 def _all(job: Job, trained: Job, classes: list[str], progress: models.Progress) -> LabeledRows:
