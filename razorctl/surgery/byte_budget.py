@@ -19,6 +19,7 @@ from razorctl.config.registry import starred
 from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer
 from razorctl.layers.sharing import Memo
+from razorctl.memory.fake import mode_of
 from razorctl.memory.saved import Forward, on_copies, traced_bytes, traced_bytes_by_module
 from razorctl.recipe import Recipe
 from razorctl.rules.allocation import largest
@@ -58,7 +59,8 @@ def sparsify_within(
     `sparsify` alone chooses rules that meet the byte budget on the models that they were measured
     on. This function traces the model at hand and takes rules of fewer bits where it keeps more. If
     none meet the budget, blocks whose layers stay stock run again in the backward pass, from copies
-    of their inputs in 8 bits or fewer (`reruns`), the largest first. A method without a byte budget
+    of their inputs in 8 bits or fewer (`reruns`), or from the inputs themselves if the model reads
+    values; those that spare most are first. A method without a byte budget
     is left to `sparsify`. Activation checkpointing changes no rule: the budget is met without it,
     and must be met with it too.
 
@@ -86,7 +88,8 @@ def sparsify_within(
         _check_checkpointed(model, recipe, traced_bytes(model, inputs, **run), full)
     setattr(model, RECIPE, recipe)
     if again.names:
-        log.info("run again in the backward pass, from %d bits: %s", again.bits, again.stars())
+        what = "their inputs" if again.bits is None else f"{again.bits} bits"
+        log.info("run again in the backward pass, from %s: %s", what, again.stars())
     log_stock(model, recipe)
     return names
 
@@ -122,13 +125,14 @@ def _tried(
 
 
 class _Reruns(NamedTuple):
-    """The ratio of the rules, None if none will do; blocks that run again from copies, by name.
+    """The ratio of the rules, None if none will do; blocks that run again, by name.
 
-    refusal: a sentence about a block that cannot.
+    bits: of the copies of their inputs; None keeps these as they are. refusal: a sentence about a
+    block that cannot.
     """
 
     ratio: float | None
-    bits: int = 8
+    bits: int | None = None
     names: tuple[str, ...] = ()
     refusal: str = ""
 
@@ -161,6 +165,9 @@ def _rerunning(
         put(again)
         return traced_bytes(twin, inputs, **run) <= budget
 
+    # What depends on values, such as a choice of experts, may differ at the values of copies, and
+    # so the shapes of what is kept.
+    widths = (None,) if mode_of(twin.parameters()) is None else RERUN_BITS
     refusal = ""
     for ratio in (recipe.ratio, max(recipe.ratio, largest())):
         put(_Reruns(ratio))
@@ -168,7 +175,7 @@ def _rerunning(
         for listed in (True, False):
             groups = rerun_groups(modules, budget, listed)
             names = [tuple(chain(*groups[:count])) for count in range(1, len(groups) + 1)]
-            for bits in RERUN_BITS if names else ():
+            for bits in widths if names else ():
                 ways = [_Reruns(ratio, bits, part) for part in names]
                 if meets(ways[-1]):
                     return ways[bisect_left(ways[:-1], True, key=meets)]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
 from razorctl.errors import UsageError
@@ -32,6 +32,8 @@ PLAIN: tuple[type, ...] = (
     *(type(None), bool, int, float, complex, str, bytes, slice, Enum, nn.Module),
     *(torch.dtype, torch.device, torch.Size, torch.memory_format),
 )
+# The parts of a cache of an encoder and a decoder.
+CACHES = ("self_attention_cache", "cross_attention_cache")
 # Layers -> the attribute with the number of their channels, which are axis 1 of their input.
 CHANNELS: dict[type[nn.Module], str] = {
     **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), "in_channels"),
@@ -86,8 +88,9 @@ class Kept(NamedTuple):
 class Rerun:
     """Runs in place of the forward of a block."""
 
-    def __init__(self, owner: nn.Module, name: str, bits: int, memo: Memo) -> None:
-        self.owner, self.name, self.rule, self.memo = owner, name, Quantized(bits), memo
+    def __init__(self, owner: nn.Module, name: str, bits: int | None, memo: Memo) -> None:
+        self.owner, self.name, self.memo = owner, name, memo
+        self.rule = None if bits is None else Quantized(bits)
         self.inner: Any = vars(owner).get("forward")  # None: that of its class
         names = list(signature(owner.forward).parameters.values())
         self.names = [
@@ -134,16 +137,16 @@ class Rerun:
 
     def _keep(self, x: Tensor, exact: bool) -> tuple[Kept, list[Tensor | None]]:
         """How a tensor is kept, and the tensors that are."""
-        images = x.dim() > 2 and x.shape[1] in self.channels
+        rule, images = self.rule, x.dim() > 2 and x.shape[1] in self.channels
         columns = x.shape[1] if images else x.shape[-1] if x.dim() else 1
-        if exact or not packable(x, columns):
+        if exact or rule is None or not packable(x, columns):
             return Kept(None, 1, x.shape), [x]
 
         def copy() -> Packed:
             with torch.no_grad():
                 if images:
-                    return self.rule.pack_images(x.detach(), x.dtype)
-                return self.rule.pack(x.detach().reshape(-1, columns))
+                    return rule.pack_images(x.detach(), x.dtype)
+                return rule.pack(x.detach().reshape(-1, columns))
 
         packed, _ = self.memo.pack(x, ("block", images), copy, self.owner)
         parts = list(packed.tensors)
@@ -251,17 +254,20 @@ def without_cache(block: nn.Module, value: Any) -> Any:
     if caches is None or not isinstance(value, caches.Cache):
         return value
     layers = (vars(module).get("layer_idx") for module in block.modules())
-    layer = next((index for index in layers if index is not None), 0)
-    return None if value.get_seq_length(layer) == 0 else value
+    index = next((index for index in layers if index is not None), 0)
+    parts = [value, *(vars(value).get(name) for name in CACHES)]
+    present = [part.layers[index] for part in parts if len(getattr(part, "layers", ())) > index]
+    held = tree_leaves([list(vars(layer).values()) for layer in present])
+    return value if any(isinstance(leaf, Tensor) for leaf in held) else None
 
 
-def attach(block: nn.Module, name: str, bits: int, memo: Memo) -> None:
+def attach(block: nn.Module, name: str, bits: int | None, memo: Memo) -> None:
     """Makes a block run again in the backward pass, until `detach`.
 
     Args:
         block: of any type.
         name: its name in its model, for messages.
-        bits: of an element of its packed inputs.
+        bits: of an element of its packed inputs; None keeps them as they are.
         memo: where blocks find copies of each other's inputs.
     """
     block.forward = Rerun(block, name, bits, memo)

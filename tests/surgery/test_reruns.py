@@ -196,6 +196,30 @@ def test_fewer_bits_where_eight_keep_too_much():
     assert len(kept) == 2
 
 
+class Routed(nn.Module):
+    """A block whose shapes depend on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
+
+    def forward(self, x):
+        chosen = (x.mean(-1) > 0).nonzero(as_tuple=True)
+        return (x.index_put(chosen, self.block(x[chosen])[0]),)
+
+
+def test_a_model_that_reads_values_keeps_the_inputs_of_its_blocks():
+    model, x = Stack(Routed()).train(), torch.randn(8, 64, 16)
+    full = traced_bytes(model, x)
+    exact = gradients(model, model(x).square().sum())
+    sparsify_within(model, Recipe(ratio=0.75), x)
+    again = [vars(module)["forward"] for module in model.modules() if reruns.attached(module)]
+    assert again
+    assert all(rerun.rule is None for rerun in again)
+    assert traced_bytes(model, x) <= 0.25 * full
+    assert cosine_similarity(gradients(model, model(x).square().sum()), exact, dim=0) > 0.99
+
+
 def t5():
     from transformers import T5Config, T5ForConditionalGeneration
 
