@@ -41,8 +41,8 @@ class InterfaceAttention(Attention):
         if self.memo is None:
             return self.redirected_forward(self, *args, **kwargs)
         self.memo.note_views(True)
-        cache, derives = kwargs.get("past_key_values"), self.memo.derives and self.rules is not None
-        if derives and isinstance(cache, DynamicCache) and not torch.compiler.is_compiling():
+        cache = kwargs.get("past_key_values")
+        if isinstance(cache, DynamicCache) and not torch.compiler.is_compiling():
             kwargs["past_key_values"] = _Handing(cache, self)
         y = self.redirected_forward(self, *args, **kwargs)
         self.memo.derive_view(y[0])  # for a projection outside
@@ -100,7 +100,8 @@ class InterfaceAttention(Attention):
 class _Handing:
     """A cache of keys and values, which models fill in training too unless they are told not to.
 
-    What it returns for the first keys and values are copies of them, as they are made again.
+    What it returns for the first keys and values are copies of them, as they are made again. A
+    checkpointed region that runs again finds its own keys there, and must not append them twice.
     """
 
     def __init__(self, cache: DynamicCache, attention: InterfaceAttention) -> None:
@@ -109,11 +110,17 @@ class _Handing:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.cache, name)
 
-    def update(self, *parts: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, keys: Tensor, values: Tensor, layer: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         """`DynamicCache.update`."""
-        both: tuple[Tensor, Tensor] = self.cache.update(*parts, **kwargs)
-        derived = self.attention.derived(*parts[:2], by=DynamicCache)
-        memo = self.attention.memo
+        again = torch._C._current_graph_task_id() != -1  # in a backward pass
+        if again and self.cache.get_seq_length(layer) == keys.shape[-2]:
+            return keys, values
+        parts = keys, values
+        both: tuple[Tensor, Tensor] = self.cache.update(*parts, layer, *args, **kwargs)
+        memo, rules = self.attention.memo, self.attention.rules
+        derived = () if rules is None else self.attention.derived(*parts, by=DynamicCache)
         for x, y, copy in zip(parts, both, derived, strict=False):
             if memo is not None and x.shape == y.shape:
                 memo.derive(y, DerivedCopy(y.shape, y.dtype, (copy,)))

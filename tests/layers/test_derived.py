@@ -5,6 +5,7 @@ import gc
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from timm.models import vision_transformer
 from timm.models.beit import Beit
 from timm.models.eva import Eva
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from transformers import (
     BeitConfig,
     BeitForImageClassification,
@@ -316,8 +318,12 @@ def test_a_cache_of_keys_and_values_changes_nothing(recipe):
     sparsify(model, recipe("8-bit-again"))
     without = {**TEXTS, "use_cache": False}
     assert saved_bytes(model, TEXTS) <= saved_bytes(model, without)
+    expected = gradients(model, without)
+    torch.testing.assert_close(gradients(model, TEXTS), expected, rtol=0, atol=0)
+    for layer in model.model.layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
     got = gradients(model, TEXTS)
-    torch.testing.assert_close(got, gradients(model, without), rtol=0, atol=0)
+    assert torch.cosine_similarity(got, expected, dim=0) > 0.999
 
 
 def test_dropout_of_adapters_is_replayed(recipe):
