@@ -278,8 +278,14 @@ class WeightLayer(RazorLayer):
 def save(ctx: Any, *parts: Tensor | Packed | None) -> None:
     """Keeps `parts` for backward, where `saved` returns them.
 
-    Every tensor goes through `save_for_backward`, since autograd's hooks see no other.
+    Every tensor goes through `save_for_backward`, since autograd's hooks see no other. In a
+    compiled program the parts stay whole: to trace how they are taken apart took most of the time.
     """
+    if torch.compiler.is_compiling():
+        ctx.parts = parts
+        nested = [part.tensors if isinstance(part, Packed) else (part,) for part in parts]
+        ctx.save_for_backward(*[tensor for tensors in nested for tensor in tensors])
+        return
     tensors: list[Tensor | None] = []
     forms: list[Packed | None] = []
     for part in parts:
@@ -296,6 +302,8 @@ def save(ctx: Any, *parts: Tensor | Packed | None) -> None:
 
 def saved(ctx: Any) -> list[Any]:
     """The arguments of `save`, in the same order."""
+    if torch.compiler.is_compiling():
+        return list(ctx.parts)
     tensors, parts = list(unpacked(ctx)), []
     for form in ctx.forms:
         count = 1 if form is None else len(form.tensors)

@@ -48,6 +48,8 @@ class ChannelNormFunction(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         weight, rstd, packed = saved(ctx)
         mask = list(ctx.needs_input_grad[:3])
+        # Before autocast is off, where the tracer of a compiled program would leave it.
+        form = memory_format(dy)
         with no_autocast(dy.device):
             if ctx.fixed:
                 x_hat = None if packed is None else images_as(packed, dy)
@@ -55,7 +57,7 @@ class ChannelNormFunction(torch.autograd.Function):
             elif packed is None:
                 gradients = None, None, _per_channel(dy) if mask[2] else None
             else:
-                dy = dy.contiguous(memory_format=memory_format(dy))
+                dy = dy.contiguous(memory_format=form)
                 gradients = ctx.layer.gradients(dy, packed, weight, rstd, mask)
         dx, dw, db = (t if wanted else None for t, wanted in zip(gradients, mask, strict=True))
         dtype = None if weight is None else weight.dtype

@@ -54,6 +54,9 @@ class Gemms:
     ) -> None:
         self.dy, self.weight_int8, self.input_int8 = dy, weight_int8, input_int8
         self.weight, self.columns = weight, columns
+        # The kernels take no other weight. Asked before autocast is off, where the tracer of a
+        # compiled program, which begins again here, would leave it.
+        self._fits = weight is not None and fused(dy.device) and weight.is_contiguous()
         # Not functools.cached_property, which torch.compile cannot trace.
         self._int8 = int8
 
@@ -84,9 +87,8 @@ class Gemms:
             return linear_weight_grad(self.dy, *operand)
         rows, row_scale, total = self.int8
         if fused(rows.device):
-            weight = self.weight if self.input_int8 and self.columns is None else None
-            if weight is not None and not weight.is_contiguous():
-                weight = None  # the kernels take no other
+            wanted = self.input_int8 and self.columns is None and self._fits
+            weight = self.weight if wanted else None
             balanced, x, scale, center, *columns = linear_operands(
                 rows, row_scale, *operand, weight
             )
