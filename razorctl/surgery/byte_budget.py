@@ -17,7 +17,7 @@ from torch import nn
 from razorctl import units
 from razorctl.config.registry import starred
 from razorctl.errors import UsageError
-from razorctl.layers.base import RazorLayer
+from razorctl.layers.base import RazorLayer, stock_type
 from razorctl.layers.sharing import Memo
 from razorctl.memory.fake import mode_of
 from razorctl.memory.saved import Forward, on_copies, traced_bytes, traced_bytes_by_module
@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 
 TIGHTER = 0.97  # of the bytes, from one try to the next
 LEAST = 0.01  # share of the bytes of full from which on a warning names a part
+FELL_BACK = 0.9  # of what a stock module keeps, from which on a razor layer ran as one
 CLASSIFIER = "the classifier"
 RERUN_BITS = (8, 6, 4)  # of copies of the inputs of blocks that run again
 
@@ -250,17 +251,20 @@ def saved_bytes(
         return traced_bytes(model, inputs, autocast=autocast, forward=forward)
     parts = traced_bytes_by_module(model, inputs, autocast=autocast, forward=forward)
 
-    def of_stock(twin: nn.Module, inputs: Any) -> int:
+    def of_stock(twin: nn.Module, inputs: Any) -> dict[str, int]:
         restore(twin)
-        return traced_bytes(twin, inputs, autocast=autocast, forward=forward)
+        return traced_bytes_by_module(twin, inputs, autocast=autocast, forward=forward)
 
     note_excess(model, recipe, parts, on_copies(of_stock, model, inputs))
     return sum(parts.values())
 
 
-def note_excess(model: nn.Module, recipe: Recipe, parts: Mapping[str, int], full: int) -> None:
-    """Warns if a sparsified model exceeds its byte budget; parts, full: as in `uncompressed`."""
-    total, most = sum(parts.values()), (1 - recipe.ratio) * full
+def note_excess(
+    model: nn.Module, recipe: Recipe, parts: Mapping[str, int], stock: Mapping[str, int]
+) -> None:
+    """Warns if a sparsified model exceeds its byte budget; parts, stock: as in `uncompressed`."""
+    total, full = sum(parts.values()), sum(stock.values())
+    most = (1 - recipe.ratio) * full
     if total > most:
         log.warning(
             "%s keeps %s for backward of what full fine-tuning does, more than the %s that ratio "
@@ -269,12 +273,18 @@ def note_excess(model: nn.Module, recipe: Recipe, parts: Mapping[str, int], full
             units.percent(total / full),
             units.percent(1 - recipe.ratio),
             recipe.ratio,
-            uncompressed(model, parts, full, most)
+            uncompressed(model, parts, full, most, stock)
             or "razorctl.surgery.byte_budget.sparsify_within keeps less, where that can mend it",
         )
 
 
-def uncompressed(model: nn.Module, parts: Mapping[str, int], full: int, most: float) -> str:
+def uncompressed(
+    model: nn.Module,
+    parts: Mapping[str, int],
+    full: int,
+    most: float,
+    stock: Mapping[str, int] | None = None,
+) -> str:
     """A sentence about the modules that stay stock: what they are, and their shares of `full`.
 
     It is empty if they keep at most `most` bytes.
@@ -284,11 +294,15 @@ def uncompressed(model: nn.Module, parts: Mapping[str, int], full: int, most: fl
         parts: the bytes that its modules keep, as `traced_bytes_by_module` returns them.
         full: the bytes that the stock model keeps.
         most: the least that the sentence is about, in bytes.
+        stock: the bytes that the modules of the stock model keep, if they are known. A razor layer
+            that keeps as much ran the stock forward.
     """
     counts, sizes = Counter[str](), Counter[str]()
     for name, size in parts.items():
         module = model.get_submodule(name)
-        if not isinstance(module, RazorLayer) and not reruns.attached(module):
+        fell_back = stock is not None and size >= FELL_BACK * stock.get(name, math.inf)
+        razor = isinstance(module, RazorLayer) and not fell_back
+        if not razor and not reruns.attached(module):
             part = _part(model, module)
             counts[part] += 1
             sizes[part] += size
@@ -311,5 +325,5 @@ def _part(model: nn.Module, module: nn.Module) -> str:
     with suppress(UsageError):  # a model without a last layer
         if freezing.head(model)[1] is module:
             return CLASSIFIER
-    kind = type(module).__name__
+    kind = stock_type(module).__name__
     return f"{kind} module" if any(module.children()) else f"{kind} layer"

@@ -306,6 +306,15 @@ def _grouped(modules: Mapping[str, nn.Module]) -> str:
     )
 
 
+def _multiplies(module: nn.Module) -> bool:
+    """Whether a module has trainable weights of its own: `weight`, or matrices of other names."""
+    own = module._parameters
+    return any(
+        p is not None and p.requires_grad and (name == "weight" or (p.dim() > 1 and len(p) > 1))
+        for name, p in own.items()
+    )
+
+
 def _doubt(model: nn.Module, recipe: Recipe) -> None:
     """Warns if a model is likely to exceed its byte budget, which only a trace of inputs shows.
 
@@ -316,13 +325,7 @@ def _doubt(model: nn.Module, recipe: Recipe) -> None:
     if not recipe.has_byte_budget:
         return
     attention = set(_strange_attention(model).values()) if "attention" in recipe.rules else set()
-    weighted = [
-        module
-        for module in model.modules()
-        if not isinstance(module, LIGHT)
-        and isinstance(weight := module._parameters.get("weight"), nn.Parameter)
-        and weight.requires_grad
-    ]
+    weighted = [m for m in model.modules() if not isinstance(m, LIGHT) and _multiplies(m)]
     strange = attention.union(
         m for m in weighted if not isinstance(m, RazorLayer) and razor_of(stock_type(m)) is None
     )

@@ -126,5 +126,5 @@ def trace_kept_bytes(
 
     twin, modules, kept, full = on_copies(trace, model, inputs)
     if chosen.has_byte_budget:
-        note_excess(twin if present is None else model, chosen, kept, sum(full.values()))
+        note_excess(twin if present is None else model, chosen, kept, full)
     return KeptBytes(type(model).__name__, chosen, make_rows(modules, kept, full))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import razorctl
-from razorctl import Recipe, restore, sparsify
+from razorctl import Recipe, restore, saved_bytes, sparsify
 from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer
 from razorctl.layers.registry import swaps
@@ -210,3 +210,17 @@ class TestWarnings:
         razorctl.saved_bytes(model, x)
         sparsify_within(model, Recipe("razor", 0.1), x)  # which its stock layers leave room for
         assert not caplog.messages
+
+
+def test_what_falls_back_to_stock_and_weights_of_other_names_are_named(caplog):
+    from transformers import MixtralConfig, MixtralForCausalLM, T5Config, T5Model
+
+    t5 = T5Model(T5Config(vocab_size=50, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4))
+    ids = torch.randint(2, 50, (4, 32))
+    sparsify(t5, Recipe())
+    saved_bytes(t5, {"input_ids": ids, "decoder_input_ids": ids})
+    assert "3 T5Attention modules" in caplog.text  # their bias of positions runs in full
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 50}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4}
+    sparsify(MixtralForCausalLM(MixtralConfig(**sizes, **heads)), Recipe())
+    assert "not compressed: MixtralExperts (1)" in caplog.text
