@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import weakref
 from dataclasses import dataclass
 
 import pytest
@@ -96,6 +97,16 @@ def test_a_block_that_runs_twice_and_does_not_train():
     assert cosine_similarity(run(stock), run(block), dim=0) > 0.999
     block.eval()
     torch.testing.assert_close(run(block), run(stock.eval()))
+
+
+def test_the_graph_does_not_hold_what_a_block_gets():
+    block, x = Block().train(), torch.randn(4, 8, 16, requires_grad=True) * 1
+    reruns.attach(block, "block", 8, Memo())
+    y, _ = block(x)
+    freed = weakref.ref(x)
+    del x
+    assert freed() is None
+    y.sum().backward()
 
 
 class Within(nn.Module):
