@@ -73,15 +73,16 @@ def rows_of_job(
         splits = data.pair(job)[1].load(progress)
         name = split or ("test" if splits.test is not None else "validation")
         return LabeledRows(_renumbered(job.dataset, splits, name, result["classes"]), name)
-    job, classes = replace(job, split=split), result["classes"]
+    job = replace(job, split=split)
+    if not job.classifies:
+        labeled = _all(job, trained, result["classes"], progress)
+        if isinstance(labeled.rows, Stream):
+            return labeled
+        white = run_files.read_split(Path(run)).get("white")
+        return replace(labeled, rows=whole.whitened(labeled.rows, white))
+    modality = models.named(job.model).modality
     white = run_files.read_split(Path(run)).get("white")
-    if job.classifies:
-        modality = models.named(job.model).modality
-        return LabeledRows(*whole.labeled(job, modality, classes, progress, white, trained))
-    labeled = _all(job, trained, classes, progress)
-    if isinstance(labeled.rows, Stream):
-        return labeled
-    return replace(labeled, rows=whole.whitened(labeled.rows, white))
+    return LabeledRows(*whole.labeled(job, modality, result["classes"], progress, white, trained))
 
 
 def _all(job: Job, trained: Job, classes: list[str], progress: models.Progress) -> LabeledRows:

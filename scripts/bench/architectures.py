@@ -11,25 +11,22 @@ results/architectures.json and exits with 1 if a model has a fault. It takes som
 core.
 """
 
-import multiprocessing
 import sys
 import time
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import timm
 import torch
 from machine import device_name
-from record import head, options, reason, write
+from passes import Pass, cosine, equal, guarded, run
+from record import head, options, write
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from timm.models import list_modules
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from razorctl import Recipe, restore, sparsify
 from razorctl.layers.base import RazorLayer
@@ -179,36 +176,6 @@ CASES = {
 }
 
 
-@dataclass(frozen=True)
-class Pass:
-    """The outputs of a forward pass in train mode, and the gradients by parameter."""
-
-    outputs: list[Tensor]
-    gradients: dict[str, Tensor]
-
-
-def run(model: nn.Module, images: Tensor) -> Pass:
-    """Runs a forward pass, and a backward pass from random gradients of the outputs."""
-    torch.manual_seed(2)
-    model.zero_grad()
-    outputs = tree_leaves(model(images))
-    torch.autograd.backward(outputs, [torch.randn_like(y) for y in outputs])
-    gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-    return Pass([y.detach() for y in outputs], gradients)
-
-
-def cosine(a: Pass, b: Pass) -> float:
-    """The cosine of all gradients together, of the parameters that have one in both passes."""
-    both = a.gradients.keys() & b.gradients.keys()
-    whole = (torch.cat([p.gradients[n].flatten().double() for n in sorted(both)]) for p in (a, b))
-    return torch.cosine_similarity(*whole, 0).item()
-
-
-def equal(a: Pass, b: Pass) -> bool:
-    """Whether the outputs are the same to the bit."""
-    return all(map(torch.equal, a.outputs, b.outputs))
-
-
 def lowest(got: Pass, want: Pass) -> dict[str, Any]:
     """The parameter whose gradient has the lowest cosine, of those with a hundredth of the norm.
 
@@ -257,17 +224,6 @@ def check(case: Case) -> dict[str, Any]:
     }
 
 
-def guarded(case: Case) -> dict[str, Any]:
-    """`check` in a process of its own; if the process dies, its end is the fault."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
-        try:
-            return pool.submit(check, case).result()
-        except BrokenProcessPool:
-            return {"faults": ["the process died"]}
-        except Exception as error:
-            return {"faults": [reason(error)]}
-
-
 def report(rows: list[dict[str, Any]]) -> Table:
     """A table of the rows."""
     table = Table("module", "model", "swapped", "cosine", "lowest, of", "faults")
@@ -292,7 +248,7 @@ def main() -> None:
     rows = []
     for module in track(args.modules, console=Console(stderr=True)):
         case = CASES[module]
-        rows.append({"module": module, **asdict(case), **guarded(case)})
+        rows.append({"module": module, **asdict(case), **guarded(check, case)})
     document = {
         **head(f"1 of {device_name()}", "torch", "timm"),
         "recipe": {"method": RECIPE.method, "ratio": RECIPE.ratio},

@@ -9,6 +9,7 @@ import argparse
 import sys
 from collections.abc import Iterable, Iterator
 
+from breadth import architectures, foreign
 from pages import GIB, HERE, MIB, RESULTS, ROOT, Row, label, load, ordered, ranged, source, table
 from quality import accuracies, branches, gradients, paper_figures, papers, way
 from times import frontiers, linear_layers, whole_steps
@@ -129,29 +130,6 @@ def published() -> str:
                 for model in dict.fromkeys(r["model"] for r in document["rows"])
             ],
         )
-    )
-
-
-def architectures() -> str:
-    document = load("architectures")
-    rows = sorted(document["rows"], key=lambda row: row["cosine"])
-    cut = sum(bool(row["options"]) for row in rows)
-    faults = [f"{row['model']}: {', '.join(row['faults'])}" for row in rows if row["faults"]]
-    return (
-        f"timm defines its models in {len(rows)} files. Here "
-        f"`{document['recipe']['method']}` runs at ratio {document['recipe']['ratio']} on the "
-        "smallest model of each file, in fp32, with\nrandom weights and images; "
-        f"{cut} of these models are cut down further. "
-        + (f"Faults: {'; '.join(faults)}" if faults else "Every forward pass is stock's to the bit")
-        + f".\nThe cosine of the whole gradient to the exact one is {rows[0]['cosine']:.5f} or "
-        "more.\n\n"
-        + source("architectures", document)
-        + "<details><summary>Every model, lowest cosine first</summary>\n\n"
-        + table(
-            ["model", "pixels", "swapped modules", "cosine"],
-            [[f"`{r['model']}`", r["pixels"], r["swapped"], f"{r['cosine']:.5f}"] for r in rows],
-        )
-        + "\n</details>\n"
     )
 
 
@@ -348,6 +326,7 @@ def page() -> str:
         "The papers' tables": papers(),
         "The papers' figures": paper_figures(),
         "Architectures": [architectures()],
+        "Models that nobody fitted razor to": [foreign()],
         "Killed runs": [killed()],
         "Checkpoints and loading": [run_costs()],
         "What plan chooses": [choices()],

@@ -1,0 +1,64 @@
+"""Compares passes through a model: outputs and gradients of stock and razor layers."""
+
+import multiprocessing
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from record import reason
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The outputs of a forward pass in train mode, and the gradients by parameter."""
+
+    outputs: list[Tensor]
+    gradients: dict[str, Tensor]
+
+
+def run(model: nn.Module, inputs: Any, autocast: torch.dtype | None = None) -> Pass:
+    """Runs a forward pass, and a backward pass from random gradients of the outputs.
+
+    Args:
+        model: on a CPU.
+        inputs: of the model, by name if they are a dict.
+        autocast: the dtype of mixed precision, None for none.
+    """
+    torch.manual_seed(2)
+    model.zero_grad()
+    with torch.autocast("cpu", autocast, enabled=autocast is not None):
+        outputs = model(**inputs) if isinstance(inputs, dict) else model(inputs)
+    every = [y for y in tree_leaves(outputs) if isinstance(y, Tensor)]
+    pulled = [y for y in every if y.requires_grad]
+    torch.autograd.backward(pulled, [torch.randn_like(y) for y in pulled])
+    gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    return Pass([y.detach() for y in every], gradients)
+
+
+def cosine(a: Pass, b: Pass) -> float:
+    """The cosine of all gradients together, of the parameters that have one in both passes."""
+    both = a.gradients.keys() & b.gradients.keys()
+    whole = (torch.cat([p.gradients[n].flatten().double() for n in sorted(both)]) for p in (a, b))
+    return torch.cosine_similarity(*whole, 0).item()
+
+
+def equal(a: Pass, b: Pass) -> bool:
+    """Whether the outputs are the same to the bit; where both are NaN they are."""
+    pairs = zip(a.outputs, b.outputs, strict=True)
+    return all(torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in pairs)
+
+
+def guarded(check: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
+    """The row that `check` returns in a process of its own; if it dies, its end is the fault."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+        try:
+            return pool.submit(check, *args).result()
+        except BrokenProcessPool:
+            return {"faults": ["the process died"]}
+        except Exception as error:
+            return {"faults": [reason(error)]}
