@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from razorctl.planning.plan import Plan
     from razorctl.recipe import Recipe
     from razorctl.rules.base import Rule
-    from razorctl.surgery.byte_budget import saved_bytes
+    from razorctl.surgery.byte_budget import saved_bytes, sparsify_within
     from razorctl.surgery.sparsify import recipe_of, restore, sparsify
     from razorctl.training.callback import RazorCallback
     from razorctl.training.metrics import Step
@@ -38,6 +38,7 @@ _HOMES = {
     "restore": "surgery.sparsify",
     "saved_bytes": "surgery.byte_budget",
     "sparsify": "surgery.sparsify",
+    "sparsify_within": "surgery.byte_budget",
 }
 __all__ = [
     "Gpu",
@@ -57,6 +58,7 @@ __all__ = [
     "restore",
     "saved_bytes",
     "sparsify",
+    "sparsify_within",
 ]
 
 

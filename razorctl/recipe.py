@@ -38,7 +38,7 @@ class Recipe:
         method: a name in `methods.METHODS`.
         ratio: share of an activation that is pruned, in [0, 1). For `razor` it sets a byte budget:
             at most 1 - ratio of the bytes that `full` keeps. `sparsify` meets the budget on models
-            like the measured ones, `byte_budget.sparsify_within` on any model.
+            like the measured ones, `sparsify_within` on any model.
         joint_budget: share of parameter blocks that get a gradient in a step, in (0, 1].
         joint: the kind of blocks. `weights`: a weight tensor of a pruned layer. `branches`: a
             residual branch, with any method; its whole backward pass is skipped in steps that do

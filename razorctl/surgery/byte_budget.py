@@ -266,15 +266,15 @@ def note_excess(
     total, full = sum(parts.values()), sum(stock.values())
     most = (1 - recipe.ratio) * full
     if total > most:
+        unknown = uncompressed(model, parts, full, most, stock)
         log.warning(
             "%s keeps %s for backward of what full fine-tuning does, more than the %s that ratio "
-            "%g allows: %s.",
+            "%g allows%s; razorctl.sparsify_within keeps less, where that can mend it.",
             type(model).__name__,
             units.percent(total / full),
             units.percent(1 - recipe.ratio),
             recipe.ratio,
-            uncompressed(model, parts, full, most, stock)
-            or "razorctl.surgery.byte_budget.sparsify_within keeps less, where that can mend it",
+            unknown and f": {unknown}",
         )
 
 

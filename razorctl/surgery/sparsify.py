@@ -67,7 +67,7 @@ def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
     Parameters, buffers, state dict, hooks and optimizers stay valid; `restore` undoes it. A module
     is swapped only if its type is exactly a known stock type, because a subclass may compute
     something else. Other modules stay stock and are logged. Warnings name unknown attention, and
-    layers that are likely to exceed a byte budget; `byte_budget.sparsify_within`, which traces
+    layers that are likely to exceed a byte budget; `sparsify_within`, which traces
     inputs, runs such blocks again in the backward pass. Everything is checked before the first
     change. Returns the names of the modules whose activation checkpointing was switched on, of
     those that got adapters, and of the swapped ones; none for method `full`. Raises UsageError if
