@@ -17,6 +17,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -40,6 +41,7 @@ from razorctl.surgery.byte_budget import sparsify_within
 
 RATIO, LOOSE = 0.9, 0.5
 COSINES = {RATIO: 0.98, LOOSE: 0.999}
+REPEATED = 1 - 1e-9  # cosine of two passes of the stock model
 BF16 = torch.bfloat16
 Made = tuple[nn.Module, Any]  # a model in train mode, and its inputs
 
@@ -197,24 +199,26 @@ def check(make: Callable[[str], Made], name: str) -> dict[str, Any]:
     start = time.perf_counter()
     try:
         model, inputs = make(name)
+        run(model, inputs)  # the first pass of some models chooses an attention
         want, again = run(model, inputs), run(model, inputs)
     except Exception as error:
         return {"left_out": reason(error)}
-    if not equal(want, again) or not all(g.isfinite().all() for g in want.gradients.values()):
+    if not (equal(want, again) and cosine(want, again) > REPEATED):  # NaN too
         return {"left_out": "the stock model does not repeat itself, or its gradients are infinite"}
     full, types = saved_bytes(model, inputs), [type(m) for m in model.modules()]
     row: dict[str, Any] = {"parameters": sum(p.numel() for p in model.parameters()), "full": full}
     wrong, said = [], Warnings()
     logging.getLogger("razorctl").addHandler(said)
     for ratio in COSINES:
-        sparsify(model, Recipe(ratio=ratio))
-        got = run(model, inputs)
-        row |= {
-            f"share_{ratio}": saved_bytes(model, inputs) / full,
-            f"cosine_{ratio}": cosine(got, want),
-        }
-        wrong += [f"ratio {ratio}: {fault}" for fault in faults(got, want, ratio)]
-        restore(model)
+        with suppress(UsageError):  # it knows no layer of the model
+            sparsify(model, Recipe(ratio=ratio))
+            got = run(model, inputs)
+            row |= {
+                f"share_{ratio}": saved_bytes(model, inputs) / full,
+                f"cosine_{ratio}": cosine(got, want),
+            }
+            wrong += [f"ratio {ratio}: {fault}" for fault in faults(got, want, ratio)]
+            restore(model)
     row["warnings"] = list(dict.fromkeys(said.said))
     try:
         sparsify_within(model, Recipe(ratio=RATIO), inputs)
@@ -239,7 +243,10 @@ def under_autocast(model: nn.Module, inputs: Any) -> list[str]:
         return []
     if not equal(want, again):
         return []
-    sparsify(model, Recipe(ratio=RATIO))
+    try:
+        sparsify(model, Recipe(ratio=RATIO))
+    except UsageError:
+        return []
     wrong = [f"bf16: {fault}" for fault in faults(run(model, inputs, BF16), want, None)]
     restore(model)
     return wrong
