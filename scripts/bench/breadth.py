@@ -31,7 +31,7 @@ def architectures() -> str:
 
 
 def foreign() -> str:
-    """What razor keeps on models that nobody fitted it to; nothing if that was not measured."""
+    """The section on what razor keeps of models that nobody fitted it to; empty if that was not measured."""
     if not (RESULTS / "foreign.json").exists():
         return ""
     document = load("foreign")

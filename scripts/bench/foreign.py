@@ -167,7 +167,7 @@ LIBRARIES: dict[str, tuple[Callable[[str], Made], list[str]]] = {
 
 
 class Warnings(logging.Handler):
-    """What razorctl warned of."""
+    """A handler of logs that keeps the warnings of razorctl."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -178,7 +178,7 @@ class Warnings(logging.Handler):
 
 
 def faults(got: Pass, want: Pass, ratio: float | None) -> list[str]:
-    """What is wrong with a pass, in words.
+    """The faults of a pass, in words.
 
     Args:
         got: of the sparsified model.
