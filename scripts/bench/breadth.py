@@ -31,7 +31,7 @@ def architectures() -> str:
 
 
 def foreign() -> str:
-    """The section on what razor keeps of models that nobody fitted it to; empty if that was not measured."""
+    """The section on models that nobody fitted razor to, empty if that was not measured."""
     if not (RESULTS / "foreign.json").exists():
         return ""
     document = load("foreign")
@@ -85,6 +85,6 @@ def percent(row: Row, key: str) -> str:
 
 
 def why(row: Row) -> str:
-    """What is wrong with a row, or why its ratio was refused."""
+    """The faults of a row, and why its ratio was refused."""
     reasons = [*row["faults"], *([row["refusal"]] if row.get("refusal") else [])]
     return "; ".join(reasons).replace("|", "\\|")
