@@ -81,13 +81,6 @@ def assert_close(
             assert (a - b).norm() <= 0.1 * b.norm()
 
 
-every_case = pytest.mark.parametrize(
-    ("build", "precision"),
-    [(bert, None), (decoder, None), (vit, torch.bfloat16)],
-    ids=["bert", "decoder", "vit in bf16"],
-)
-
-
 @pytest.mark.parametrize(
     ("build", "precision", "ratio"),
     [
@@ -107,17 +100,42 @@ def test_a_compiled_model_saves_no_more_than_an_eager_one(build, precision, rati
     assert_close(got, want, precision)
 
 
-@every_case
-def test_what_is_made_again_compiles_as_a_whole(build, precision, monkeypatch):
+OTHER_CODES = pytest.mark.xfail(strict=True, reason="compiled, norms are made again in other codes")
+
+
+@pytest.fixture
+def made_again(monkeypatch):
+    """The method int8, whose activations are all made again."""
     method = METHODS["int8"]
     rules = {kind: f"{rule}-again" for kind, rule in method.rules.items() if kind not in EXACT}
     monkeypatch.setitem(METHODS, "int8", replace(method, rules=rules | EXACT))
     monkeypatch.setattr(Linear, "SMALLEST", 0)
+
+
+@pytest.mark.parametrize(
+    ("build", "precision"),
+    [
+        pytest.param(bert, None, marks=OTHER_CODES),
+        pytest.param(decoder, None, marks=OTHER_CODES),
+        (vit, torch.bfloat16),
+    ],
+    ids=["bert", "decoder", "vit in bf16"],
+)
+def test_what_is_made_again_compiles_as_a_whole(build, precision, made_again):
     model, inputs = build()
     sparsify(model.train(), Recipe("int8"))
     with torch.autocast("cpu", precision, enabled=precision is not None):
         (_, *want), (_, *got) = both(model, **inputs)
     assert_close(got, want, precision)
+
+
+def test_what_is_made_again_is_as_close_compiled(made_again):
+    model, inputs = decoder()
+    _, *exact = step(model.train(), model, **inputs)
+    sparsify(model, Recipe("int8"))
+    (_, *eager), (_, *compiled) = both(model, **inputs)
+    for got, want, a in zip(compiled, eager, exact, strict=True):
+        assert (got - a).norm() <= 1.1 * (want - a).norm() + 1e-4 * a.norm()
 
 
 def test_neither_what_has_changed_nor_what_is_seen_in_another_precision_is_shared():
