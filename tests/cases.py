@@ -193,8 +193,8 @@ CASES: dict[str, Case] = {
     "beit block": Case(lambda: timm_beit.Block(24, 3, init_values=0.5), TOKENS),
     "cait block": Case(lambda: timm_cait.LayerScaleBlock(24, 3, init_values=0.5), TOKENS),
     "eva block": Case(lambda: timm_eva.EvaBlock(24, 3, init_values=0.5), TOKENS),
-    "normed branches": Case(lambda: timm_vit.ResPostBlock(24, 3), TOKENS, exact=True),
-    "eva normed branches": Case(lambda: timm_eva.EvaBlockPostNorm(24, 3), TOKENS, exact=True),
+    "post-norm branches": Case(lambda: timm_vit.ResPostBlock(24, 3), TOKENS, exact=True),
+    "eva post-norm branches": Case(lambda: timm_eva.EvaBlockPostNorm(24, 3), TOKENS, exact=True),
     "drop path": Case(lambda: timm_layers.DropPath(0.3), ROWS, exact=True),
 }
 

@@ -281,6 +281,7 @@ def save(ctx: Any, *parts: Tensor | Packed | None) -> None:
     Every tensor goes through `save_for_backward`, since autograd's hooks see no other. In a
     compiled program the parts stay whole: to trace how they are taken apart took most of the time.
     """
+    ctx.parts = ctx.forms = None
     if torch.compiler.is_compiling():
         ctx.parts = parts
         nested = [part.tensors if isinstance(part, Packed) else (part,) for part in parts]
@@ -302,7 +303,7 @@ def save(ctx: Any, *parts: Tensor | Packed | None) -> None:
 
 def saved(ctx: Any) -> list[Any]:
     """The arguments of `save`, in the same order."""
-    if torch.compiler.is_compiling():
+    if ctx.parts is not None:
         return list(ctx.parts)
     tensors, parts = list(unpacked(ctx)), []
     for form in ctx.forms:

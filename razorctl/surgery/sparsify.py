@@ -326,9 +326,10 @@ def _doubt(model: nn.Module, recipe: Recipe) -> None:
         return
     attention = set(_strange_attention(model).values()) if "attention" in recipe.rules else set()
     weighted = [m for m in model.modules() if not isinstance(m, LIGHT) and _multiplies(m)]
-    strange = attention.union(
+    unknown = attention.union(
         m for m in weighted if not isinstance(m, RazorLayer) and razor_of(stock_type(m)) is None
     )
+    strange = [m for m in model.modules() if m in unknown]
     count = Counter(m.kind for m in weighted if isinstance(m, WeightLayer))
     if len(strange) > (1 - recipe.ratio) * len(attention.union(weighted)):
         kinds = Counter(type(module).__name__ for module in strange)

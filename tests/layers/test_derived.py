@@ -118,7 +118,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "encoder": (encoder, {"src": torch.randn(3, 9, 24), "mask": CAUSAL, "is_causal": True}),
     "post-norm encoder": (lambda: encoder(False), {"src": torch.randn(3, 9, 24)}),
     "post-norm decoder": (Decoder, torch.randn(3, 9, 24)),
-    "normed branches": (
+    "post-norm branches": (
         lambda: vit(block_fn=vision_transformer.ResPostBlock, drop_path_rate=0.4),
         torch.randn(5, 3, 16, 16),
     ),

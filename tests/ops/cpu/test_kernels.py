@@ -125,7 +125,8 @@ def test_norm_again(form, dtype, rows, columns, tile_rows):
     assert (got[0] != want[0]).float().mean() < 1e-3
     torch.testing.assert_close(got[2], want[2], rtol=2**-7, atol=0)
     same = got[2] == want[2]
-    assert (got[1] - want[1])[same].abs().max() <= 1
+    # A tile of one row has a step so small that its zero point is large, and so rounded.
+    assert ((got[1] - want[1]).abs() <= 1 + want[1].abs() * 2**-11)[same].all()
     assert same.float().mean() > 0.99
 
 
