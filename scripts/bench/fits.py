@@ -3,14 +3,13 @@
     .venv/bin/python scripts/bench/fits.py
 
 Each is what `--batch-size auto` takes: with the model's default optimizer, of `full` and of `razor`
-at the first of RATIOS that the model can meet. Where not even one example fits, LEAN is tried too.
+at the largest ratio that `plan` calls close. Where not even one example fits, LEAN is tried too.
 Batches above MOST are not counted. The script writes results/fits.json. It measures nothing: every
 figure is predicted, on fake tensors.
 """
 
 import platform
 import sys
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
 from record import head, options, write
@@ -18,7 +17,7 @@ from record import head, options, write
 from razorctl.errors import UsageError
 from razorctl.job import Job
 from razorctl.memory import trace_cache as traces
-from razorctl.methods import DEFAULT_METHOD, FAMILIES, METHODS
+from razorctl.methods import DEFAULT_METHOD, METHODS
 from razorctl.planning import gpus
 from razorctl.planning.batch import largest_batch
 from razorctl.planning.gpus import Gpu
@@ -36,9 +35,6 @@ MODELS = {
     "bert-base": ("sst2", 128),
     **dict.fromkeys(("gpt2", "qwen2.5-0.5b", "llama-3.2-1b"), ("wikitext2", 1024)),
 }
-# Of razor: the largest that `plan` may take in bf16, and one for models that cannot meet them.
-CLOSE = {METHODS[DEFAULT_METHOD].close_up_to(family, width("bf16")) for family in FAMILIES}
-RATIOS = (*sorted({min(Job.max_ratio, ratio) for ratio in CLOSE}, reverse=True), 0.5)
 LEAN = "--optimizer adamw8bit --weights bf16 --optimizer-in-backward"
 LIBRARIES = ("torch", "timm", "transformers")
 
@@ -71,13 +67,10 @@ def fitting(job: Job, card: Gpu, recipe: Recipe, cache: traces.Cache) -> int | N
 
 
 def razor(job: Job, card: Gpu, cache: traces.Cache) -> Recipe:
-    """The first of RATIOS that a model can meet."""
-    *first, last = (Recipe(ratio=ratio) for ratio in RATIOS)
-    for recipe in first:
-        with suppress(UsageError):
-            fitting(job, card, recipe, cache)
-            return recipe
-    return last
+    """The largest ratio at which the gradient of such models was measured to be close."""
+    family = Search(job, card, card.memory_bytes, None, cache).family
+    close = METHODS[DEFAULT_METHOD].close_up_to(family, width("bf16"))
+    return Recipe(ratio=min(Job.max_ratio, close))
 
 
 def row(job: Job, gpu: str, card: Gpu, cache: traces.Cache) -> Row:
@@ -116,7 +109,7 @@ def main() -> None:
     document = {
         **head(f"none; traced on a CPU, {platform.machine()}", *LIBRARIES),
         "most": MOST,
-        "ratio": RATIOS[0],
+        "ratio": Job.max_ratio,
         "lean": LEAN,
         "rows": [asdict(row) for row in rows],
     }

@@ -17,7 +17,7 @@ from razorctl import Recipe
 from razorctl.errors import UsageError
 from razorctl.methods import METHODS
 
-RATIOS = (0.5, 0.75, 0.9, 0.95)
+RATIOS = (0.5, 0.75, 0.9, 0.95, 0.97)
 VARIANTS = {  # of razor -> what differs in the recipe
     "razor, int8 forward": {"int8_forward": True},
     "razor, joint budget 0.5": {"joint_budget": 0.5},
