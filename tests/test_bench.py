@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from razorctl import Job, Recipe
-from razorctl.errors import UsageError
 from razorctl.layers.linear import Linear
 from razorctl.memory import trace_cache as traces
 from razorctl.ops.op import OPS
@@ -371,18 +370,24 @@ def test_fits_takes_the_largest_batch_up_to_most(mib, batch):
     assert fits.fitting(job, card, Recipe("full"), traces.Cache()) == batch
 
 
+def test_fits_takes_the_largest_close_ratio():
+    import fits
+
+    job = Job("vit-micro", "digits", precision="bf16")
+    assert fits.razor(job, gpus.load("rtx-4060"), traces.Cache()) == Recipe(ratio=Job.max_ratio)
+
+
 def test_fits_says_what_needs_lean_settings_or_another_ratio(monkeypatch, tmp_path):
     import fits
     import report
 
     def fitting(job, card, recipe, cache):
-        if recipe in [Recipe(ratio=ratio) for ratio in fits.RATIOS[:-1]]:
-            raise UsageError("cannot be met")
         sizes = {("full", "adamw8bit"): None, ("razor", "adamw8bit"): 16, ("razor", None): None}
         return sizes.get((recipe.method, job.optimizer))
 
     out = tmp_path / "fits.json"
     monkeypatch.setattr(fits, "fitting", fitting)
+    monkeypatch.setattr(fits, "razor", lambda *_: Recipe(ratio=0.5))
     words = ["fits", "--models", "gpt2", "--gpus", "rtx-3060", "--out", str(out)]
     monkeypatch.setattr(sys, "argv", words)
     fits.main()
