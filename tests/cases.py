@@ -65,8 +65,7 @@ class Case:
         module = self.build()
         name, _, centered = name.partition(", ")
         kind = razor_of(type(module))
-        function = kind.function_of(module) or "gelu"
-        rule = RULES[name].build(RuleSettings(kind.columns(module), density, unbiased, function))
+        rule = RULES[name].build(RuleSettings(kind.columns(module), density, unbiased))
         return Centered(rule) if centered else rule
 
     def fits(self, rule: str) -> bool:

@@ -20,7 +20,6 @@ from razorctl.layers.registry import razor_of
 from razorctl.ops.functions import FUNCTIONS
 from razorctl.ops.gated import gated_grad
 from razorctl.rules.base import Rule, Rules
-from razorctl.rules.derivative import Buckets
 from razorctl.rules.derived import Derived, DerivedCopy
 from razorctl.rules.packed import Packed
 from razorctl.spans import packing
@@ -80,9 +79,7 @@ class GatedMLP(RazorLayer):
 
     @classmethod
     def fits(cls, module: nn.Module, rule: Rule) -> bool:
-        # Intervals stand for f'(gate) alone.
-        values = rule.elementwise and not isinstance(rule, Buckets)
-        return values and cls.function_of(module) is not None
+        return rule.elementwise and cls.function_of(module) is not None
 
     @classmethod
     def attach(cls, module: nn.Module, rules: Rules | None, settings: LayerSettings) -> None:

@@ -39,11 +39,6 @@ class TransformerLayer(RazorLayer):
     _ff_block: Any
 
     @classmethod
-    def function_of(cls, module: nn.Module) -> str | None:
-        stock, razor = FUNCTIONS.get(module.activation, (None, None))
-        return None if stock is None or razor is None else razor.function_of(stock())
-
-    @classmethod
     def fits(cls, module: nn.Module, rule: Rule) -> bool:
         return module.activation in FUNCTIONS and rule.elementwise
 

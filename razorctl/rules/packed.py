@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from razorctl.ops.activation import activation_grad, activation_grad_int8
-from razorctl.ops.buckets import from_buckets
 from razorctl.ops.columns import column_norms
 from razorctl.ops.functions import FUNCTIONS, applied
 from razorctl.ops.images import as_they_lie, dequantize_images, unrolled
@@ -347,20 +346,3 @@ class PackedGated(Packed):
 
     def values(self) -> Tensor:
         return FUNCTIONS[self.function].forward(self.gate.values()).mul_(self.up.values())
-
-
-@dataclass(frozen=True)
-class PackedIntervals(Packed):
-    """The numbers of the intervals of `ops.buckets` for `function`, `bits` each, uint8.
-
-    The values are a stand-in with about the derivative of `function`, and serve nothing else.
-    """
-
-    TENSORS = ("packed",)
-    packed: Tensor
-    bits: int
-    function: str
-
-    def values(self) -> Tensor:
-        shape = list(self.shape)
-        return from_buckets(self.packed, shape, self.function, self.bits, self.dtype)

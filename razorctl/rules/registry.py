@@ -4,12 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from razorctl.ops import buckets
 from razorctl.ops.packing import BITS
 from razorctl.rules.allocation import Names
 from razorctl.rules.base import Rule, Rules, survivors
 from razorctl.rules.dense import Dense, Half
-from razorctl.rules.derivative import Buckets
 from razorctl.rules.prune import Columns, DrawnColumns, TopK
 from razorctl.rules.quantized import Quantized
 from razorctl.sampling.samplers import Bandit, Proportional, Sampler
@@ -23,14 +21,11 @@ class RuleSettings:
         columns: of the activation.
         density: the share of it that a rule that prunes keeps.
         unbiased: whether drawn columns are scaled by 1 / p.
-        function: the activation function whose input is packed, by its name in
-            `ops.functions.FUNCTIONS`.
     """
 
     columns: int
     density: float
     unbiased: bool = False
-    function: str = "gelu"
 
 
 @dataclass(frozen=True)
@@ -53,10 +48,6 @@ def _quantized(bits: int, **options: Any) -> RuleEntry:
     return RuleEntry(Quantized, lambda settings: Quantized(bits, **options))
 
 
-def _buckets(bits: int, again: bool = False) -> RuleEntry:
-    return RuleEntry(Buckets, lambda settings: Buckets(bits, settings.function, again))
-
-
 RULES: dict[str, RuleEntry] = {
     "dense": RuleEntry(Dense, lambda settings: Dense()),
     "half": RuleEntry(Half, lambda settings: Half()),
@@ -66,8 +57,6 @@ RULES: dict[str, RuleEntry] = {
     **{f"{bits}-bit-again": _quantized(bits, again=True) for bits in BITS},
     **{f"{bits}-bit-blocks-again": _quantized(bits, rows=128, again=True) for bits in BITS},
     **{f"{bits}-bit-blocks": _quantized(bits, rows=128) for bits in BITS},
-    **{f"{bits}-bit-derivative": _buckets(bits) for bits in buckets.BITS},
-    **{f"{bits}-bit-derivative-again": _buckets(bits, again=True) for bits in buckets.BITS},
     "columns-norm": RuleEntry(Columns, lambda settings: Columns(settings.density)),
     "columns-uniform": _drawn(Sampler),
     "columns-bandit": _drawn(Bandit),

@@ -242,7 +242,7 @@ def _check_attention(model: nn.Module, recipe: Recipe, chosen: Iterable[Swap]) -
 def _rules(module: nn.Module, razor: type[RazorLayer], recipe: Recipe) -> Rules:
     """The rules of a recipe for a module that `razor` is to take over."""
     names = recipe.rules.get(razor.rule_kind(module), recipe.rules[razor.kind])
-    return _built(recipe, names, razor.columns(module), razor.function_of(module))
+    return _built(recipe, names, razor.columns(module))
 
 
 def _rules_of_kind(recipe: Recipe, kind: str, columns: int) -> Rules | None:
@@ -250,10 +250,9 @@ def _rules_of_kind(recipe: Recipe, kind: str, columns: int) -> Rules | None:
     return _built(recipe, recipe.rules[kind], columns) if kind in recipe.rules else None
 
 
-def _built(recipe: Recipe, names: Names, columns: int, function: str | None = None) -> Rules:
+def _built(recipe: Recipe, names: Names, columns: int) -> Rules:
     """The rules of a recipe by their names."""
-    settings = RuleSettings(columns, 1 - recipe.ratio, recipe.scaled, function or "gelu")
-    rules = build(names, settings)
+    rules = build(names, RuleSettings(columns, 1 - recipe.ratio, recipe.scaled))
     if recipe.mean_correction and rules.wide.prunes:
         centered = Centered(rules.wide)
         return Rules(centered, centered)

@@ -40,7 +40,6 @@ import razorctl.methods
 from razorctl import Recipe, restore, sparsify
 from razorctl.memory.saved import Forward, traced_bytes
 from razorctl.methods import EXACT, FAMILIES, Family
-from razorctl.ops import buckets
 from razorctl.rules.allocation import FILE
 
 # The layer kinds of each family of models; the rules of one do not depend on those of the other.
@@ -53,8 +52,7 @@ EIGHT, *FEWER = ("8-bit", "6-bit", "5-bit", "4-bit", "3-bit", "2-bit")
 # that others are made again from.
 BLOCKS = [f"{bits}-blocks" for bits in FEWER]
 RULES = dict.fromkeys(itertools.chain(*KINDS.values()), FEWER) | {
-    "norm": [*FEWER, *BLOCKS],
-    "activation": [*FEWER, *BLOCKS, *(f"{bits}-bit-derivative" for bits in buckets.BITS)],
+    kind: [*FEWER, *BLOCKS] for kind in ("norm", "activation")
 }
 BASE = dict.fromkeys(RULES, EIGHT)
 # The layer kinds whose activations are made again where they can be; a level takes more operations
@@ -66,7 +64,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("linear", "activation", "attention"),
     ("linear", "activation", "attention", "norm", "scale"),
 )
-EVEN = re.compile(r"([2-6])-bit(-blocks)?")  # rules of evenly spaced levels
+EVEN = re.compile(r"([2-6])-bit(-blocks)?")  # rules of fewer bits
 BATCHES = 2
 UNBOUNDED = ("decoder",)  # its ratio does not count: the head of so small a model keeps 2 %
 PRECISIONS = {"wide": None, "narrow": torch.bfloat16}
@@ -146,8 +144,7 @@ def footprints(
         less: dict[tuple[str, str], float] = {}
         for kind in RULES:
             for rule in RULES[kind]:
-                even = EVEN.fullmatch(rule)
-                if even is None or even[1] in "26":
+                if rule[0] in "26":
                     less[kind, rule] = base - kept(level, **{kind: rule})
             for bits in (5, 4, 3):  # bytes are linear in bits
                 for tile in ("", "-blocks"):

@@ -1,6 +1,6 @@
 """The calls of razorctl's ops in a block of ViT-B/16, in bf16: every op that has a fused kernel.
 
-Copies have 5 bits, or 4 for what the derivative of GELU needs; pruning is at a ratio of 0.9.
+Copies have 5 bits; pruning is at a ratio of 0.9.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from razorctl.ops import (
     activation,
-    buckets,
     columns,
     gated,
     gemm,
@@ -36,7 +35,7 @@ LINEAR = {  # columns of input and output
     "fc1": (WIDTH, WIDE),
     "fc2": (WIDE, WIDTH),
 }
-BITS, BUCKETS = 5, 4
+BITS = 5
 DENSITY = 0.1
 
 
@@ -128,13 +127,6 @@ def activations() -> Iterator[Case]:
         _, *copy = activation.activation_quantize(x, *form)
         return normal(*x.shape, on=on), FewBitCopy(*copy, BITS, TILE), "gelu"
 
-    def to_buckets(batch: int, on: torch.device) -> tuple[Any, ...]:
-        return normal(rows(batch), WIDE, on=on), "gelu", BUCKETS
-
-    def from_buckets(batch: int, on: torch.device) -> tuple[Any, ...]:
-        x, *form = to_buckets(batch, on)
-        return buckets.to_buckets(x, *form), list(x.shape), *form, x.dtype
-
     def of_gated(batch: int, on: torch.device) -> tuple[Any, ...]:
         return *normal(3, rows(batch), WIDE, on=on), "silu"
 
@@ -146,10 +138,6 @@ def activations() -> Iterator[Case]:
     yield Case(activation.activation_grad, "gelu", backward, launches)
     launches = f"activation: activation_grad_int8 4096 {form}", "int8: column_sums"
     yield Case(activation.activation_grad_int8, "gelu", backward, launches)
-    launches = (f"buckets: to_buckets {BUCKETS} bits HALF",)
-    yield Case(buckets.to_buckets, "gelu", to_buckets, launches)
-    launches = (f"buckets: from_buckets {BUCKETS} bits HALF",)
-    yield Case(buckets.from_buckets, "gelu", from_buckets, launches)
 
 
 def copies() -> Iterator[Case]:

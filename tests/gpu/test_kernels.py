@@ -11,7 +11,6 @@ from torch import Tensor
 
 from razorctl.ops import kernels
 from razorctl.ops.activation import activation_grad, activation_grad_int8, activation_quantize
-from razorctl.ops.buckets import from_buckets, to_buckets
 from razorctl.ops.columns import gather_columns
 from razorctl.ops.functions import FUNCTIONS
 from razorctl.ops.gated import gated_grad
@@ -111,9 +110,6 @@ def test_activations(size, dtype, function):
         *both(gated_grad, dy, x, normal(*size, dtype=dtype), function), strict=True
     ):
         close(ours, theirs, slack=16)
-    packed = both(to_buckets, x, function, 4)
-    assert torch.equal(*packed)
-    assert torch.equal(*both(from_buckets, packed[1], list(size), function, 4, dtype))
 
 
 @pytest.mark.parametrize("centers", [True, False])

@@ -14,7 +14,7 @@ from razorctl.memory.saved import traced_bytes
 from razorctl.rules.base import Rule
 from razorctl.rules.quantized import Quantized
 from razorctl.rules.registry import RULES, RuleSettings
-from tests.cases import CASES, razor
+from tests.cases import razor
 
 ROWS, WIDTH, INNER = 40, 12, 20
 FUNCTIONS = {
@@ -100,10 +100,6 @@ def test_a_function_without_a_derivative_from_a_copy_stays_stock():
     model = nn.Sequential(mlp("tanh"))
     sparsify(model, Recipe("int8"))
     assert not isinstance(model[0], GatedMLP)
-
-
-def test_codes_of_derivatives_are_refused():
-    assert not CASES["llama mlp"].fits("3-bit-derivative")
 
 
 def test_a_frozen_gate():

@@ -66,11 +66,6 @@ CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
         torch.zeros(packed_bytes(512, 400, 4), dtype=torch.uint8),
         *([8, 64, 41, 41], [3, 3, 2, 2, 0, 0, 1, 1], True),
     ),
-    "to_buckets": lambda: (torch.randn(WIDE), "gelu", 4),
-    "from_buckets": lambda: (
-        torch.zeros(packed_bytes(1, torch.Size(WIDE).numel(), 3), dtype=torch.uint8),
-        *(list(WIDE), "gelu", 3, torch.bfloat16),
-    ),
     "int8_rows": lambda: (torch.randn(ALL, 1024),),
     "int8_heads": lambda: tuple(torch.randn(3, 2, 4, ALL, 32)),
     "int8_columns": lambda: (torch.randn(ALL, 1024),),

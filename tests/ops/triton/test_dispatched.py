@@ -70,7 +70,6 @@ CALLS: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
     "draw": lambda: [
         (torch.full((WIDTH,), 0.25).double(), torch.tensor(0.5, dtype=torch.double), 32)
     ],
-    "from_buckets": lambda: [(some_bytes(2), [ROWS, WIDTH], "gelu", 4, torch.float32)],
     "gather_columns": lambda: [(normal(), torch.arange(0, WIDTH, 3))],
     "gated_grad": lambda: [(normal(), normal(), normal(), "silu")],
     "int8_columns": lambda: [(normal(),)],
@@ -116,7 +115,6 @@ CALLS: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
         (codes(ROWS, 64), codes(32, 64), scale, torch.rand(32), torch.bfloat16)
         for scale in (torch.rand(ROWS, 1), None)
     ],
-    "to_buckets": lambda: [(normal(), "gelu", 4)],
     "topk_pack": lambda: [(normal(), 500)],
     "topk_unpack": lambda: [(normal(ROWS * WIDTH), some_bytes(8), [ROWS, WIDTH])],
 }
