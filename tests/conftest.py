@@ -49,6 +49,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rows", metavar="FILE", help="write how each test ended to a JSON file")
 
 
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """A module's random constants are the same in each run."""
+    torch.manual_seed(0)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Flags of pytest-socket, which would be unknown to pytest where it is not installed."""

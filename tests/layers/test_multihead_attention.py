@@ -20,8 +20,9 @@ from tests.models import torchvision_vit
 
 BATCH, QUERIES, KEYS, WIDTH, HEADS = 4, 5, 7, 24, 3
 PADDING = torch.arange(KEYS) >= torch.tensor([[7], [5], [3], [7]])
-OF_HEADS = torch.randn(BATCH * HEADS, QUERIES, KEYS)
-SCORES = torch.randn(QUERIES, KEYS)
+GENERATOR = torch.Generator().manual_seed(0)
+OF_HEADS = torch.randn(BATCH * HEADS, QUERIES, KEYS, generator=GENERATOR)
+SCORES = torch.randn(QUERIES, KEYS, generator=GENERATOR)
 CAUSAL = nn.Transformer.generate_square_subsequent_mask(QUERIES)
 
 # What an attention is built with, which of its inputs are one, and what it is called with.
@@ -174,7 +175,7 @@ class Translator(nn.Module):
         return y
 
 
-TOKENS, OTHERS = torch.randn(8, 16, 32), torch.randn(8, 16, 32)
+TOKENS, OTHERS = (torch.randn(8, 16, 32, generator=GENERATOR) for _ in range(2))
 PAD = torch.zeros(8, 16).masked_fill(torch.arange(16) >= torch.arange(9, 17)[:, None], -torch.inf)
 TEXTS = {"src": TOKENS, "src_key_padding_mask": PAD}
 MASKED = {"mask": nn.Transformer.generate_square_subsequent_mask(16), "is_causal": True}
