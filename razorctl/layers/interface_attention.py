@@ -208,13 +208,15 @@ def _attention(
             zeros = torch.zeros_like(attention_mask, dtype=query.dtype)
             attention_mask = apply_mask(zeros, attention_mask)
         return eager(razor, query, key, value, attention_mask, **kwargs)  # type: ignore[no-any-return]
+    if is_eager and _asked(kwargs):  # a gradient at the probabilities is that of all that follows
+        return stock(razor, *inputs, **kwargs)  # type: ignore[no-any-return]
     if is_eager and razor.backend == "sparse-flash":
         call = eager_attention.call(stock, razor, inputs, kwargs)
         if call is not None and razor.rules is not None:
             options = {"dropout_p": kwargs.get("dropout", 0.0)}
             kind = eager_attention.form(call, query)
             return razor.again(*inputs, options, kind=kind)  # type: ignore[no-any-return]
-    elif not (is_eager and _asked(kwargs)):
+    else:
         out = _attended(razor, *inputs, kwargs)
         if out is not None:
             return out.transpose(1, 2).contiguous(), None

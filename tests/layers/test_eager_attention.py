@@ -58,15 +58,18 @@ def inputs(name: str) -> dict:
 
 
 def run(model: nn.Module, name: str, autocast: bool = False, **options: bool) -> tuple:
-    """The output, the probabilities of attention, and the gradients of their squares."""
+    """The output, the probabilities of attention, the gradients of their squares, and at these."""
     model.zero_grad()
     torch.manual_seed(2)  # of dropout
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         out = model(**inputs(name), **options)
     attentions = [t for key in out if "attentions" in key for t in out[key] or ()]
+    for t in attentions:
+        t.retain_grad()
     sum(t.float().square().sum() for t in (out[0], *attentions)).backward()
     grads = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
-    return out[0].detach(), [t.detach() for t in attentions], torch.cat(grads)
+    at = torch.cat([t.grad.flatten() for t in attentions]) if attentions else None
+    return out[0].detach(), [t.detach() for t in attentions], torch.cat(grads), at
 
 
 @pytest.mark.parametrize("autocast", [False, True])
@@ -84,7 +87,7 @@ def test_the_forward_pass_is_stock(name, autocast):
 
 
 @pytest.mark.parametrize("name", EAGER)
-def test_probabilities_are_returned_with_their_gradient(name):
+def test_probabilities_are_returned_with_the_gradient_of_all_that_follows(name):
     model = build(name)
     want = run(model, name, output_attentions=True)
     sparsify(model, Recipe("int8"))
@@ -93,6 +96,7 @@ def test_probabilities_are_returned_with_their_gradient(name):
     assert all(torch.equal(a, b) for a, b in zip(got[1], want[1], strict=True))
     assert got[2].shape == want[2].shape
     assert torch.cosine_similarity(got[2], want[2], 0) > 0.999
+    assert torch.cosine_similarity(got[3], want[3], 0) > 0.999
 
 
 @pytest.mark.parametrize("attention", ["stored", "flash"])
