@@ -91,6 +91,11 @@ class RazorLayer(nn.Module):
         return True
 
     @classmethod
+    def covers(cls, module: nn.Module) -> bool:
+        """Whether the modules inside `module` stay stock, since it runs again as a whole."""
+        return False
+
+    @classmethod
     def attach(cls, module: nn.Module, rules: Rules | None, settings: LayerSettings) -> None:
         """Takes over a module of the stock type, until `detach`."""
         module.__class__ = _replaced(module, _joined(cls, stock_type(module)))

@@ -269,7 +269,7 @@ def by_token(out: Tensor) -> Tensor:
     return out.new_empty_strided(out.shape, strides).copy_(out)
 
 
-def _random_state(device: torch.device) -> Tensor:
+def random_state(device: torch.device) -> Tensor:
     """The state of the default generator of a device."""
     if torch.compiler.is_compiling():
         raise UsageError(
@@ -284,7 +284,7 @@ def _random_state(device: torch.device) -> Tensor:
 def replaying(state: Tensor | None, device: torch.device) -> Iterator[None]:
     """Inside, random numbers follow `state`; afterwards the generator is as it was before.
 
-    state: as `_random_state` returns it; None changes nothing.
+    state: as `random_state` returns it; None changes nothing.
     """
     if state is None:
         yield
@@ -345,7 +345,7 @@ def attended(
                 rule.pack(t.transpose(1, 2).flatten(2) if side else t.reshape(-1, *t.shape[-2:]))
                 for t, side in zip(tensors, joined, strict=True)
             )
-    state = _random_state(q.device) if options["dropout_p"] else None
+    state = random_state(q.device) if options["dropout_p"] else None
     shape = torch.Size((*shapes[0][:-1], shapes[2][-1]))
     if parts is None or (mask is not None and mask.requires_grad):
         parts = MaskParts((mask,), None)

@@ -1,46 +1,74 @@
-"""PEFT's LoRA: the output of an adapted linear layer, y = base(x) + s B(A(dropout(x)))."""
+"""PEFT's adapters of linear layers: LoRA's y = base(x) + s B(A(dropout(x))), and any other.
+
+LoRA's parts are linear layers. What the others do between their input and their output they keep
+for the backward pass, and often whole weights; they run again.
+"""
 
 from typing import Any, ClassVar
 
 from peft.tuners import lora
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from razorctl.layers.autocast import compute_dtype
-from razorctl.layers.base import RazorLayer, Swaps
+from razorctl.layers.base import RazorLayer, Swaps, stock_type
+from razorctl.layers.registry import linear_types
+from razorctl.layers.run_again import RunAgain
 from razorctl.rules.base import Rule
 from razorctl.rules.derived_norms import DerivedSum
 
 
-class AdaptedLinear(RazorLayer):
-    """A linear layer with an adapter, whose output is made again from the copy of its input.
-
-    Its parts are linear layers that keep by rules of their own.
-    """
+class Adapter(RunAgain):
+    """An adapter of any kind of a linear layer."""
 
     kind: ClassVar[str] = "linear"
+    merged: bool
+    disable_adapters: bool
+
+    @classmethod
+    def columns(cls, module: nn.Module) -> int:
+        return getattr(module, "in_features", 1)
+
+    @classmethod
+    def fits(cls, module: nn.Module, rule: Rule) -> bool:
+        assert isinstance(module, BaseTunerLayer)
+        return rule.tiled and stock_type(module.get_base_layer()) in linear_types()
+
+    def runs_again(self, x: Tensor) -> bool:
+        return not (self.merged or self.disable_adapters) and super().runs_again(x)
+
+
+class AdaptedLinear(Adapter):
+    """LoRA of a linear layer, whose output is made again from the copy of its input.
+
+    Its parts are linear layers that keep by rules of their own. Variants, such as DoRA, run again.
+    """
+
     base_layer: nn.Module
     lora_A: Any  # noqa: N815 - the name is PEFT's
     lora_B: Any  # noqa: N815
     lora_dropout: Any
     lora_variant: Any
     active_adapters: Any
-    merged: bool
-    disable_adapters: bool
     scaling: Any
     _cast_input_dtype: Any
 
     @classmethod
-    def columns(cls, module: nn.Module) -> int:
-        return module.in_features  # type: ignore[return-value]
+    def fits(cls, module: nn.Module, rule: Rule) -> bool:
+        return rule.again if not cls.covers(module) else super().fits(module, rule)
 
     @classmethod
-    def fits(cls, module: nn.Module, rule: Rule) -> bool:
-        return rule.again
+    def covers(cls, module: nn.Module) -> bool:
+        variants: Any = module.lora_variant
+        return bool(variants)
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if self.covers(self):
+            again: Tensor = super().forward(x, *args, **kwargs)
+            return again
         names = [name for name in self.active_adapters if name in self.lora_A]
         plain = not (args or kwargs or self.merged or self.disable_adapters) and len(names) == 1
-        if not (self.saving and plain and not set(names) & set(self.lora_variant)):
+        if not (self.saving and plain):
             return self.stock(x, *args, **kwargs)
         (name,) = names
         a, b, dropout = self.lora_A[name], self.lora_B[name], self.lora_dropout[name]
@@ -66,5 +94,7 @@ LINEAR_FIRST = frozenset[type[nn.Module]]()
 
 
 def recognized(kind: type[nn.Module]) -> type[RazorLayer] | None:
-    """The razor class of PEFT's linear layers; none of its other types has one."""
-    return AdaptedLinear if kind is lora.Linear else None
+    """The razor class of an adapter, None for those of convolutions and embeddings."""
+    if kind is lora.Linear:
+        return AdaptedLinear
+    return Adapter if issubclass(kind, BaseTunerLayer) else None

@@ -184,19 +184,23 @@ def _choose(model: nn.Module, recipe: Recipe) -> list[Swap]:
             f"method {recipe.method!r} at ratio {recipe.ratio:g} prunes no q, k, v for "
             "sparse-flash; choose attention 'flash'."
         )
-    chosen = []
+    chosen, inside = list[Swap](), set[nn.Module]()
     for name, module, razor in _candidates(model, recipe):
+        if module in inside:
+            continue
         rules = None
         if razor.kind in recipe.rules:
             rules = _rules(module, razor, recipe)
             if not all(razor.fits(module, rule) for rule in rules.each):
                 continue
         if issubclass(razor, Attention):
-            refusal = razor.refusal(module, recipe.backend)
+            refusal = razor.refusal(module, recipe.attention)
             if refusal is not None:
                 raise UsageError(f"{name or type(model).__name__} {refusal}")
             rules = None if recipe.backend == "flash" else rules
         chosen.append(Swap(name, module, razor, rules))
+        if razor.covers(module):
+            inside.update(module.modules())
     if recipe.attention != "auto":
         _check_attention(model, recipe, chosen)
     return chosen
@@ -272,7 +276,7 @@ def log_stock(model: nn.Module, recipe: Recipe) -> None:
     """Logs which modules of a sparsified model have stayed stock."""
     if not recipe.prunes:
         return
-    again = {part for m in model.modules() if reruns.attached(m) for part in m.modules()}
+    again = _running_again(model)
     leaves = {
         name: module
         for name, module in model.named_modules()
@@ -286,6 +290,16 @@ def log_stock(model: nn.Module, recipe: Recipe) -> None:
         strange := {n: m for n, m in _strange_attention(model).items() if m not in again}
     ):
         log.warning("unknown attention, so stock and kept in full: %s", _grouped(strange))
+
+
+def _running_again(model: nn.Module) -> set[nn.Module]:
+    """The modules that run again in the backward pass, with all inside them."""
+    wholes = (
+        module
+        for module in model.modules()
+        if reruns.attached(module) or (isinstance(module, RazorLayer) and module.covers(module))
+    )
+    return {part for whole in wholes for part in whole.modules()}
 
 
 def _strange_attention(model: nn.Module) -> dict[str, nn.Module]:
@@ -324,7 +338,10 @@ def _doubt(model: nn.Module, recipe: Recipe) -> None:
     if not recipe.has_byte_budget:
         return
     attention = set(_strange_attention(model).values()) if "attention" in recipe.rules else set()
-    weighted = [m for m in model.modules() if not isinstance(m, LIGHT) and _multiplies(m)]
+    again = _running_again(model)
+    weighted = [
+        m for m in model.modules() if not isinstance(m, LIGHT) and m not in again and _multiplies(m)
+    ]
     unknown = attention.union(
         m for m in weighted if not isinstance(m, RazorLayer) and razor_of(stock_type(m)) is None
     )

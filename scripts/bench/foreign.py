@@ -92,22 +92,36 @@ ADAPTERS: dict[str, dict[str, Any]] = {
     "LoraConfig, use_dora": {"use_dora": True},
     "AdaLoraConfig": {"total_step": 100},
     "BOFTConfig": {"boft_block_size": 4},
+    "BeftConfig": {},
     "C3AConfig": {"block_size": 16},
+    "DeftConfig": {},
     "DeloraConfig": {},
     "FourierFTConfig": {"n_frequency": 100},
+    "FrodConfig": {},
+    "GloraConfig": {},
     "GraloraConfig": {},
     "HRAConfig": {},
+    "HiraConfig": {},
     "IA3Config": {"feedforward_modules": ["down_proj"]},
     "LNTuningConfig": {"target_modules": NORMS},
+    "LilyConfig": {},
     "LoHaConfig": {},
     "LoKrConfig": {},
     "MissConfig": {},
     "OFTConfig": {"r": 0, "oft_block_size": 16},
+    "OSFConfig": {},
+    "PeanutConfig": {},
+    "PsoftConfig": {},
+    "PveraConfig": {},
     "RandLoraConfig": {},
-    "RoadConfig": {},
-    "ShiraConfig": {},
+    "RoadConfig": {"group_size": 16},
+    "ShiraConfig": {"r": 4},
+    "SupertuningConfig": {},
+    "TinyLoraConfig": {},
+    "UniLoraConfig": {},
     "VBLoRAConfig": {"vector_length": 16, "num_vectors": 32},
     "VeraConfig": {},
+    "WaveFTConfig": {"n_frequency": 100},
 }
 
 
@@ -267,6 +281,8 @@ def main() -> None:
         for name in names
         if args.models is None or name in args.models
     ]
+    loaded = tiny.build("llama")  # what libraries import late they import once, not in each process
+    sparsify_within(loaded, Recipe(ratio=RATIO), tiny.inputs(loaded))
     rows, left_out = [], {}
     for library, make, name in track(every, console=Console(stderr=True)):
         row = guarded(check, make, name)
