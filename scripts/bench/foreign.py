@@ -35,8 +35,9 @@ from rich.progress import track
 from torch import Tensor, nn
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-from razorctl import Recipe, restore, saved_bytes, sparsify
+from razorctl import Recipe, restore, sparsify
 from razorctl.errors import UsageError
+from razorctl.memory.saved import traced_bytes
 from razorctl.surgery.byte_budget import sparsify_within
 
 RATIO, LOOSE = 0.9, 0.5
@@ -169,14 +170,14 @@ def of_timm(name: str) -> Made:
 
 
 LIBRARIES: dict[str, tuple[Callable[[str], Made], list[str]]] = {
+    "torch": (of_torch, list(TORCH)),
+    "peft": (of_peft, list(ADAPTERS)),
+    "torchvision": (of_torchvision, list(TORCHVISION)),
     "transformers": (
         of_transformers,
         sorted(CONFIG_MAPPING_NAMES.keys() & tiny.MODEL_MAPPING_NAMES),
     ),
     "timm": (of_timm, list(architectures.CASES)),
-    "torch": (of_torch, list(TORCH)),
-    "torchvision": (of_torchvision, list(TORCHVISION)),
-    "peft": (of_peft, list(ADAPTERS)),
 }
 
 
@@ -219,7 +220,7 @@ def check(make: Callable[[str], Made], name: str) -> dict[str, Any]:
         return {"left_out": reason(error)}
     if not (equal(want, again) and cosine(want, again) > REPEATED):  # NaN too
         return {"left_out": "the stock model does not repeat itself, or its gradients are infinite"}
-    full, types = saved_bytes(model, inputs), [type(m) for m in model.modules()]
+    full, types = traced_bytes(model, inputs), [type(m) for m in model.modules()]
     row: dict[str, Any] = {"parameters": sum(p.numel() for p in model.parameters()), "full": full}
     wrong, said = [], Warnings()
     logging.getLogger("razorctl").addHandler(said)
@@ -228,7 +229,7 @@ def check(make: Callable[[str], Made], name: str) -> dict[str, Any]:
             sparsify(model, Recipe(ratio=ratio))
             got = run(model, inputs)
             row |= {
-                f"share_{ratio}": saved_bytes(model, inputs) / full,
+                f"share_{ratio}": traced_bytes(model, inputs) / full,
                 f"cosine_{ratio}": cosine(got, want),
             }
             wrong += [f"ratio {ratio}: {fault}" for fault in faults(got, want, ratio)]
@@ -237,7 +238,7 @@ def check(make: Callable[[str], Made], name: str) -> dict[str, Any]:
     try:
         sparsify_within(model, Recipe(ratio=RATIO), inputs)
         got = run(model, inputs)
-        row |= {"share_within": saved_bytes(model, inputs) / full, "refusal": None}
+        row |= {"share_within": traced_bytes(model, inputs) / full, "refusal": None}
         row["cosine_within"] = cosine(got, want)
         wrong += [f"within: {fault}" for fault in faults(got, want, RATIO)]
     except UsageError as refusal:

@@ -1,6 +1,7 @@
 """Builds a small model of any class of transformers, and inputs that it takes."""
 
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -25,7 +26,11 @@ SETTINGS: tuple[tuple[int | float, str], ...] = (
         " num_encoder_attention_heads num_decoder_attention_heads num_attention_head",
     ),
     (2, "num_key_value_heads"),
-    (WIDTH // HEADS, "head_dim d_kv attention_head_dim"),
+    (
+        WIDTH // HEADS,
+        "head_dim d_kv attention_head_dim qk_nope_head_dim qk_rope_head_dim v_head_dim",
+    ),
+    (WIDTH // 2, "q_lora_rank kv_lora_rank"),
     (
         LAYERS,
         "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers"
@@ -76,6 +81,8 @@ def settings(config: PreTrainedConfig) -> dict[str, Any]:
     for name, value in config.to_dict().items():
         if name in SMALL and isinstance(value, int | float) and not isinstance(value, bool):
             small[name] = SMALL[name]
+    if "kv_lora_rank" in small:  # every head has its own keys
+        small["num_key_value_heads"] = HEADS
     for token in SPECIAL:
         name = f"{token}_token_id"
         if isinstance(at := getattr(config, name, None), int) and at >= VOCABULARY:
@@ -115,25 +122,56 @@ def build(kind: str) -> nn.Module:
 
 
 def inputs(model: nn.Module) -> dict[str, Tensor]:
-    """Random inputs of a model that `build` has made. Raises ValueError where none are known."""
+    """Random inputs with which a model that `build` has made runs: as few as that takes.
+
+    They are its main one with the tokens of a decoder, or all that are known and it has an argument
+    for. Raises what the last try raises, and ValueError where none is known.
+    """
+    takes = inspect.signature(model.forward).parameters.keys()
+    main: Any = model.main_input_name
+    error: Exception = ValueError(f"inputs such as {main}")
+    for known in _known(model):
+        made = {name: x for name, x in known.items() if name in takes}
+        for names in ((main, "decoder_input_ids"), tuple(made)):
+            few = {name: made[name] for name in names if name in made}
+            try:
+                with torch.no_grad():
+                    model(**few)
+            except Exception as failed:
+                error = failed if main in made else error
+            else:
+                return few
+    raise error
+
+
+def _known(model: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Random inputs by name, in the shapes that most classes take, and then in others."""
     generator = torch.Generator().manual_seed(1)
     config: Any = model.config
+    vision = getattr(config, "vision_config", None) or config
+    size, channels = getattr(vision, "image_size", None), getattr(vision, "num_channels", 3)
+    height, width = size if isinstance(size, list | tuple) else (size or PIXELS,) * 2
+    bins = getattr(config, "num_mel_bins", 80)
+    frames = getattr(vision, "num_frames", None) or 4
 
-    def tokens() -> Tensor:
-        return torch.randint(3, VOCABULARY - 20, (ROWS, TOKENS), generator=generator)
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
 
-    match main := model.main_input_name:
-        case "input_ids":
-            names = {"decoder_input_ids"} & inspect.signature(model.forward).parameters.keys()
-            return {name: tokens() for name in (main, *names)}
-        case "pixel_values":
-            size = getattr(config, "image_size", PIXELS)
-            sizes = size if isinstance(size, list | tuple) else (size, size)
-            shape = ROWS, getattr(config, "num_channels", 3), *sizes
-            return {main: torch.randn(shape, generator=generator)}
-        case "input_values":
-            return {main: torch.randn(ROWS, 8000, generator=generator)}
-        case "input_features":
-            bins = getattr(config, "num_mel_bins", 80)
-            return {main: torch.randn(ROWS, bins, 256, generator=generator)}
-    raise ValueError(f"inputs such as {main}")
+    def tokens(most: int, *more: int) -> Tensor:
+        return torch.randint(3, most, (ROWS, TOKENS, *more), generator=generator)
+
+    text = {name: tokens(VOCABULARY - 20) for name in ("input_ids", "decoder_input_ids")}
+    text |= {"bbox": tokens(100, 4).sort(-1).values}
+    images, audio = (ROWS, channels, height, width), (ROWS, 8000)
+    yield {
+        **text,
+        "pixel_values": draw(*images),
+        "input_values": draw(*audio),
+        "input_features": draw(ROWS, bins, 256),
+    }
+    yield {
+        **text,
+        "pixel_values": draw(2, frames, *images[1:]),
+        "input_values": draw(ROWS, 1, 8000),
+        "input_features": draw(ROWS, 256, bins),
+    }
