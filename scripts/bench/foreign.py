@@ -84,7 +84,8 @@ TORCHVISION = (
     *("vit_b_16", "swin_t", "swin_v2_t", "maxvit_t", "convnext_tiny", "resnet18", "densenet121"),
     *("efficientnet_b0", "mobilenet_v3_small", "regnet_y_400mf", "shufflenet_v2_x0_5", "vgg11"),
 )
-PIXELS = {"maxvit_t": 224, "vit_b_16": 224}
+PIXELS = {"maxvit_t": 224}
+OPTIONS = {"vit_b_16": {"image_size": 96}}
 ADAPTED = ["q_proj", "v_proj", "gate_proj", "up_proj", "down_proj"]
 NORMS = ["input_layernorm", "post_attention_layernorm"]
 # Adapter -> what it is told: ranks and blocks that divide a width of 64.
@@ -134,7 +135,7 @@ def of_torch(name: str) -> Made:
 
 def of_torchvision(name: str) -> Made:
     torch.manual_seed(0)
-    model = torchvision.models.get_model(name, num_classes=10).train()
+    model = torchvision.models.get_model(name, num_classes=10, **OPTIONS.get(name, {})).train()
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0

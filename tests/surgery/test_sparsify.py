@@ -122,6 +122,17 @@ def test_what_cannot_be_honored_is_refused_before_any_change(net, recipe, messag
     assert not any({"rules", "backend", "memo"} & set(vars(m)) for m in net.modules())
 
 
+def test_wide_heads_are_compressed_where_no_attention_is_named():
+    net, x = nn.Sequential(stock.Attention(8, 2, attn_head_dim=264)).train(), torch.randn(2, 4, 8)
+    y, grad = net(x), torch.randn(2, 4, 8)
+    want = torch.cat([g.flatten() for g in torch.autograd.grad(y, list(net.parameters()), grad)])
+    assert "0" in sparsify(net)
+    again = net(x)
+    assert torch.equal(again, y)
+    got = torch.autograd.grad(again, list(net.parameters()), grad)
+    assert torch.cosine_similarity(torch.cat([g.flatten() for g in got]), want, 0) > 0.999
+
+
 def test_twice_is_refused():
     net = model()
     sparsify(net)
