@@ -119,7 +119,7 @@ class Job:
         optimizer_in_backward: whether each weight is updated as soon as its gradient is there,
             which is then freed. The gradient is not clipped, and its norm is given as 0.
         augment: `none`; `crop`, a random resized crop and flip of each image; `rand`, RandAugment
-            too.
+            too. None is `none` for runs that take none of one's own images twice.
         mixup, cutmix: alpha of the Beta distribution that draws how much of each image is of
             another.
         label_smoothing: share of each label that is spread over all classes.
@@ -301,6 +301,9 @@ class Job:
             job = replace(job, epochs=None, steps=math.ceil(job.epochs * per_epoch))
         if job.steps is None:
             return job
+        # Images that are not seen again need no changes.
+        once = by_rows is not None and per_epoch is not None and job.steps <= per_epoch
+        augment = self.augment or ("none" if once else job.augment)
         warmup = min(500, job.steps // 10) if job.warmup_steps is None else job.warmup_steps
         every, patience = job.evaluate_every, job.patience
         if every is None:
@@ -309,7 +312,8 @@ class Job:
                 every = by_rows.evaluate_every(job.steps, per_epoch, size)
         if patience is None and by_rows is not None and self.steps is None and self.epochs is None:
             patience = by_rows.patience(math.ceil(job.steps / every))
-        return replace(job, warmup_steps=warmup, evaluate_every=every, patience=patience)
+        job = replace(job, augment=augment, warmup_steps=warmup)
+        return replace(job, evaluate_every=every, patience=patience)
 
     def _check_batch(self, examples: int | None) -> None:
         assert self.batch_size is not None

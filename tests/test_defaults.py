@@ -83,6 +83,21 @@ def test_patience_is_of_runs_of_no_given_length_with_a_validation_split():
     assert resolved(180, patience=0).patience == 0
 
 
+def test_images_that_a_run_takes_once_are_not_augmented():
+    defaults = {"batch_size": 128, "augment": "crop"}  # 11 batches of 16 are an epoch
+    for given, augment in (
+        ({"steps": 11}, "none"),
+        ({"epochs": 1.0}, "none"),
+        ({"steps": 12}, "crop"),
+        ({"steps": 11, "augment": "crop"}, "crop"),
+        ({}, "crop"),
+    ):
+        assert (
+            Job("m", "d", **given).resolved({**defaults, BY_ROWS: IMAGES}, 180).augment == augment
+        )
+    assert Job("m", "d", steps=1).resolved(defaults, 180).augment == "crop"  # as in its paper
+
+
 def test_a_resolved_job_stays_as_it_is():
     for rows in (5, 180, 10_000):
         for given in ({}, {"steps": 7}, {"epochs": 2.5}, {"patience": 0}):
