@@ -8,9 +8,10 @@ is the least, until that one has all seeds. On a CPU as many runs go on at once 
 each on one of them. Last, steps of all methods take turns, each on all cores, for the time of a
 step. Results are in results/accuracy-TASK-DEVICE-DATE.json; a call goes on where an earlier one
 with the same settings was interrupted. With --precision bf16 runs are under autocast, as GPUs
-train, and their results in results/accuracy-TASK-bf16-DEVICE-DATE.json; each case then has the
-learning rate that results in fp32 found for it or its method, if there are any. It needs the
-`bench` extra, and one to three minutes of a core for each run.
+train, and their results in results/accuracy-TASK-bf16-DEVICE-DATE.json. Then, and with
+--known-rates, each case has the learning rate that earlier results in fp32 found for it or its
+method, if there are any. It needs the `bench` extra, and one to three minutes of a core for each
+run.
 """
 
 import argparse
@@ -77,6 +78,7 @@ GRIDS = {
     },
 }
 SEEDS = 3
+OWN = ("model", "dataset", "learning_rate", "seed")  # settings that each run or machine has
 TURNS, WARM_UP = 15, 2
 
 
@@ -256,16 +258,18 @@ def figures(outcome: Outcome, full: Outcome) -> Row:
     }
 
 
-def described(name: str, precision: Precision, device: str) -> Row:
-    """The settings of a task that all its runs share."""
-    job = asdict(replace(TASKS[name].job, precision=precision))
-    job = {k: v for k, v in job.items() if v not in (None, "", False)}
+def described(name: str, precision: Precision, device: str, cache: Path) -> Row:
+    """The settings of a task that all its runs share, defaults among them."""
+    job = job_of(TASKS[name], precision, cache)
+    family, source = data.pair(job)
+    settled = asdict(job.resolved(family.defaults, source.train_examples))
+    settings = {k: v for k, v in settled.items() if k not in OWN and v not in (None, "", False)}
     return {
         "device": device_name(device),
         "versions": versions("torch", "timm", "transformers"),
         "summary": TASKS[name].summary,
         "settings": {
-            "job": job,
+            "job": settings,
             "rates": TASKS[name].rates,
             "seeds": SEEDS,
             "target": TARGET,
@@ -276,9 +280,17 @@ def described(name: str, precision: Precision, device: str) -> Row:
 class Results:
     """The results of a task in their file, which is written after each run."""
 
-    def __init__(self, name: str, precision: Precision, device: str, cases: Iterable[str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        precision: Precision,
+        device: str,
+        cache: Path,
+        cases: Iterable[str],
+        known: bool,
+    ) -> None:
         self.name = name
-        common = json.loads(json.dumps(described(name, precision, device)))
+        common = json.loads(json.dumps(described(name, precision, device, cache)))
         stem = f"accuracy-{name}{'' if precision == 'fp32' else f'-{precision}'}-{device}"
         paths = sorted(RESULTS.glob(f"{stem}-*.json"))
         self.path = RESULTS / f"{stem}-{date.today().isoformat()}.json"
@@ -290,7 +302,7 @@ class Results:
         every = {*self.document["cases"], *cases}
         ordered = [case for case in GRIDS["full"] if case in every]
         command = ["scripts/bench/accuracy.sh", "--device", device, "--tasks", name]
-        command += [] if precision == "fp32" else ["--precision", precision]
+        command += ["--known-rates"] * known if precision == "fp32" else ["--precision", precision]
         command += [] if ordered == list(CORE) else ["--cases", *ordered]
         self.document |= {"command": shlex.join(command), **common, "cases": ordered}
 
@@ -305,10 +317,10 @@ class Results:
         write(self.path, self.document)
 
 
-def found_rates(name: str, case: str, precision: Precision, device: str) -> tuple[float, ...]:
-    """The learning rates to try for a case: all of the task, or the one that was found in fp32."""
-    if precision != "fp32":
-        for path in sorted(RESULTS.glob(f"accuracy-{name}-{device}-*.json")):
+def found_rates(name: str, case: str, known: bool, device: str) -> tuple[float, ...]:
+    """The learning rates to try for a case: all of the task, or the one last found in fp32."""
+    if known:
+        for path in sorted(RESULTS.glob(f"accuracy-{name}-{device}-*.json"), reverse=True):
             rows = {row["case"]: row for row in json.loads(path.read_text())["rows"]}
             for other in (case, GRIDS["full"][case].method):
                 if other in rows and not rows[other]["error"]:
@@ -342,6 +354,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--grid", choices=list(GRIDS), default="core")
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--cases", nargs="+", choices=list(GRIDS["full"]), help="of the grid")
+    parser.add_argument("--known-rates", action="store_true", help="those of earlier results")
     parser.add_argument("--no-times", action="store_true", help="the machine is not idle")
     parser.add_argument("--cache", type=Path, default=CACHE)
     return parser.parse_args()
@@ -352,14 +365,14 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     cases = {name: GRIDS["full"][name] for name in args.cases or GRIDS[args.grid]}
     where = args.precision, args.device
+    known = args.known_rates or args.precision != "fp32"
     for name in args.tasks:
-        results = Results(name, *where, cases)
-        # Writes the files, before processes want them.
-        job_of(TASKS[name], args.precision, args.cache)
+        # Writes the files too, before processes want them.
+        results = Results(name, *where, args.cache, cases, known)
         trials = [
             Wanted(name, case, 0, rate)
             for case in cases
-            for rate in found_rates(name, case, *where)
+            for rate in found_rates(name, case, known, args.device)
         ]
         execute(results.left(trials), results, *where, args.cache)
         while True:  # what the other seeds say of a rate can make another one the best

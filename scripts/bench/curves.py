@@ -24,9 +24,8 @@ OTHERS = ("C0", "C1", "C2", "C4", "C5", "C6", "C7", "C8", "C9")  # none is as re
 
 
 def picture(name: str) -> Path:
-    """Where the picture of a results file is, whatever its date."""
-    of, *_ = name.removeprefix("accuracy-").rsplit("-", 3)
-    return ROOT / f"scripts/assets/curves-{of}.svg"
+    """Where the picture of a results file is."""
+    return ROOT / f"scripts/assets/curves-{name.removeprefix('accuracy-')}.svg"
 
 
 def drawn() -> list[str]:
