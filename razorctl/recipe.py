@@ -162,7 +162,7 @@ class Recipe:
         rules = _same_for_all_widths(HEAD if self.lora or self.activation_checkpointing else {})
         if self.has_effect:
             if method.ratio == "bytes":
-                rules |= allocate(self.ratio) | _same_for_all_widths(EXACT)
+                rules |= {**allocate(self.ratio), **_same_for_all_widths(EXACT)}
             rules |= _same_for_all_widths(method.rules)
         drawn = self.joint_budget < 1 and self.joint == "weights"
         if drawn and not set(WEIGHTS) <= set(rules):

@@ -20,7 +20,7 @@ from torch import nn
 
 from razorctl import layers
 from razorctl.config.registry import modules
-from razorctl.layers.base import RazorLayer, Swaps
+from razorctl.layers.base import RazorLayer
 from razorctl.layers.bytecode import same_forward
 
 Branches = tuple[tuple[str, ...], ...]
@@ -40,13 +40,18 @@ def _of_torch() -> tuple[ModuleType, ...]:
     return tuple(modules(layers.__name__, layers.__path__, skip=skip))
 
 
-def _files() -> list[ModuleType]:
-    """The files of torch's layers, and those of every library that is loaded."""
-    loaded = [library for library in LIBRARIES if library in sys.modules]
+def _loaded() -> tuple[str, ...]:
+    """The libraries that are loaded."""
+    return tuple(library for library in LIBRARIES if library in sys.modules)
+
+
+@cache
+def _files(loaded: tuple[str, ...]) -> list[ModuleType]:
+    """The files of torch's layers, and those of the libraries that are loaded."""
     return [*_of_torch(), *(importlib.import_module(f"razorctl.layers.{name}") for name in loaded)]
 
 
-def swaps() -> Swaps:
+def swaps() -> Mapping[type[nn.Module], type[RazorLayer]]:
     """Stock types -> razor classes: torch's, and those of every library that is loaded.
 
     A library that is not loaded has no module in any model, and may be slow to load. `razor_of`
@@ -73,7 +78,7 @@ def linear_types() -> frozenset[type[nn.Module]]:
     return frozenset(stock for stock, razor in swaps().items() if razor.kind == "linear")
 
 
-def branches() -> dict[type[nn.Module], Branches]:
+def branches() -> Mapping[type[nn.Module], Branches]:
     """Stock block types -> their residual branches, of every library that is loaded."""
     return _registered("BRANCHES")
 
@@ -90,7 +95,7 @@ def connections_of(block: type[nn.Module]) -> Branches:
 
 def linear_first() -> frozenset[type[nn.Module]]:
     """The types after a norm of `connections_of` that only multiply its output by weights."""
-    return frozenset().union(*(getattr(file, "LINEAR_FIRST", ()) for file in _files()))
+    return frozenset().union(*(getattr(file, "LINEAR_FIRST", ()) for file in _files(_loaded())))
 
 
 def _of_block(block: type[nn.Module], listed: Mapping[type[nn.Module], Branches]) -> Branches:
@@ -100,8 +105,13 @@ def _of_block(block: type[nn.Module], listed: Mapping[type[nn.Module], Branches]
     return next((names for other, names in listed.items() if same_forward(block, other)), ())
 
 
-def _registered(name: str) -> dict[type[nn.Module], Any]:
+def _registered(name: str) -> Mapping[type[nn.Module], Any]:
+    return _entries(name, _loaded())
+
+
+@cache
+def _entries(name: str, loaded: tuple[str, ...]) -> Mapping[type[nn.Module], Any]:
     entries: dict[type[nn.Module], Any] = {}
-    for file in _files():
+    for file in _files(loaded):
         entries |= getattr(file, name, {})
     return entries

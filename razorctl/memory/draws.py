@@ -54,21 +54,19 @@ def joint_draws(model: nn.Module) -> list[Blocks]:
     return [vars(module)[MARK] for module in model.modules() if MARK in vars(module)]
 
 
-def hold_largest(
-    model: nn.Module, kept: Callable[[Callable[[], Any]], list[tuple[Any, int]]]
-) -> None:
+def hold_largest(model: nn.Module, kept: Callable[[Callable[[], Any]], list[Any]]) -> None:
     """Fixes the draws of a copied model to those that keep the most bytes.
 
-    `kept(place)` runs a forward pass and returns the place and bytes of each storage that it keeps.
+    `kept(place)` runs a forward pass and returns its `saved.KeptStorage`s.
     """
     held = [Held.hold(blocks) for blocks in joint_draws(model)]
 
     def running() -> list[int | None]:
         return [blocks.branch for blocks in held]
 
-    for branches, size in kept(running) if held else ():
-        for blocks, branch in zip(held, branches, strict=True):
+    for storage in kept(running) if held else ():
+        for blocks, branch in zip(held, storage.places[0], strict=True):
             if branch is not None:
-                blocks.sizes[branch] += size
+                blocks.sizes[branch] += storage.size
     for blocks in held:
         blocks.hold_largest()

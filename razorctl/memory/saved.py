@@ -4,11 +4,11 @@ import copy
 import traceback
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
 
 from razorctl.errors import UsageError, ValuesError
 from razorctl.memory.draws import hold_largest
@@ -38,8 +39,7 @@ def traced_bytes(
     """The bytes of `byte_budget.saved_bytes`, which are not compared with a byte budget here."""
 
     def trace(model: nn.Module, inputs: Any) -> int:
-        kept = _trace(model, inputs, autocast, forward, lambda: None)
-        return sum(size for _, size in kept)
+        return sum(s.size for s in _trace(model, inputs, autocast, forward, lambda: None))
 
     return on_copies(trace, model, inputs)
 
@@ -83,19 +83,43 @@ def traced_bytes_by_module(
     """
 
     def trace(model: nn.Module, inputs: Any) -> dict[str, int]:
-        running, sizes = [""], Counter[str]()
-
-        def leave(*_: Any) -> None:  # returns None, since a hook's result would replace the output
-            running.pop()
-
-        for name, module in model.named_modules():
-            module.register_forward_pre_hook(lambda *_, name=name: running.append(name))
-            module.register_forward_hook(leave)
-        for name, size in _trace(model, inputs, autocast, forward, lambda: running[-1]):
-            sizes[name] += size
-        return dict(sizes)
+        return bytes_by_module(storages_by_module(model, inputs, autocast, forward))
 
     return on_copies(trace, model, inputs)
+
+
+def storages_by_module(
+    twin: nn.Module, inputs: Any, autocast: torch.dtype | None, forward: Forward | None
+) -> "list[KeptStorage]":
+    """The storages that a copy of a model keeps, whose places are the names of its modules.
+
+    A place is the innermost module that is running. The arguments are those of `traced_bytes`.
+    """
+    running, hooks = [""], list[RemovableHandle]()
+
+    def leave(*_: Any) -> None:  # returns None, since a hook's result would replace the output
+        running.pop()
+
+    for name, module in twin.named_modules():
+        enter = partial(_enter, running, name)
+        hooks += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
+    try:
+        return _trace(twin, inputs, autocast, forward, lambda: running[-1])
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _enter(running: list[str], name: str, *_: Any) -> None:
+    running.append(name)
+
+
+def bytes_by_module(storages: "Iterable[KeptStorage]") -> dict[str, int]:
+    """Module name -> bytes of the storages that are first kept there."""
+    sizes = Counter[str]()
+    for storage in storages:
+        sizes[storage.places[0]] += storage.size
+    return dict(sizes)
 
 
 @contextmanager
@@ -162,8 +186,8 @@ def _trace(
     inputs: Any,
     autocast: torch.dtype | None,
     forward: Forward | None,
-    place: Callable[[], T],
-) -> list[tuple[T, int]]:
+    place: Callable[[], Any],
+) -> "list[KeptStorage]":
     """The storages that a forward pass keeps, as `kept_storages` returns them.
 
     A joint budget's draw is first fixed to the one with the most kept bytes.
@@ -185,36 +209,46 @@ class _Kept:
         self.tensor = tensor if tensor.grad_fn is None else tensor.detach()
 
 
-def kept_storages(
-    model: nn.Module, forward: Callable[[], Any], place: Callable[[], T]
-) -> list[tuple[T, int]]:
-    """The place and bytes of each storage that autograd keeps after `forward`, without parameters.
+class KeptStorage(NamedTuple):
+    """A storage that autograd keeps.
 
-    A graph that `forward` has dropped keeps nothing. place: is called when a storage is first kept.
+    key: its own while it lives. places: where it is kept, in the order of the forward pass.
     """
-    resident = {_storage(tensor) for tensor in (*model.parameters(), *model.buffers())}
+
+    key: int
+    size: int
+    places: tuple[Any, ...]
+
+
+def kept_storages(
+    model: nn.Module, forward: Callable[[], Any], place: Callable[[], Any]
+) -> list[KeptStorage]:
+    """The storages that autograd keeps after `forward`, without parameters.
+
+    A graph that `forward` has dropped keeps nothing. place: is called when a storage is kept.
+    """
+    resident = {storage_key(tensor) for tensor in (*model.parameters(), *model.buffers())}
     # The storages are kept alive, so that no key is used again.
-    storages: dict[int, tuple[torch.UntypedStorage, T, int, list[weakref.ref[_Kept]]]] = {}
+    storages = dict[int, tuple[torch.UntypedStorage, int, list[tuple[Any, weakref.ref[_Kept]]]]]()
 
     def pack(tensor: Tensor) -> _Kept:
-        key, storage, kept = _storage(tensor), tensor.untyped_storage(), _Kept(tensor)
+        key, storage, kept = storage_key(tensor), tensor.untyped_storage(), _Kept(tensor)
         if key not in resident:
             if key not in storages:
-                storages[key] = storage, place(), storage.nbytes(), []
-            storages[key][-1].append(weakref.ref(kept))
+                storages[key] = storage, storage.nbytes(), []
+            storages[key][-1].append((place(), weakref.ref(kept)))
         return kept
 
     with torch.autograd.graph.saved_tensors_hooks(pack, attrgetter("tensor")):
         result = forward()
-    kept = [
-        (where, size)
-        for _, where, size, keepers in storages.values()
-        if any(keeper() is not None for keeper in keepers)
-    ]
+    kept = list[KeptStorage]()
+    for key, (_, size, keepers) in storages.items():
+        if places := tuple(where for where, keeper in keepers if keeper() is not None):
+            kept.append(KeptStorage(key, size, places))
     del result  # until here its graph was needed
     return kept
 
 
-def _storage(tensor: Tensor) -> int:
+def storage_key(tensor: Tensor) -> int:
     key: int = tensor.untyped_storage()._cdata
     return key

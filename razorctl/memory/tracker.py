@@ -62,7 +62,7 @@ def trace_step(
     run = partial(forward, model, inputs)
     with tracing(model, mode):
         hold_largest(model, partial(kept_storages, model, run))
-        saved = sum(size for _, size in kept_storages(model, run, lambda: None))
+        saved = sum(s.size for s in kept_storages(model, run, lambda: None))
         updates = optimizer(model) if optimizer else None
         if updates is not None:
             _make_state(updates)

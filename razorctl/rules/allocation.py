@@ -9,7 +9,8 @@ the backward pass.
 """
 
 import math
-from functools import cache
+from collections.abc import Mapping
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,6 +46,7 @@ def _choices(family: Family, width: str) -> list[dict[str, Any]]:
     return choices
 
 
+@cache
 def largest(family: Family = "attention") -> float:
     """The largest ratio that a family can meet at any width, down to three decimals."""
     kept: list[float] = [
@@ -54,7 +56,8 @@ def largest(family: Family = "attention") -> float:
     return math.floor(1000 * (1 - max(kept))) / 1000
 
 
-def allocate(ratio: float) -> dict[str, Names]:
+@lru_cache
+def allocate(ratio: float) -> Mapping[str, Names]:
     """The names of the rules of each layer kind; raises UsageError if none meet the ratio.
 
     Where only convolutions cannot meet it, they have the fewest bits.

@@ -1,14 +1,16 @@
 """The byte budget of `razor`: met for a model and its inputs, or compared with what it keeps."""
 
+import copy
 import logging
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import count, product
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -20,12 +22,19 @@ from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer, stock_type
 from razorctl.layers.sharing import Memo
 from razorctl.memory.fake import mode_of
-from razorctl.memory.saved import Forward, on_copies, traced_bytes, traced_bytes_by_module
+from razorctl.memory.saved import (
+    Forward,
+    bytes_by_module,
+    on_copies,
+    storages_by_module,
+    traced_bytes,
+    traced_bytes_by_module,
+)
 from razorctl.recipe import Recipe
 from razorctl.rules.allocation import largest
 from razorctl.surgery import freezing, reruns
+from razorctl.surgery.rerun_choice import TracedBlocks
 from razorctl.surgery.rerun_choice import groups as rerun_groups
-from razorctl.surgery.rerun_choice import measured
 from razorctl.surgery.rerun_choice import unfit as unfit_block
 from razorctl.surgery.sparsify import (
     RECIPE,
@@ -102,20 +111,21 @@ def _tried(
 
     Raises UsageError with the largest ratio that can be met if this one cannot.
     """
-    known = traced_bytes(twin, inputs, **run) if full is None else full
-    plain, budget = replace(recipe, activation_checkpointing=False), (1 - recipe.ratio) * known
-
-    def parts(ratio: float) -> dict[str, int]:
-        restore(twin)
-        swap(twin, replace(plain, ratio=ratio))
-        return traced_bytes_by_module(twin, inputs, **run)
-
-    again = _Reruns(_meeting(parts, recipe.ratio, budget))
-    if again.ratio is None and not recipe.activation_checkpointing:
-        again = _rerunning(twin, inputs, plain, budget, run)
+    search = _Search(twin, inputs, replace(recipe, activation_checkpointing=False), run)
+    known = sum(search.parts().values()) if full is None else full
+    search.budget = (1 - recipe.ratio) * known
+    again = _Reruns(search.ratio())
     if again.ratio is None:
-        least = traced_bytes_by_module(twin, inputs, **run)
-        reasons = [uncompressed(twin, least, known, budget), again.refusal]
+        again = search.reruns()
+    if again.names and recipe.activation_checkpointing:
+        raise UsageError(
+            f"ratio {recipe.ratio:g} is met by {type(twin).__name__} only if blocks run again from "
+            f"packed inputs ({again.stars()}), which its own activation checkpointing keeps whole; "
+            "leave activation checkpointing out."
+        )
+    if again.ratio is None:
+        least = search.parts()
+        reasons = [uncompressed(twin, least, known, search.budget), again.refusal]
         possible = math.floor(1000 * (1 - sum(least.values()) / known)) / 1000
         raise UsageError(
             f"ratio {recipe.ratio:g} cannot be met by {type(twin).__name__} with this batch"
@@ -148,64 +158,114 @@ class _Reruns(NamedTuple):
         return ", ".join(f"{count} x {name}" for name, count in stars.items())
 
 
-def _rerunning(
-    twin: nn.Module, inputs: Any, recipe: Recipe, budget: float, run: Mapping[str, Any]
-) -> _Reruns:
-    """The blocks of a fake model that run again to meet a budget, with as few of them as suffice.
+class _Search:
+    """The search of a way to meet a recipe's byte budget on a copy of a model.
 
-    Elements of lists are tried first, then any module, and both with the rules of fewest bits. The
-    twin is left with the last that was tried.
+    The copy is left with the last that was tried.
+
+    Args:
+        twin: the copy, fake or real.
+        inputs, run: of its step.
+        recipe: without activation checkpointing.
     """
 
-    def put(again: _Reruns) -> None:
-        restore(twin)
-        swap(twin, replace(recipe, ratio=again.ratio or recipe.ratio))
-        again.attach(twin)
+    budget: float  # in bytes
 
-    def meets(again: _Reruns) -> bool:
-        put(again)
-        return traced_bytes(twin, inputs, **run) <= budget
+    def __init__(
+        self, twin: nn.Module, inputs: Any, recipe: Recipe, run: Mapping[str, Any]
+    ) -> None:
+        self.twin, self.inputs, self.recipe, self.run = twin, inputs, recipe, run
+        # What depends on values, such as a choice of experts, may differ at the values of copies,
+        # and so the shapes of what is kept.
+        self.real = mode_of(twin.parameters()) is None
+        self._traced: list[tuple[Mapping[str, Any], TracedBlocks]] = []
 
-    # What depends on values, such as a choice of experts, may differ at the values of copies, and
-    # so the shapes of what is kept.
-    widths = (None,) if mode_of(twin.parameters()) is None else RERUN_BITS
-    refusal = ""
-    for ratio in (recipe.ratio, max(recipe.ratio, largest())):
-        put(_Reruns(ratio))
-        modules = measured(twin, inputs, **run)
-        for listed in (True, False):
-            groups = rerun_groups(modules, budget, listed)
-            names = [tuple(chain(*groups[:count])) for count in range(1, len(groups) + 1)]
-            for bits in widths if names else ():
-                ways = [_Reruns(ratio, bits, part) for part in names]
-                if meets(ways[-1]):
-                    return ways[bisect_left(ways[:-1], True, key=meets)]
-        if unfit := unfit_block(modules):
-            kind = type(twin.get_submodule(unfit)).__name__
-            why = f"gets an argument of type {modules[unfit].unknown}"
-            refusal = f"{unfit} ({kind}) {why}, so it cannot run again"
-    return _Reruns(None, refusal=refusal)
+    def put(self, again: "_Reruns") -> None:
+        """Sparsifies the copy."""
+        restore(self.twin)
+        swap(self.twin, replace(self.recipe, ratio=again.ratio or self.recipe.ratio))
+        again.attach(self.twin)
 
+    def traced(self, ratio: float) -> TracedBlocks:
+        """The step by the rules of a ratio; ratios of the same rules share it."""
+        rules = replace(self.recipe, ratio=ratio).rules
+        for before, traced in self._traced:
+            if before == rules:
+                return traced
+        self.put(_Reruns(ratio))
+        traced = TracedBlocks(self._copy(), self.inputs, self.run)
+        self._traced.append((rules, traced))
+        return traced
 
-def _meeting(
-    parts: Callable[[float], Mapping[str, int]], ratio: float, budget: float
-) -> float | None:
-    """The ratio, from `ratio` on, whose rules keep at most `budget` bytes; None if none do.
+    def parts(self) -> dict[str, int]:
+        """The bytes that each module keeps now."""
+        return bytes_by_module(storages_by_module(self._copy(), self.inputs, **self.run))
 
-    parts: the bytes that each module keeps by the rules of a ratio.
-    """
+    def _copy(self) -> nn.Module:
+        """The model that a step is traced on; a real one would not stay as it is."""
+        return copy.deepcopy(self.twin) if self.real else self.twin
 
-    def meets(ratio: float) -> bool:
-        return sum(parts(ratio).values()) <= budget
+    def ratio(self) -> float | None:
+        """The ratio, from the recipe's on, whose rules meet the budget; None if none do."""
+        ratio, most = self.recipe.ratio, largest()
+        loosest = self.traced(ratio)
+        if loosest.kept() <= self.budget:
+            return ratio
+        # What stock modules keep is the same by all rules.
+        if ratio >= most or loosest.stock > self.budget or not self._meets(most):
+            return None
+        steps = math.ceil(math.log((1 - most) / (1 - ratio), TIGHTER))
+        return self._loosest([1 - (1 - ratio) * TIGHTER**step for step in range(steps)] + [most])
 
-    most = largest()
-    if meets(ratio):
-        return ratio
-    if ratio >= most or not meets(most):
-        return None
-    steps = math.ceil(math.log((1 - most) / (1 - ratio), TIGHTER))
-    tighter = [1 - (1 - ratio) * TIGHTER**step for step in range(1, steps)]
-    return [*tighter, most][bisect_left(tighter, True, key=meets)]
+    def _loosest(self, ratios: list[float]) -> float:
+        """The first of some ratios that meets the budget, as only the first is known not to."""
+        low, high, probes = 0, len(ratios) - 1, count(1)
+        while high - low > 1:
+            # What is kept is about linear in the share that a ratio leaves.
+            over, under = (self.traced(ratios[end]).kept() - self.budget for end in (low, high))
+            aim = ratios[low] + over / (over - under) * (ratios[high] - ratios[low])
+            middle = (low + high) // 2 if next(probes) % 3 == 0 else bisect_left(ratios, aim)
+            middle = min(max(middle, low + 1), high - 1)
+            low, high = (low, middle) if self._meets(ratios[middle]) else (middle, high)
+        return ratios[high]
+
+    def _meets(self, ratio: float) -> bool:
+        return self.traced(ratio).kept() <= self.budget
+
+    def meets(self, again: "_Reruns") -> bool:
+        """Whether a step keeps as few bytes as the budget allows."""
+        self.put(again)
+        return sum(self.parts().values()) <= self.budget
+
+    def reruns(self) -> "_Reruns":
+        """The blocks that run again to meet the budget, with as few of them as suffice.
+
+        Elements of lists are tried first, then any module, and both with the rules of fewest bits.
+        If nothing meets it, the copy is left with what keeps least by the rules of fewest bits.
+        """
+        refusal, least = "", _Reruns(self.recipe.ratio)
+        for ratio in (self.recipe.ratio, max(self.recipe.ratio, largest())):
+            traced = self.traced(ratio)
+            fewest, least = traced.kept(), _Reruns(ratio)
+            for again in self._ways(traced, ratio):
+                kept = traced.kept(again.names, again.bits)
+                if kept <= self.budget and self.meets(again):
+                    return again
+                fewest, least = min((fewest, least), (kept, again), key=itemgetter(0))
+            if unfit := unfit_block(traced.modules):
+                kind = type(self.twin.get_submodule(unfit)).__name__
+                why = f"gets an argument of type {traced.modules[unfit].unknown}"
+                refusal = f"{unfit} ({kind}) {why}, so it cannot run again"
+        self.put(least)
+        return _Reruns(None, refusal=refusal)
+
+    def _ways(self, traced: TracedBlocks, ratio: float) -> Iterator["_Reruns"]:
+        """The ways to run blocks again, in the order in which they are tried."""
+        for listed, bits in product((True, False), (None,) if self.real else RERUN_BITS):
+            names = tuple[str, ...]()
+            for group in rerun_groups(traced, self.budget, listed, bits):
+                names += tuple(group)
+                yield _Reruns(ratio, bits, names)
 
 
 def _check_checkpointed(model: nn.Module, recipe: Recipe, now: int, full: int) -> None:

@@ -1,97 +1,169 @@
 """The choice of the blocks that run again, so that a model keeps few enough bytes."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from itertools import count
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
 
 from razorctl.config import registry
-from razorctl.memory.saved import on_copies, traced_bytes_by_module
+from razorctl.layers.base import RazorLayer
+from razorctl.layers.sharing import Memo, TensorCache
+from razorctl.memory.saved import storage_key, storages_by_module
 from razorctl.surgery import reruns
+
+
+class Input(NamedTuple):
+    """A tensor that a module gets.
+
+    number: the same for modules that share its copy. rows: as it is packed, None if it is not. key,
+    size: of its storage. wanted: whether it gets a gradient.
+    """
+
+    number: int
+    rows: reruns.Rows | None
+    key: int
+    size: int
+    wanted: bool
+
+    def bytes(self, bits: int | None) -> int:
+        """Bytes of a copy in so many bits, or of itself if it is kept as it is."""
+        return self.size if bits is None or self.rows is None else self.rows.bytes(bits)
 
 
 @dataclass
 class Module:
-    """The bytes that a module keeps with all inside it, and those of copies of its inputs.
+    """A module that may run again.
 
-    calls: how often it ran. unknown: the type of an argument with which it cannot run again.
+    held: the bytes that it keeps with all inside it, and that nothing else keeps. calls: how often
+    it ran. unknown: the type of an argument with which it cannot run again.
     """
 
     held: int = 0
-    inputs: int = 0
     calls: int = 0
+    inputs: list[Input] = field(default_factory=list)
     unknown: str = ""
 
 
-def measured(model: nn.Module, inputs: Any, **run: Any) -> dict[str, Module]:
-    """Traces a sparsified model; name -> what the module keeps, of all modules."""
+class TracedBlocks:
+    """A traced step of a sparsified model: what it keeps, and would keep if blocks ran again.
 
-    def trace(twin: nn.Module, batch: Any) -> dict[str, Module]:
-        found = {name: Module() for name, _ in twin.named_modules()}
-        for name, module in twin.named_modules():
-            _watch(module, found[name])
-        for name, size in traced_bytes_by_module(twin, batch, **run).items():
-            for outer in _outer(name):
-                found[outer].held += size
-        return found
-
-    return on_copies(trace, model, inputs)
-
-
-def _watch(module: nn.Module, found: Module) -> None:
-    """Adds what a module is called with to what is found of it."""
-
-    def before(block: nn.Module, args: Any, kwargs: Any) -> None:
-        values = (*args, *kwargs.values())
-        leaves = tree_leaves([reruns.without_cache(block, value) for value in values])
-        found.calls += 1
-        found.inputs += sum(map(_kept, leaves))
-        found.unknown = found.unknown or reruns.unknown(leaves)
-
-    module.register_forward_pre_hook(before, with_kwargs=True)
-
-
-def _kept(leaf: Any) -> int:
-    """About the bytes that a block keeps of an argument in 8 bits."""
-    if not isinstance(leaf, Tensor) or not leaf.requires_grad or isinstance(leaf, nn.Parameter):
-        return 0
-    return (
-        leaf.numel() if reruns.packable(leaf, leaf.shape[-1] if leaf.dim() else 1) else leaf.nbytes
-    )
-
-
-def _outer(name: str) -> Iterator[str]:
-    """The name of a module and of all that it is inside of."""
-    while name:
-        yield name
-        name = name.rpartition(".")[0]
-    yield ""
-
-
-def groups(modules: Mapping[str, Module], budget: float, listed: bool) -> list[list[str]]:
-    """The blocks that may run again, in groups whose names differ in numbers alone.
-
-    Of the ways to choose blocks that are not inside each other, one that is likely to meet the
-    budget has about the least peak: what is kept, and what the largest block holds while it runs
-    again. Groups that spare most are first.
+    stock: the bytes that stock modules keep.
 
     Args:
-        modules: of `measured`.
+        twin: a copy of a model, fake or real; a real one does not stay as it is.
+        inputs, run: of its step, as of `storages_by_module`.
+    """
+
+    def __init__(self, twin: nn.Module, inputs: Any, run: Mapping[str, Any]) -> None:
+        self.modules = {name: Module() for name, _ in twin.named_modules()}
+        self._resident = {storage_key(tensor) for tensor in (*twin.parameters(), *twin.buffers())}
+        self._numbers, self._count, memo = TensorCache[int](), count(), Memo()
+        hooks, self._alive = list[RemovableHandle](), list[torch.UntypedStorage]()
+        for name, module in twin.named_modules():
+            note = partial(self._note, reruns.Rerun(module, name, None, memo))
+            hooks.append(module.register_forward_pre_hook(note, with_kwargs=True))
+        try:
+            self.storages = storages_by_module(twin, inputs, **run)
+        finally:
+            for hook in hooks:
+                hook.remove()
+            del self._alive  # so that no key was used again
+        self._places = {storage.key: storage.places for storage in self.storages}
+        self._sizes = Counter[tuple[str, ...]]()
+        for storage in self.storages:
+            self._sizes[tuple(dict.fromkeys(storage.places))] += storage.size
+        razor = {name for name, module in twin.named_modules() if isinstance(module, RazorLayer)}
+        self.stock = sum(size for at, size in self._sizes.items() if not razor.issuperset(at))
+        for places, size in self._sizes.items():
+            for outer in set(_outer(places[0])).intersection(*map(_outer, places)):
+                self.modules[outer].held += size
+
+    def _note(self, rerun: reruns.Rerun, block: nn.Module, args: Any, kwargs: Any) -> None:
+        """Adds what a module is called with to what is known of it."""
+        module, arguments = self.modules[rerun.name], rerun.arguments(args, kwargs)
+        module.calls += 1
+        module.unknown = module.unknown or reruns.unknown(tree_leaves(arguments))
+        for x, rows in rerun.leaves(arguments):
+            strided = isinstance(x, Tensor) and x.layout is torch.strided
+            if not strided or storage_key(x) in self._resident:
+                continue
+            images = rows is not None and rows.images
+            number = self._numbers.get(x, images, block)
+            if number is None:
+                number = next(self._count)
+                self._numbers.put(x, images, number, block)
+            storage = x.untyped_storage()
+            self._alive.append(storage)
+            new = Input(number, rows, storage._cdata, storage.nbytes(), x.requires_grad)
+            module.inputs.append(new)
+
+    def kept(self, names: Sequence[str] = (), bits: int | None = None) -> int:
+        """The bytes that are kept if the named modules run again, from copies of so many bits.
+
+        None of them is inside another. bits: None keeps their inputs as they are.
+        """
+        again = set(names)
+
+        @cache
+        def covered(place: str) -> bool:
+            return not again.isdisjoint(_outer(place))
+
+        def gone(places: tuple[str, ...]) -> bool:
+            return all(map(covered, places))
+
+        copies, whole = dict[int, int](), dict[int, int]()
+        for name in names:
+            for x in self.modules[name].inputs:
+                if bits is not None and x.rows is not None:
+                    copies[x.number] = x.bytes(bits)
+                elif gone(self._places.get(x.key, ())):
+                    whole[x.key] = x.size
+        stays = sum(size for places, size in self._sizes.items() if not gone(places))
+        return stays + sum(copies.values()) + sum(whole.values())
+
+    def spared(self, name: str, bits: int | None) -> int:
+        """About the bytes that are not kept if a module runs again."""
+        module = self.modules[name]
+        sizes = {x.number: x.bytes(bits) for x in module.inputs if x.wanted}
+        return module.held - sum(sizes.values())
+
+
+@cache
+def _outer(name: str) -> tuple[str, ...]:
+    """The name of a module and of all that it is inside of."""
+    return (name, *_outer(name.rpartition(".")[0])) if name else ("",)
+
+
+def groups(traced: TracedBlocks, budget: float, listed: bool, bits: int | None) -> list[list[str]]:
+    """The blocks that may run again, in groups whose names differ in numbers alone.
+
+    Of the ways to choose blocks that are not inside each other, the one that keeps least above the
+    budget, and of these the one of the least peak: what is kept, and what the largest block holds
+    while it runs again. Groups that spare most are first.
+
+    Args:
+        traced: the model.
         budget: in bytes.
         listed: whether blocks are elements of lists and sequences alone; otherwise any module with
             none inside is too.
+        bits: of copies of their inputs, as of `TracedBlocks.kept`.
     """
-    inside: dict[str, list[str]] = {}
+    modules, inside = traced.modules, dict[str, list[str]]()
     for name in modules:
         if name:
             inside.setdefault(name.rpartition(".")[0], []).append(name)
 
+    @cache
     def able(name: str) -> bool:
         module = modules[name]
-        return bool(module.calls and not module.unknown and _spared(module) > 0)
+        return bool(module.calls and not module.unknown and traced.spared(name, bits) > 0)
 
     elements = {name for name in modules if name.rpartition(".")[2].isdigit() and able(name)}
     # What elements are inside of is the model, more or less, and would save nothing at its peak.
@@ -113,7 +185,7 @@ def groups(modules: Mapping[str, Module], budget: float, listed: bool) -> list[l
                 yield from chosen(child, most)
 
     def excess_and_peak(names: list[str]) -> tuple[float, int]:
-        kept = modules[""].held - sum(_spared(modules[name]) for name in names)
+        kept = traced.kept(names, bits)
         return max(0, kept - budget), kept + max((modules[n].held for n in names), default=0)
 
     ways = (list(chosen("", most)) for most in sorted(set(largest.values())))
@@ -121,15 +193,10 @@ def groups(modules: Mapping[str, Module], budget: float, listed: bool) -> list[l
     by_stars: dict[str, list[str]] = {}
     for name in best:
         by_stars.setdefault(registry.starred(name), []).append(name)
-    spares = {stars: sum(_spared(modules[n]) for n in names) for stars, names in by_stars.items()}
-    return [by_stars[stars] for stars in sorted(spares, key=spares.__getitem__, reverse=True)]
+    return sorted(by_stars.values(), key=lambda names: traced.kept(names, bits))
 
 
 def unfit(modules: Mapping[str, Module]) -> str:
     """The name of the largest module that cannot run again, "" if all can."""
     names = [name for name, module in modules.items() if name and module.unknown]
     return max(names, key=lambda name: modules[name].held, default="")
-
-
-def _spared(module: Module) -> int:
-    return module.held - module.inputs

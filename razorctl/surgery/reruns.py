@@ -6,7 +6,7 @@ graph gets what the second one keeps. Here it keeps copies, and the second run g
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from functools import partial
@@ -21,12 +21,14 @@ from torch.utils.checkpoint import checkpoint
 from razorctl.errors import UsageError
 from razorctl.layers.sharing import Memo
 from razorctl.ops.images import memory_format
-from razorctl.rules.packed import Packed
+from razorctl.ops.quantize import empty_copy
+from razorctl.rules.packed import TILE, Packed
 from razorctl.rules.quantized import Quantized
 
 ROWS = 16  # an input of fewer rows is kept as it is
 # So is an argument with one of these in its name: its values may be near -inf.
 EXACT = ("mask", "bias")
+NOTHING = torch.empty(0, device="meta")
 # Arguments that hold no tensors.
 PLAIN: tuple[type, ...] = (
     *(type(None), bool, int, float, complex, str, bytes, slice, Enum, nn.Module),
@@ -85,6 +87,18 @@ class Kept(NamedTuple):
         return values
 
 
+class Rows(NamedTuple):
+    """The rows and columns that a tensor is packed in; images: whether rows are its pixels."""
+
+    length: int
+    columns: int
+    images: bool
+
+    def bytes(self, bits: int) -> int:
+        """Bytes of a copy."""
+        return sum(t.nbytes for t in empty_copy(NOTHING, self.length, self.columns, bits, TILE))
+
+
 class Rerun:
     """Runs in place of the forward of a block."""
 
@@ -104,8 +118,7 @@ class Rerun:
         forward = self.inner or partial(type(self.owner).forward, self.owner)
         if not (self.owner.training and torch.is_grad_enabled()):
             return forward(*args, **kwargs)
-        arguments: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
-        arguments = {key: without_cache(self.owner, value) for key, value in arguments.items()}
+        arguments = self.arguments(args, kwargs)
         leaves, tree = tree_flatten(arguments)
         if unknown(leaves):
             return forward(*args, **kwargs)
@@ -117,41 +130,60 @@ class Rerun:
         self._check([leaf for leaf, version in versions if leaf._version != version], tensors)
         return result
 
-    def _pack(self, arguments: dict[Any, Any]) -> tuple[list[Tensor | None], list[Any]]:
-        """The tensors to keep, and for each leaf of the arguments how it is kept, or itself."""
-        tensors, forms, seen = list[Tensor | None](), list[Any](), dict[int, int]()
+    def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Any, Any]:
+        """The arguments by number or name, without caches that hold nothing of the block."""
+        arguments: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+        return {key: without_cache(self.owner, value) for key, value in arguments.items()}
+
+    def leaves(self, arguments: Mapping[Any, Any]) -> Iterator[tuple[Any, Rows | None]]:
+        """Each leaf of the arguments, and the rows that it is packed in, if it is."""
         for key, value in arguments.items():
             name = self.names[key] if isinstance(key, int) and key < len(self.names) else str(key)
             exact = any(part in name for part in EXACT)
-            for leaf in tree_flatten(value)[0]:
-                if not isinstance(leaf, Tensor):
-                    forms.append(leaf)
-                elif id(leaf) in seen:
-                    forms.append(_Same(seen[id(leaf)]))
-                else:
-                    seen[id(leaf)] = len(forms)
-                    kept, parts = self._keep(leaf, exact)
-                    forms.append(kept)
-                    tensors += parts
+            for leaf in tree_leaves(value):
+                packs = isinstance(leaf, Tensor) and not exact
+                yield leaf, self._rows(leaf) if packs else None
+
+    def _rows(self, x: Tensor) -> Rows | None:
+        """The rows that an argument is packed in: an activation with enough of them."""
+        images = x.dim() > 2 and x.shape[1] in self.channels
+        columns = x.shape[1] if images else x.shape[-1] if x.dim() else 1
+        activation = x.requires_grad and x.is_floating_point() and not isinstance(x, nn.Parameter)
+        if activation and x.layout is torch.strided and x.numel() >= ROWS * max(1, columns):
+            return Rows(x.numel() // max(1, columns), columns, images)
+        return None
+
+    def _pack(self, arguments: dict[Any, Any]) -> tuple[list[Tensor | None], list[Any]]:
+        """The tensors to keep, and for each leaf of the arguments how it is kept, or itself."""
+        tensors, forms, seen = list[Tensor | None](), list[Any](), dict[int, int]()
+        for leaf, rows in self.leaves(arguments):
+            if not isinstance(leaf, Tensor):
+                forms.append(leaf)
+            elif id(leaf) in seen:
+                forms.append(_Same(seen[id(leaf)]))
+            else:
+                seen[id(leaf)] = len(forms)
+                kept, parts = self._keep(leaf, rows)
+                forms.append(kept)
+                tensors += parts
         return tensors, forms
 
-    def _keep(self, x: Tensor, exact: bool) -> tuple[Kept, list[Tensor | None]]:
+    def _keep(self, x: Tensor, rows: Rows | None) -> tuple[Kept, list[Tensor | None]]:
         """How a tensor is kept, and the tensors that are."""
-        rule, images = self.rule, x.dim() > 2 and x.shape[1] in self.channels
-        columns = x.shape[1] if images else x.shape[-1] if x.dim() else 1
-        if exact or rule is None or not packable(x, columns):
+        rule = self.rule
+        if rule is None or rows is None:
             return Kept(None, 1, x.shape), [x]
 
         def copy() -> Packed:
             with torch.no_grad():
-                if images:
+                if rows.images:
                     return rule.pack_images(x.detach(), x.dtype)
-                return rule.pack(x.detach().reshape(-1, columns))
+                return rule.pack(x.detach().reshape(-1, rows.columns))
 
-        packed, _ = self.memo.pack(x, ("block", images), copy, self.owner)
+        packed, _ = self.memo.pack(x, ("block", rows.images), copy, self.owner)
         parts = list(packed.tensors)
         form = packed.holding([None] * len(parts))
-        return Kept(form, len(parts), x.shape, memory_format(x) if images else None), parts
+        return Kept(form, len(parts), x.shape, memory_format(x) if rows.images else None), parts
 
     def _check(self, changed: list[Tensor], kept: list[Tensor | None]) -> None:
         """Raises UsageError if a block changed an argument in place that it needs unchanged."""
@@ -232,12 +264,6 @@ def _unchanged(buffers: list[tuple[nn.Module, str]]) -> Iterator[None]:
     finally:
         for (module, name), buffer in zip(buffers, before, strict=True):
             module._buffers[name] = buffer
-
-
-def packable(x: Tensor, columns: int) -> bool:
-    """Whether an argument is packed: an activation of `columns` columns that has a gradient."""
-    activation = x.requires_grad and x.is_floating_point() and not isinstance(x, nn.Parameter)
-    return activation and x.layout is torch.strided and x.numel() >= ROWS * max(1, columns)
 
 
 def unknown(leaves: list[Any]) -> str:

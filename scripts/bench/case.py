@@ -160,7 +160,7 @@ class Bench:
         with self.running(run) as model:
             if run.case.compiled:  # which takes no fake tensors
                 kept = kept_storages(model, partial(run_forward, model, x, autocast), lambda: None)
-                run.saved = sum(size for _, size in kept)
+                run.saved = sum(storage.size for storage in kept)
             else:
                 run.saved = saved_bytes(model, x, autocast=autocast)
         if self.device.type == "cpu":

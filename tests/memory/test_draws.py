@@ -6,6 +6,7 @@ from torch import nn
 
 from razorctl import Recipe, saved_bytes, sparsify
 from razorctl.memory.draws import Held, hold_largest, joint_draws
+from razorctl.memory.saved import KeptStorage
 from razorctl.sampling.joint import Blocks
 
 
@@ -21,7 +22,12 @@ def test_weights_count_the_elements_that_they_pack_anew():
     model = nn.Sequential(nn.Linear(2, 8), Two())
     sparsify(model, Recipe("backrazor", joint_budget=0.3))
     x = torch.randn(5, 2)
-    hold_largest(model, lambda place: (model(x), [(place(), 1000)])[1])  # of no branch
+
+    def kept(place):
+        model(x)
+        return [KeptStorage(0, 1000, (place(),))]  # of no branch
+
+    hold_largest(model, kept)
     (held,) = joint_draws(model)
     assert held.sizes == [10, 40, 0]
     assert held.drawn == {1: 1.0}

@@ -18,6 +18,7 @@ from razorctl.memory.saved import traced_bytes
 from razorctl.rules.quantized import Quantized
 from razorctl.surgery import reruns
 from razorctl.surgery.byte_budget import sparsify_within
+from razorctl.surgery.rerun_choice import TracedBlocks
 
 
 class Block(nn.Module):
@@ -262,6 +263,27 @@ def swin():
     options = {"img_size": 32, "embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4)}
     model = timm.create_model("swinv2_tiny_window8_256", window_size=4, **options)
     return model, {"x": torch.randn(4, 3, 32, 32)}
+
+
+@pytest.mark.parametrize("make", [t5, swin])
+def test_bytes_of_blocks_that_run_again_are_foreseen(make):
+    model, x = make()
+    stock = TracedBlocks(model.train(), x, {"autocast": None, "forward": None})
+    for bits in (4, None):
+        blocks = [n for n, m in model.named_modules() if type(m).__name__.endswith("Block")]
+        memo = Memo()
+        for name in blocks:
+            reruns.attach(model.get_submodule(name), name, bits, memo)
+        kept = traced_bytes(model, x)
+        assert stock.kept(blocks, bits) == kept < stock.kept()
+        restore(model)
+
+
+def test_three_passes_find_the_blocks():
+    model, x, passes = Stack(Block()), torch.randn(8, 64, 16), []
+    sparsify_within(model, Recipe(), x, forward=lambda m, x: passes.append(m(x)))
+    assert reruns.attached(model.blocks[0])
+    assert len(passes) == 3  # stock, by the rules, and with the blocks
 
 
 @pytest.mark.parametrize("make", [t5, bloom, mamba, swin])
