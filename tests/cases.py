@@ -15,7 +15,7 @@ from timm.models import cait as timm_cait
 from timm.models import convnext as timm_convnext
 from timm.models import eva as timm_eva
 from timm.models import vision_transformer as timm_vit
-from torch import nn
+from torch import Tensor, nn
 from torchvision.models import convnext
 from torchvision.ops import misc
 from transformers import (
@@ -23,19 +23,25 @@ from transformers import (
     GemmaConfig,
     GPT2Config,
     LlamaConfig,
+    ModernBertConfig,
     Phi3Config,
     activations,
 )
 from transformers.models.bert.modeling_bert import BertSelfAttention
+from transformers.models.cohere.modeling_cohere import CohereLayerNorm
+from transformers.models.convnext.modeling_convnext import ConvNextLayerNorm
+from transformers.models.falcon.modeling_falcon import FalconLinear
 from transformers.models.gemma.modeling_gemma import GemmaMLP, GemmaRMSNorm
 from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+from transformers.models.modernbert.modeling_modernbert import ModernBertMLP
+from transformers.models.olmo.modeling_olmo import OlmoLayerNorm
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 from transformers.models.phi3.modeling_phi3 import Phi3MLP
 from transformers.pytorch_utils import Conv1D
 
 from razorctl.layers.base import LayerSettings, RazorLayer
-from razorctl.layers.registry import razor_of
+from razorctl.layers.recognition import razor_for
 from razorctl.rules.base import Rule, Rules
 from razorctl.rules.prune import Centered
 from razorctl.rules.registry import RULES, RuleSettings
@@ -64,21 +70,21 @@ class Case:
         """A rule of the layer's width; "topk, centered" is one with the mean correction."""
         module = self.build()
         name, _, centered = name.partition(", ")
-        kind = razor_of(type(module))
+        kind = razor_for(module)
         rule = RULES[name].build(RuleSettings(kind.columns(module), density, unbiased))
         return Centered(rule) if centered else rule
 
     def fits(self, rule: str) -> bool:
         """Whether the layer takes that rule."""
         module = self.build()
-        return razor_of(type(module)).fits(module, self.rule(rule))
+        return razor_for(module).fits(module, self.rule(rule))
 
 
 def razor(module: nn.Module, rule: Rule | None, attention: str | None = None) -> RazorLayer:
     """Swaps one module, as `sparsify` does, for a rule that no method may name for its kind."""
     rules = None if rule is None else both(rule)
     settings = LayerSettings(attention=attention or "auto", rules_of=lambda kind, columns: rules)
-    razor_of(type(module)).attach(module, rules, settings)
+    razor_for(module).attach(module, rules, settings)
     assert isinstance(module, RazorLayer)
     return module
 
@@ -135,6 +141,16 @@ def decoder_layer() -> nn.Module:
 def from_itself(module: nn.Module, args: Any) -> Any:
     """A hook that gives a decoder its input as memory too."""
     return args * 2
+
+
+class Functions(nn.Module):
+    """A module that calls dropout and activation functions as functions, by several names."""
+
+    p = 0.25
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.dropout(F.gelu(x), self.p, self.training)
+        return torch.relu(x) + nn.functional.dropout(y, p=self.p, training=self.training)
 
 
 def scale() -> nn.Module:
@@ -194,6 +210,7 @@ CASES: dict[str, Case] = {
     "eva block": Case(lambda: timm_eva.EvaBlock(24, 3, init_values=0.5), TOKENS),
     "post-norm branches": Case(lambda: timm_vit.ResPostBlock(24, 3), TOKENS, exact=True),
     "eva post-norm branches": Case(lambda: timm_eva.EvaBlockPostNorm(24, 3), TOKENS, exact=True),
+    "functions": Case(Functions, ROWS),
     "drop path": Case(lambda: timm_layers.DropPath(0.3), ROWS, exact=True),
 }
 
@@ -207,12 +224,18 @@ TINY = {
 }
 CASES |= {
     "transposed linear": Case(lambda: Conv1D(17, 33), (*ROWS, (33,)), exact=True),
+    "falcon linear": Case(lambda: FalconLinear(33, 17), (*ROWS, (33,)), exact=True),
     "llama rms norm": Case(lambda: norm(LlamaRMSNorm(33)), ROWS),
     "olmo rms norm": Case(lambda: norm(Olmo2RMSNorm(33)), ROWS),
     "gemma rms norm": Case(lambda: norm(GemmaRMSNorm(33)), ROWS),
+    "olmo layer norm": Case(lambda: OlmoLayerNorm(33), ROWS),
+    "cohere layer norm": Case(lambda: norm(CohereLayerNorm(33)), ROWS),
     "llama mlp": Case(lambda: LlamaMLP(LlamaConfig(**TINY, mlp_bias=True)), ROWS),
     "gemma mlp": Case(lambda: GemmaMLP(GemmaConfig(**TINY | {"hidden_act": "gelu"})), ROWS),
     "phi3 mlp": Case(lambda: Phi3MLP(Phi3Config(**TINY)), ROWS),
+    "modernbert mlp": Case(
+        lambda: ModernBertMLP(ModernBertConfig(**TINY | {"hidden_activation": "gelu"})), ROWS
+    ),
     "timm swiglu": Case(lambda: timm_layers.SwiGLU(33, 20, norm_layer=nn.LayerNorm), ROWS),
     "timm glu mlp": Case(lambda: timm_layers.GluMlp(33, 40, act_layer=nn.SiLU), ROWS),
     "encoder layer": Case(
@@ -262,6 +285,9 @@ CASES |= {  # of networks of convolutions
     "timm groupnorm act": Case(lambda: norm(timm_layers.GroupNormAct(6, 3)), IMAGES),
     "timm groupnorm act of one": Case(lambda: norm(timm_norm_act.GroupNorm1Act(6)), IMAGES),
     "timm image layernorm": Case(lambda: norm(timm_layers.LayerNorm2d(6)), IMAGES),
+    "convnext layernorm": Case(
+        lambda: norm(ConvNextLayerNorm(6, data_format="channels_first")), IMAGES
+    ),
     "torchvision image layernorm": Case(lambda: norm(convnext.LayerNorm2d(6)), IMAGES),
     "hardswish": Case(nn.Hardswish, ROWS),
     "relu6": Case(nn.ReLU6, ROWS, exact=True),
@@ -287,6 +313,7 @@ CASES |= {  # of networks of convolutions
     "timm convnext block": Case(
         lambda: timm_convnext.ConvNeXtBlock(6, kernel_size=3, ls_init_value=0.5), IMAGES[:2]
     ),
+    "timm image layer scale": Case(lambda: norm(timm_layers.LayerScale2d(6)), IMAGES, exact=True),
     "torchvision convnext block": Case(lambda: convnext.CNBlock(6, 0.5, 0.0), IMAGES[:2]),
 }
 for backend in ("stored", "sparse-flash"):

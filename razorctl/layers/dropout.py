@@ -3,6 +3,7 @@
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from razorctl.layers.base import RazorLayer, Swaps
@@ -35,6 +36,21 @@ class DropoutFunction(torch.autograd.Function):
         return dropout_backward(dy, mask, ctx.p), None
 
 
+def dropped(layer: RazorLayer, x: Tensor, p: float) -> Tensor:
+    """Dropout of x in the forward of a layer that is saving."""
+    if p == 0:
+        return x  # the same tensor, so that later layers find its copy
+    if not x.requires_grad or p >= 1:
+        return F.dropout(x, p)
+    y: Tensor
+    y, bits = DropoutFunction.apply(x, p)
+    if layer.memo is not None:
+        derived = layer.memo.derived((x,), layer)
+        if derived:
+            layer.memo.derive(y, DerivedDropout(y.shape, y.dtype, derived, (bits,), p=p))
+    return y
+
+
 class Dropout(RazorLayer):
     """Dropout that keeps one bit per element."""
 
@@ -47,17 +63,7 @@ class Dropout(RazorLayer):
         return rule.elementwise and not module.inplace
 
     def forward(self, input: Tensor) -> Tensor:
-        if self.p == 0:
-            return input  # the same tensor, so that later layers find its copy
-        if not (self.saving and input.requires_grad and self.p < 1):
-            return self.stock(input)
-        y: Tensor
-        y, bits = DropoutFunction.apply(input, self.p)
-        if self.memo is not None:
-            derived = self.memo.derived((input,), self)
-            if derived:
-                self.memo.derive(y, DerivedDropout(y.shape, y.dtype, derived, (bits,), p=self.p))
-        return y
+        return dropped(self, input, self.p) if self.saving or self.p == 0 else self.stock(input)
 
 
 class DropPath(RazorLayer):

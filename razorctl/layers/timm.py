@@ -183,6 +183,26 @@ class ConvNeXtBlock(Gate):
         return self.drop_path(y) + self.shortcut(x)
 
 
+class ImageLayerScale(Gate):
+    """timm's layer scale of images."""
+
+    gamma: Tensor
+
+    @classmethod
+    def columns(cls, module: nn.Module) -> int:
+        gamma: Tensor = module.gamma  # type: ignore[assignment]
+        return gamma.numel()
+
+    @classmethod
+    def fits(cls, module: nn.Module, rule: Rule) -> bool:
+        return super().fits(module, rule) and not module.inplace
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.saving or x.dim() != 4:
+            return self.stock(x)
+        return self.gated(x, self.gamma.view(1, -1, 1, 1))
+
+
 class NormedBranches(Adding):
     """timm's blocks that norm the output of a branch, x + norm(mlp(x)) of x + norm(attn(x))."""
 
@@ -272,6 +292,7 @@ SWAPS: Swaps = {
     _efficientnet_blocks.SqueezeExcite: SqueezeExcite,
     convnext.ConvNeXtBlock: ConvNeXtBlock,
     stock.LayerScale: LayerScale,
+    stock.LayerScale2d: ImageLayerScale,
     stock.DropPath: DropPath,
     beit.Block: ScaledBlock,
     cait.LayerScaleBlock: CaitBlock,

@@ -2,25 +2,13 @@
 
 from typing import Any, ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from razorctl.layers.activation import GELU, Hardswish, LeakyReLU, ReLU, ReLU6, SiLU
 from razorctl.layers.adding import added
 from razorctl.layers.base import LayerSettings, RazorLayer, Swaps
+from razorctl.layers.functional import FUNCTIONS
 from razorctl.rules.base import Rule, Rules
-
-# Functions of torch -> the stock layers that compute the same, and their razor classes.
-FUNCTIONS: dict[Any, tuple[type[nn.Module], type[RazorLayer]]] = {
-    F.relu: (nn.ReLU, ReLU),
-    torch.relu: (nn.ReLU, ReLU),
-    F.gelu: (nn.GELU, GELU),
-    F.silu: (nn.SiLU, SiLU),
-    F.hardswish: (nn.Hardswish, Hardswish),
-    F.relu6: (nn.ReLU6, ReLU6),
-    F.leaky_relu: (nn.LeakyReLU, LeakyReLU),
-}
 
 
 class TransformerLayer(RazorLayer):

@@ -1,7 +1,7 @@
 """transformers' own layers, its layers that models copy, and the residual branches of some blocks.
 
 A norm, a gated MLP or an attention of any model is recognized by the code of its forward; see
-`bytecode` and `interface_attention`.
+`bytecode` and `interface_attention`. `recognition` knows others by their values.
 """
 
 from functools import cache
@@ -15,6 +15,7 @@ from transformers.models.bert import modeling_bert
 from transformers.models.convnext import modeling_convnext
 from transformers.models.dinov2 import modeling_dinov2
 from transformers.models.distilbert import modeling_distilbert
+from transformers.models.falcon import modeling_falcon
 from transformers.models.gemma import modeling_gemma
 from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.gpt2 import modeling_gpt2
@@ -259,6 +260,19 @@ def recognized(kind: type[nn.Module]) -> type[RazorLayer] | None:
     return None
 
 
+class AddedBiasLinear(Linear):
+    """The linear layer of Falcon, which adds its bias to the product."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.saving:
+            return self.stock(input)
+        y = self.multiplied(input, None)
+        return y if self.bias is None else y + self.bias
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return x @ weight.T
+
+
 class TransposedLinear(Linear):
     """The linear layer of GPT-2, whose weight is [in, out]."""
 
@@ -276,6 +290,7 @@ class TransposedLinear(Linear):
 
 SWAPS: Swaps = {
     Conv1D: TransposedLinear,
+    modeling_falcon.FalconLinear: AddedBiasLinear,
     stock.GELUActivation: GELU,
     stock.GELUTanh: TanhGELU,
     stock.NewGELUActivation: TanhGELU,

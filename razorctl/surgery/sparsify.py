@@ -15,7 +15,8 @@ from razorctl.layers.attention import Attention
 from razorctl.layers.base import LayerSettings, RazorLayer, WeightLayer, stock_type
 from razorctl.layers.head import Head, heads
 from razorctl.layers.pixel_head import PixelHead, pixel_classifiers
-from razorctl.layers.registry import linear_types, razor_of
+from razorctl.layers.recognition import razor_for
+from razorctl.layers.registry import linear_types
 from razorctl.layers.sharing import Memo
 from razorctl.methods import METHODS
 from razorctl.recipe import Recipe
@@ -66,7 +67,8 @@ def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
 
     Parameters, buffers, state dict, hooks and optimizers stay valid; `restore` undoes it. A module
     is swapped only if its type is exactly a known stock type, because a subclass may compute
-    something else. Other modules stay stock and are logged. Warnings name unknown attention, and
+    something else, or if an example shows what it computes (`layers.recognition`). Other modules
+    stay stock and are logged. Warnings name unknown attention, and
     layers that are likely to exceed a byte budget; `sparsify_within`, which traces
     inputs, runs such blocks again in the backward pass. Everything is checked before the first
     change. Returns the names of the modules whose activation checkpointing was switched on, of
@@ -223,7 +225,7 @@ def _candidates(
     skips = METHODS[recipe.method].skip_last_linear and len(linear) > 1
     skipped = linear[-1] if skips and linear[-1] not in head_types else None
     for name, module in model.named_modules():
-        razor = razor_of(stock_type(module))
+        razor = razor_for(module)
         if "head" in kinds:
             razor = head_types.get(module, razor)
         if razor is not None and razor.kind in kinds and module is not skipped:
@@ -343,7 +345,7 @@ def _doubt(model: nn.Module, recipe: Recipe) -> None:
         m for m in model.modules() if not isinstance(m, LIGHT) and m not in again and _multiplies(m)
     ]
     unknown = attention.union(
-        m for m in weighted if not isinstance(m, RazorLayer) and razor_of(stock_type(m)) is None
+        m for m in weighted if not isinstance(m, RazorLayer) and razor_for(m) is None
     )
     strange = [m for m in model.modules() if m in unknown]
     count = Counter(m.kind for m in weighted if isinstance(m, WeightLayer))

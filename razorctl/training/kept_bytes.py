@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from razorctl.errors import UsageError
-from razorctl.layers.base import RazorLayer, stock_type
-from razorctl.layers.registry import razor_of
+from razorctl.layers.base import RazorLayer
+from razorctl.layers.recognition import razor_for
 from razorctl.memory.saved import Forward, on_copies, traced_bytes_by_module
 from razorctl.recipe import Recipe
 from razorctl.surgery.byte_budget import note_excess
@@ -65,7 +65,7 @@ def kinds(net: nn.Module) -> dict[str, tuple[str, str]]:
     """The class and the layer kind of each module, by its name."""
     modules = {}
     for name, module in net.named_modules():
-        razor = module if isinstance(module, RazorLayer) else razor_of(stock_type(module))
+        razor = module if isinstance(module, RazorLayer) else razor_for(module)
         modules[name] = type(module).__name__, getattr(razor, "kind", OTHER)
     return modules
 

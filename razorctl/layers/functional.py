@@ -1,0 +1,278 @@
+"""Dropout and activation functions of torch that the forward of a module calls as functions.
+
+forward: F.dropout(self.fc2(F.relu(self.fc1(x))), self.p, self.training)
+
+A razor module runs the code of its stock forward with other globals. There these functions keep
+what layers of their kind keep; all else is stock.
+"""
+
+import dis
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cache, partial
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from razorctl.layers.activation import (
+    GELU,
+    Hardswish,
+    LeakyReLU,
+    ReLU,
+    ReLU6,
+    SiLU,
+    by_values,
+)
+from razorctl.layers.base import LayerSettings, RazorLayer, stock_base
+from razorctl.layers.dropout import dropped
+from razorctl.rules.base import Rule, Rules
+
+# Functions of torch -> the stock layers that compute the same, and their razor classes.
+FUNCTIONS: dict[Any, tuple[Callable[..., nn.Module], type[RazorLayer]]] = {
+    F.relu: (nn.ReLU, ReLU),
+    torch.relu: (nn.ReLU, ReLU),
+    F.gelu: (nn.GELU, GELU),
+    F.silu: (nn.SiLU, SiLU),
+    F.hardswish: (nn.Hardswish, Hardswish),
+    F.relu6: (nn.ReLU6, ReLU6),
+    F.leaky_relu: (nn.LeakyReLU, LeakyReLU),
+}
+DEFAULTS = {"inplace": False, "approximate": "none", "negative_slope": 0.01}
+OPTIONS: tuple[dict[str, Any], ...] = ({}, {"inplace": True}, {"approximate": "tanh"})
+CHECKPOINTING = "forward_with_checkpointing"
+DEEP = 2  # calls of functions of the same file, from a forward on
+
+
+class Called(nn.Module):
+    """A stock layer that calls a function."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+class _Running:
+    """The module whose forward runs: of each thread, or of the program that is compiled."""
+
+    module: "RazorLayer | None" = None
+
+
+class _RunningThread(threading.local, _Running):
+    pass
+
+
+_compiled, _eager = _Running(), _RunningThread()
+
+
+def _running() -> Any:
+    return (_compiled if torch.compiler.is_compiling() else _eager).module
+
+
+def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """`F.dropout`, with a mask in bits."""
+    if inplace or not training:
+        return F.dropout(x, p, training, inplace)
+    return dropped(_running(), x, p)
+
+
+def _replacing(stock: Any) -> Callable[..., Tensor]:
+    """A function in place of `stock`, which calls a layer of the running module."""
+
+    def call(*args: Any, **kwargs: Any) -> Tensor:
+        given = tuple(
+            (name, value) for name, value in kwargs.items() if value != DEFAULTS.get(name)
+        )
+        layer = _running().razor_functions.get((stock, given)) if len(args) == 1 else None
+        y: Tensor = stock(*args, **kwargs) if layer is None else layer(*args)
+        return y
+
+    return call
+
+
+class _Space:
+    """A module of torch with some functions replaced."""
+
+    def __init__(self, stock: Any, changed: dict[str, Any]) -> None:
+        self.stock = stock
+        vars(self).update(changed)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stock, name)
+
+
+REPLACED: dict[Any, Callable[..., Tensor]] = {
+    F.dropout: _dropout,
+    **{stock: _replacing(stock) for stock in FUNCTIONS},
+}
+
+
+def _space(stock: Any, **changed: Any) -> _Space:
+    names = ("dropout", *(function.__name__ for function in FUNCTIONS))
+    own = {name: vars(stock)[name] for name in names if name in vars(stock)}
+    replaced = {name: REPLACED[value] for name, value in own.items() if value in REPLACED}
+    return _Space(stock, replaced | changed)
+
+
+_of_functional = _space(F)
+_of_nn = _Space(nn, {"functional": _of_functional})
+SPACES: dict[Any, _Space] = {F: _of_functional, nn: _of_nn, torch: _space(torch, nn=_of_nn)}
+
+
+class Twin:
+    """A function with the code of another, and globals in which functions are replaced.
+
+    function: None if the code calls none of them. activations: those that it calls. drops: whether
+    it calls dropout.
+    """
+
+    def __init__(self, stock: FunctionType, deep: int = DEEP) -> None:
+        variables, changed = stock.__globals__, dict[str, Any]()
+        self.activations = dict[Any, None]()  # in the order of the code
+        self.function: FunctionType | None = None
+        self.drops = False
+        for name, value in _called(stock.__code__, variables):
+            if value in REPLACED:
+                at = variables[name]
+                changed[name] = REPLACED[value] if at is value else SPACES[at]
+                self.drops |= value is F.dropout
+                if value in FUNCTIONS:
+                    self.activations[value] = None
+            elif isinstance(value, FunctionType) and value.__globals__ is variables:
+                if _like_activation(value) and by_values(value) is not None:
+                    changed[name] = _replacing(value)
+                    self.activations[value] = None
+                elif deep and value is not stock:
+                    inner = Twin(value, deep - 1)
+                    self.activations |= inner.activations
+                    self.drops |= inner.drops
+                    changed |= {} if inner.function is None else {name: inner.function}
+        if changed:
+            variables = {**variables, **changed}
+            self.function = FunctionType(stock.__code__, variables, closure=stock.__closure__)
+            self.function.__defaults__ = stock.__defaults__
+            self.function.__kwdefaults__ = stock.__kwdefaults__
+
+
+def _like_activation(function: FunctionType) -> bool:
+    """Whether a function of one argument is called as an activation function is."""
+    name = function.__name__.lower()
+    return function.__code__.co_argcount == 1 and any(word in name for word in ("lu", "swish"))
+
+
+def _called(code: CodeType, variables: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The functions that code names, each with the global by which it does."""
+    name, value = "", None
+    for step in dis.get_instructions(code):
+        if step.opname == "LOAD_GLOBAL":
+            name, value = step.argval, variables.get(step.argval)
+        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD") and _is_space(value):
+            value = getattr(value, step.argval, None)
+        elif step.opname != "EXTENDED_ARG":
+            value = None
+        if isinstance(value, (FunctionType, BuiltinFunctionType)):
+            yield name, value
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _called(constant, variables)
+
+
+def _is_space(value: Any) -> bool:
+    return isinstance(value, ModuleType) and value in SPACES
+
+
+@cache
+def twin_of(forward: Any) -> Twin | None:
+    """The twin of a forward, None if it calls none of the functions."""
+    # transformers wraps the forwards of blocks, and that of a subclass, such as a razor class, too.
+    while getattr(getattr(forward, "__code__", None), "co_name", "") == CHECKPOINTING:
+        forward = forward.__wrapped__
+    if not isinstance(forward, FunctionType):
+        return None
+    twin = Twin(forward)
+    return twin if twin.function is not None else None
+
+
+class Calling(RazorLayer):
+    """A module whose forward calls dropout as a function.
+
+    razor_twin: of the stock forward. razor_functions: an activation function and its options -> the
+    layer in its place, which is no module of this one.
+    """
+
+    kind: ClassVar[str] = "dropout"
+    razor_twin: ClassVar[Any]
+    razor_functions: dict[tuple[Any, Any], RazorLayer]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        twin = twin_of(stock_base(cls).forward)
+        cls.razor_twin = staticmethod(twin.function) if twin and twin.function else None
+
+    @classmethod
+    def attach(cls, module: nn.Module, rules: Rules | None, settings: LayerSettings) -> None:
+        super().attach(module, rules, settings)
+        assert isinstance(module, Calling)
+        twin = twin_of(stock_base(type(module)).forward)
+        functions = twin.activations if twin is not None and cls.kind == "activation" else ()
+        module.razor_functions = {}
+        for function in functions:
+            for options, layer in _layers(function, rules, settings):
+                module.razor_functions[function, options] = layer
+
+    def detach(self) -> None:
+        del self.razor_functions
+        super().detach()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.saving:
+            return self.stock(*args, **kwargs)
+        running = _compiled if torch.compiler.is_compiling() else _eager
+        before, running.module = running.module, self
+        try:
+            return self.razor_twin(self, *args, **kwargs)
+        finally:
+            running.module = before
+
+
+class CallingActivation(Calling):
+    """A module whose forward calls activation functions, and maybe dropout."""
+
+    kind = "activation"
+
+    @classmethod
+    def fits(cls, module: nn.Module, rule: Rule) -> bool:
+        return rule.elementwise
+
+
+def _layers(
+    function: Any, rules: Rules | None, settings: LayerSettings
+) -> Iterator[tuple[Any, RazorLayer]]:
+    """Razor layers in place of an activation function, by the options that it takes."""
+    makes, razor = FUNCTIONS.get(function, (partial(Called, function), by_values(function)))
+    for options in OPTIONS:
+        with suppress(TypeError):  # the layer takes no such option
+            layer: Any = makes(**options)
+            assert razor is not None
+            razor.attach(layer, rules, settings)
+            yield tuple(options.items()), layer
+
+
+@cache
+def recognized(kind: type[nn.Module]) -> type[RazorLayer] | None:
+    """The razor class of a type whose forward calls such functions; else None.
+
+    A model that saves itself does so by the name of its class, which must stay.
+    """
+    if kind.__module__.partition(".")[0] == "torch" or hasattr(kind, "from_pretrained"):
+        return None
+    twin = twin_of(kind.forward)
+    if twin is None:
+        return None
+    return CallingActivation if twin.activations else Calling

@@ -1,0 +1,217 @@
+"""Gated MLPs of any class, recognized by their values: down(f(gate(x)) * up(x)), in any spelling.
+
+gate and up may be halves of the output of one layer, and down may be left out.
+"""
+
+import copy
+import dis
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from itertools import permutations, product
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from razorctl.layers.base import LayerSettings, RazorLayer, stock_type
+from razorctl.layers.functional import twin_of
+from razorctl.layers.gated_mlp import GatedMLP
+from razorctl.layers.registry import razor_of
+from razorctl.ops.functions import FUNCTIONS
+from razorctl.rules.base import Rule, Rules
+
+WIDTH = 6  # of the example
+
+
+class Parts(NamedTuple):
+    """The names of the modules of a gated MLP.
+
+    Args:
+        function: the name of f.
+        act: the module of f, "" if the forward calls a function.
+        layers: gate and up, or the one of both.
+        gate_first: whether the first half of the one is gate.
+        down: the layer after the product, "" if there is none.
+        inside, outside: the dropouts before and after `down`.
+    """
+
+    function: str
+    act: str
+    layers: tuple[str, ...]
+    gate_first: bool
+    down: str
+    inside: tuple[str, ...]
+    outside: tuple[str, ...]
+
+    def activation(self, module: nn.Module, gate: Tensor) -> Tensor:
+        """f(gate) in a module with these parts."""
+        if self.act:
+            y: Tensor = getattr(module, self.act)(gate)
+            return y
+        return FUNCTIONS[self.function].forward(gate)
+
+    def run(
+        self, module: nn.Module, x: Tensor, gated: Callable[[Tensor, Tensor], Tensor]
+    ) -> Tensor:
+        """The forward of a module with these parts, whose product is `gated`."""
+        made = [getattr(module, name)(x) for name in self.layers]
+        if len(made) == 1:
+            made = list(made[0].chunk(2, dim=-1))
+        y = gated(*made) if self.gate_first else gated(*made[::-1])
+        for name in self.inside:
+            y = getattr(module, name)(y)
+        y = getattr(module, self.down)(y) if self.down else y
+        for name in self.outside:
+            y = getattr(module, name)(y)
+        return y
+
+
+class OtherGatedMLP(GatedMLP):
+    """A gated MLP of any class. razor_parts: the names of its modules."""
+
+    activation_name: ClassVar[str] = ""
+    razor_parts: Parts
+
+    @classmethod
+    def function_of(cls, module: nn.Module) -> str | None:
+        parts = vars(module).get("razor_parts") or parts_of(module)
+        return None if parts is None else parts.function
+
+    @classmethod
+    def fits(cls, module: nn.Module, rule: Rule) -> bool:
+        return rule.elementwise
+
+    @classmethod
+    def attach(cls, module: nn.Module, rules: Rules | None, settings: LayerSettings) -> None:
+        parts = parts_of(module)
+        assert parts is not None
+        module.razor_parts = parts  # type: ignore[assignment]
+        super().attach(module, rules, settings)
+
+    def detach(self) -> None:
+        super().detach()
+        del self.razor_parts
+
+    def activation(self, gate: Tensor) -> Tensor:
+        return self.razor_parts.activation(self, gate)
+
+    def gated_forward(self, x: Tensor) -> Tensor:
+        return self.razor_parts.run(self, x, self.gated)
+
+
+def by_values(module: nn.Module) -> type[RazorLayer] | None:
+    """The razor class of a gated MLP, None of any other module."""
+    return None if parts_of(module) is None else OtherGatedMLP
+
+
+def parts_of(module: nn.Module) -> Parts | None:
+    """The parts of a gated MLP, None for any other module.
+
+    Its forward runs with small layers, and dropouts that multiply, in place of its own.
+    """
+    kind: Any = stock_type(module)  # which mypy takes for unhashable
+    modules = module._modules
+    if module._parameters or module._buffers or None in modules.values() or not _multiplies(kind):
+        return None
+    kinds = {name: stock_type(part) for name, part in modules.items() if part is not None}
+    layers = [name for name, kind in kinds.items() if _linear(kind)]
+    dropouts = [name for name, kind in kinds.items() if kind is nn.Dropout]
+    acts = [name for name in kinds if name not in (*layers, *dropouts)]
+    if not 1 <= len(layers) <= 3 or len(acts) > 1 or len(dropouts) > 2:
+        return None
+    if len({getattr(module, name).weight.dtype for name in layers}) > 1:
+        return None
+    functions = [_function(modules[name]) for name in acts] or list(FUNCTIONS)
+    for parts in _candidates(layers, dropouts, acts, functions):
+        if parts.function is not None and _same(kind.forward, _twin(module, parts), parts):
+            return parts
+    return None
+
+
+@cache
+def _multiplies(kind: type[nn.Module]) -> bool:
+    """Whether the forward of a type multiplies, and calls no dropout as a function."""
+    twin, code = twin_of(kind.forward), getattr(kind.forward, "__code__", None)
+    steps = [] if code is None else dis.get_instructions(code)
+    return not (twin and twin.drops) and any(
+        step.opname.startswith("BINARY") and step.argrepr == "*" for step in steps
+    )
+
+
+def _linear(kind: type[nn.Module]) -> bool:
+    razor = razor_of(kind)
+    return razor is not None and razor.kind == "linear"
+
+
+def _function(act: nn.Module | None) -> str | None:
+    """The name of the function of a module, None if it is unknown."""
+    razor = None if act is None else razor_of(stock_type(act))
+    return None if razor is None or act is None else razor.function_of(act)
+
+
+def _candidates(
+    layers: list[str], dropouts: list[str], acts: list[str], functions: Sequence[str | None]
+) -> Iterator[Parts]:
+    """The parts that a gated MLP may have, by what its layers, dropouts and function may be."""
+    act = acts[0] if acts else ""
+    for names in permutations(layers):
+        for joined in (True, False):
+            first = names[:1] if joined else names[:2]
+            if len(names) - len(first) not in (0, 1):
+                continue
+            down = names[-1] if names[len(first) :] else ""
+            for inside in product((True, False), repeat=len(dropouts)):
+                places = tuple(
+                    tuple(name for name, at in zip(dropouts, inside, strict=True) if at is where)
+                    for where in (True, False)
+                )
+                if max(map(len, places)) > 1:
+                    continue  # in which order, the example does not tell
+                for function, gate_first in product(functions, (True, False)[: 1 + joined]):
+                    yield Parts(function or "", act, first, gate_first, down, *places)
+
+
+class _Times(nn.Module):
+    """A stand-in of dropout, which multiplies by a number."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+def _twin(module: nn.Module, parts: Parts) -> nn.Module:
+    """A module with small layers in place of those of another, for an example of WIDTH columns."""
+    twin = copy.copy(module)
+    twin._modules = dict(module._modules)
+    for number, name in enumerate((*parts.layers, *filter(None, [parts.down]))):
+        out = WIDTH * (2 if len(parts.layers) == 1 and name in parts.layers else 1)
+        layer = nn.Linear(WIDTH, out, device="meta")  # which draws no values
+        weight = torch.arange(out * WIDTH, device="cpu", dtype=torch.float32) + 31 * number
+        layer.weight = nn.Parameter((weight**1.1).sin().view(out, WIDTH), False)
+        layer.bias = nn.Parameter((weight[:out] * 0.7).cos(), False)
+        twin._modules[name] = layer
+    for number, name in enumerate((*parts.inside, *parts.outside)):
+        twin._modules[name] = _Times(0.5 + number)
+    return twin
+
+
+def _same(forward: Callable[..., Any], twin: nn.Module, parts: Parts) -> bool:
+    """Whether a twin computes what its parts do, to the bit."""
+    x = torch.linspace(-2, 2, 4 * WIDTH, device="cpu").view(2, 2, WIDTH).sin()
+
+    def gated(gate: Tensor, up: Tensor) -> Tensor:
+        y: Tensor = parts.activation(twin, gate) * up
+        return y
+
+    for dtype in (None, torch.bfloat16):
+        try:
+            with torch.autocast("cpu", dtype, enabled=dtype is not None):
+                want, got = forward(twin, x), parts.run(twin, x, gated)
+        except Exception:
+            return False
+        if not (isinstance(want, Tensor) and want.dtype == got.dtype and torch.equal(want, got)):
+            return False
+    return True

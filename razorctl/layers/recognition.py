@@ -1,0 +1,77 @@
+"""The razor class of a module: that of its type, or one by what the module computes.
+
+A type that nobody has listed is recognized by its values. Its forward runs on a small example, and
+is compared with the formula of a norm, an activation function or a gated MLP. Otherwise the razor
+class calls the functions of a forward (`functional`), or there is none.
+"""
+
+import copy
+import inspect
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from razorctl.layers import functional, other_gated_mlp, other_norm
+from razorctl.layers.activation import by_values
+from razorctl.layers.base import PARAMETRIZED, RazorLayer, stock_type
+from razorctl.layers.registry import razor_of
+
+# Attributes that a razor class may have by the same name: those that it reads, and its forward.
+SHARED = ("forward", "weight", "bias", "normalized_shape", "eps", "p", "inplace")
+
+
+def razor_for(module: nn.Module) -> type[RazorLayer] | None:
+    """The razor class of a module, None if it stays stock."""
+    kind: Any = stock_type(module)  # which mypy takes for unhashable
+    razor = razor_of(kind)
+    if razor is not None or _of_torch(kind):
+        return razor
+    razor = _by_values(module, kind) if _takes_one(kind) else None
+    razor = functional.recognized(kind) if razor is None else razor
+    return None if razor is None or _clash(razor, module, kind) else razor
+
+
+def _of_torch(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "torch"
+
+
+def _by_values(module: nn.Module, kind: type[nn.Module]) -> type[RazorLayer] | None:
+    """The razor class of a module that computes what a known layer does, for an input."""
+    if PARAMETRIZED in module._modules or isinstance(module, RazorLayer):
+        return None
+    of: Any = module
+    recognizes: Any = other_gated_mlp.by_values if module._modules else other_norm.by_values
+    if not (module._modules or "norm" in kind.__name__.lower()):
+        if module._parameters or module._buffers:
+            return None
+        of, recognizes = partial(kind.forward, copy.copy(module)), by_values
+    with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.random.fork_rng([]):
+        razor: type[RazorLayer] | None = recognizes(of)
+    return razor
+
+
+@cache
+def _takes_one(kind: type[nn.Module]) -> bool:
+    """Whether the forward of a type takes one argument."""
+    try:
+        parameters = inspect.signature(kind.forward).parameters.values()
+    except ValueError:
+        return False
+    return len(parameters) == 2 and all(
+        p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty for p in parameters
+    )
+
+
+def _clash(razor: type[RazorLayer], module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a module has an attribute of its own by the name of one of its razor class."""
+    ours = {n for c in razor.__mro__ if issubclass(c, RazorLayer) for n in _names(vars(c))}
+    own: Any = (vars(c) for c in kind.__mro__ if issubclass(c, nn.Module) and c is not nn.Module)
+    theirs = {name for attributes in own for name in _names(attributes)}
+    theirs |= vars(module).keys() | module._modules.keys()
+    return not ours.isdisjoint(theirs.difference(SHARED))
+
+
+def _names(attributes: Any) -> set[str]:
+    return {name for name in attributes if not name.startswith("__")}
