@@ -49,6 +49,7 @@ LIGHT = (
     nn.ParameterDict,
     nn.ParameterList,
 )
+MUCH = 0.2  # share of a model from which on a warning says that it stays stock
 RECIPE = "razor_recipe"  # where a sparsified model has its recipe
 
 
@@ -335,7 +336,8 @@ def _doubt(model: nn.Module, recipe: Recipe) -> None:
 
     It is likely if the share of its layers with weights that are of unknown kinds, and so kept in
     full, is larger than 1 - ratio. Each unknown attention counts as one such layer. It is likely
-    too if most of the layers are convolutions, whose inputs are not made again.
+    too if most of the layers are convolutions, whose inputs are not made again. Warns in other
+    words if MUCH of the layers or of their weights stays stock at any ratio.
     """
     if not recipe.has_byte_budget:
         return
@@ -344,26 +346,35 @@ def _doubt(model: nn.Module, recipe: Recipe) -> None:
     weighted = [
         m for m in model.modules() if not isinstance(m, LIGHT) and m not in again and _multiplies(m)
     ]
-    unknown = attention.union(
-        m for m in weighted if not isinstance(m, RazorLayer) and razor_for(m) is None
-    )
+    alone = [m for m in weighted if not isinstance(m, RazorLayer) and razor_for(m) is None]
+    unknown = attention.union(alone)
     strange = [m for m in model.modules() if m in unknown]
+    of_layers = len(strange) / max(1, len(attention.union(weighted)))
+    share = max(of_layers, _weights(alone) / max(1, _weights(weighted)))
     count = Counter(m.kind for m in weighted if isinstance(m, WeightLayer))
-    if len(strange) > (1 - recipe.ratio) * len(attention.union(weighted)):
-        kinds = Counter(type(module).__name__ for module in strange)
-        names = ", ".join(f"{kind} ({count})" for kind, count in kinds.most_common())
-        reason = f"it has layers that are not compressed: {names}"
+    kinds = Counter(type(module).__name__ for module in strange)
+    names = ", ".join(f"{kind} ({count})" for kind, count in kinds.most_common())
+    allowed = f"the {units.percent(1 - recipe.ratio)} that ratio {recipe.ratio:g} allows"
+    likely = f"is likely to keep more for backward than {allowed}, since"
+    if of_layers > 1 - recipe.ratio:
+        what = f"{likely} it has layers that are not compressed: {names}"
     elif count["conv"] > count["linear"] and recipe.ratio > largest("convolution"):
-        reason = (
-            f"{count['conv']} layers are convolutions, whose inputs are kept in 2 bits at least"
+        what = (
+            f"{likely} {count['conv']} layers are convolutions, whose inputs are kept in 2 bits at "
+            "least"
         )
+    elif share >= MUCH:
+        what = f"stays stock in about {units.percent(share)} of its layers or weights: {names}"
     else:
         return
     log.warning(
-        "%s is likely to keep more for backward than the %s that ratio %g allows, since %s; "
-        "razorctl.saved_bytes(model, inputs) says how much.",
+        "%s %s; razorctl.saved_bytes(model, inputs) says how much it keeps, and "
+        "razorctl.sparsify_within keeps less, where that can mend it.",
         type(model).__name__,
-        units.percent(1 - recipe.ratio),
-        recipe.ratio,
-        reason,
+        what,
     )
+
+
+def _weights(modules: Iterable[nn.Module]) -> int:
+    """The number of weights of modules, without those inside them."""
+    return sum(p.numel() for m in modules for p in m._parameters.values() if p is not None)

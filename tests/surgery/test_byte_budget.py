@@ -159,8 +159,20 @@ class TestWarnings:
             "stock, so kept in full: 6 x *.*.* (Normed), 1 (Pool)",
             "Sequential is likely to keep more for backward than the 10 % that ratio 0.9 allows, "
             "since it has layers that are not compressed: Normed (6); "
-            "razorctl.saved_bytes(model, inputs) says how much.",
+            "razorctl.saved_bytes(model, inputs) says how much it keeps, and "
+            "razorctl.sparsify_within keeps less, where that can mend it.",
         ]
+
+    def test_of_much_that_stays_stock_at_any_ratio(self, caplog):
+        model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(9)), nn.Bilinear(8, 8, 8))
+        sparsify(model, Recipe("razor", 0.5))
+        share = percent((8 * 8 * 8 + 8) / (8 * 8 * 8 + 8 + 9 * (8 * 8 + 8)))
+        said = f"Sequential stays stock in about {share} of its layers or weights: Bilinear (1); "
+        assert said in caplog.text
+        restore(model)
+        caplog.clear()
+        sparsify(nn.Sequential(*(nn.Linear(8, 8) for _ in range(9)), Normed(8)), Recipe(ratio=0.5))
+        assert not caplog.messages
 
     def test_of_convolutions_whose_inputs_are_not_made_again(self, caplog):
         model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))

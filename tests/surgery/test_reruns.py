@@ -286,6 +286,16 @@ def test_three_passes_find_the_blocks():
     assert len(passes) == 3  # stock, by the rules, and with the blocks
 
 
+def test_activation_checkpointing_in_place_of_blocks_that_run_again_is_refused():
+    model, x = bloom()
+    refusal = (
+        r"only if blocks run again .*\(3 x transformer\.h\.\*\).* activation checkpointing out\."
+    )
+    with pytest.raises(UsageError, match=refusal):
+        sparsify_within(model, Recipe(ratio=0.9, activation_checkpointing=True), x)
+    assert not any(isinstance(module, RazorLayer) for module in model.modules())
+
+
 @pytest.mark.parametrize("make", [t5, bloom, mamba, swin])
 def test_models_of_unknown_blocks(make):
     model, x = make()
