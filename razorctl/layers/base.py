@@ -27,9 +27,10 @@ from razorctl.spans import packing
 PARAMETRIZED = "parametrizations"  # where `torch.nn.utils.parametrize` keeps what it calls
 
 
-def _in_torch_func() -> bool:
-    """Whether a transform of torch.func runs."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+def transforming() -> bool:
+    """Whether a transform of torch.func or a trace of torch.fx runs; they take stock layers."""
+    in_func = torch._C._functorch.peek_interpreter_stack() is not None
+    return in_func or is_fx_symbolic_tracing()
 
 
 def _no_rules(kind: str, columns: int) -> Rules | None:
@@ -137,7 +138,7 @@ class RazorLayer(nn.Module):
         """
         if not torch.is_grad_enabled() or PARAMETRIZED in self._modules:
             return False
-        return torch.compiler.is_compiling() or not (_in_torch_func() or is_fx_symbolic_tracing())
+        return torch.compiler.is_compiling() or not transforming()
 
     def derived(self, *views: Tensor, by: object = None) -> tuple[Derived, ...]:
         """The derived activations that are offered for `views`.
@@ -318,30 +319,33 @@ def saved(ctx: Any) -> list[Any]:
     return parts
 
 
-def unpacked(ctx: Any) -> tuple[Tensor, ...]:
-    """The tensors that autograd kept; raises UsageError if one has changed in place since."""
+def unpacked(ctx: Any, name: str = "") -> tuple[Tensor, ...]:
+    """The tensors that autograd kept; raises UsageError if one has changed in place since.
+
+    name: of the module that kept them, where it is no razor layer.
+    """
     try:
         tensors: tuple[Tensor, ...] = ctx.saved_tensors
     except RuntimeError as error:
         if "modified by an inplace operation" not in str(error):
             raise
-        raise UsageError(_changed(ctx)) from error
+        raise UsageError(changed_since(name or _layer_of(ctx))) from error
     return tensors
 
 
-def _changed(ctx: Any) -> str:
-    """The message for an autograd function that finds a kept tensor changed."""
-    layers = [layer for form in ctx.forms if form is not None for layer in form.changed()]
-    layer = next(iter(layers), getattr(ctx, "layer", None))
+def changed_since(name: str) -> str:
+    """The message for a module of that name that finds a tensor changed which it needs again."""
     return (
-        f"a weight, a mask or an input of {_named(layer)} was changed in place between the forward "
+        f"a weight, a mask or an input of {name} was changed in place between the forward "
         "pass and the backward pass, which needs it; change it after the backward pass, or change "
         "a clone of it."
     )
 
 
-def _named(layer: RazorLayer | None) -> str:
-    """The name and the class of a layer, as far as they are known."""
+def _layer_of(ctx: Any) -> str:
+    """The name and the class of the layer of an autograd function, as far as they are known."""
+    layers = [layer for form in ctx.forms if form is not None for layer in form.changed()]
+    layer = next(iter(layers), getattr(ctx, "layer", None))
     if layer is None:
         return "a layer"
     kind = stock_type(layer).__name__

@@ -6,7 +6,7 @@ graph gets what the second one keeps. Here it keeps copies, and the second run g
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from functools import partial
@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
 from razorctl.errors import UsageError
+from razorctl.layers.base import changed_since, transforming, unpacked
 from razorctl.layers.sharing import Memo
 from razorctl.ops.images import memory_format
 from razorctl.ops.quantize import empty_copy
@@ -61,6 +62,15 @@ class Values(torch.autograd.Function):
         )
         view: Tensor = torch.ops.aten._unsafe_view(x, kept.shape)  # it may change in place
         return view
+
+
+class Held(torch.autograd.Function):
+    """An empty tensor whose node keeps tensors, as autograd keeps what it needs again."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, *tensors: Tensor | None) -> Tensor:
+        ctx.save_for_backward(*tensors)
+        return anchor.new_empty(0)
 
 
 class Kept(NamedTuple):
@@ -116,19 +126,28 @@ class Rerun:
     @torch._disable_dynamo  # type: ignore[attr-defined] # compiled, a block would run again from its input itself
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         forward = self.inner or partial(type(self.owner).forward, self.owner)
-        if not (self.owner.training and torch.is_grad_enabled()):
+        if not (self.owner.training and torch.is_grad_enabled()) or transforming():
             return forward(*args, **kwargs)
         arguments = self.arguments(args, kwargs)
         leaves, tree = tree_flatten(arguments)
         if unknown(leaves):
             return forward(*args, **kwargs)
         tensors, forms = self._pack(arguments)
-        again = _Again(forward, forms, tree, self.owner)
+        again = _Again(forward, forms, tree, self.owner, self.label)
         again.first = leaves
-        versions = [(leaf, leaf._version) for leaf in leaves if isinstance(leaf, Tensor)]
-        result = checkpoint(again, *tensors, use_reentrant=False)
-        self._check([leaf for leaf, version in versions if leaf._version != version], tensors)
+        versions = _versions(leaf for leaf in leaves if isinstance(leaf, Tensor))
+        held = Held.apply(torch.zeros((), requires_grad=True), *tensors)
+        # checkpoint keeps the random states of the devices of its arguments.
+        devices = {x.device: x for x in tensors if x is not None}
+        places = [x.new_empty(0) for x in devices.values()]
+        result = checkpoint(again, held, *places, use_reentrant=False)
+        self._check(_changed(versions), tensors)
         return result
+
+    @property
+    def label(self) -> str:
+        """The name and the class of the block, for messages."""
+        return f"{self.name} ({type(self.owner).__name__})"
 
     def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Any, Any]:
         """The arguments by number or name, without caches that hold nothing of the block."""
@@ -192,8 +211,8 @@ class Rerun:
             one is tensor for one in changed for tensor in kept
         ):
             raise UsageError(
-                f"{self.name} ({type(self.owner).__name__}) changes an argument in place, so it "
-                "cannot be run again; change a clone of it."
+                f"{self.label} changes an argument in place, so it cannot be run again; change a "
+                "clone of it."
             )
 
 
@@ -207,13 +226,14 @@ class _Again:
     """The two runs of a block: with its arguments, once, and then with the values of copies."""
 
     def __init__(
-        self, forward: Callable[..., Any], forms: list[Any], tree: Any, owner: nn.Module
+        self, forward: Callable[..., Any], forms: list[Any], tree: Any, owner: nn.Module, label: str
     ) -> None:
         self.forward, self.forms, self.tree, self.owner = forward, forms, tree, owner
+        self.label, self.weights = label, list[tuple[Tensor, int]]()
         self.first: list[Any] | None = None  # the graph must not hold the arguments
         self.changed: list[tuple[nn.Module, str]] = []
 
-    def __call__(self, *tensors: Tensor | None) -> Any:
+    def __call__(self, held: Tensor, *_: Tensor) -> Any:
         if self.first is not None:
             leaves, self.first = self.first, None
             buffers = {key: (b, b._version) for key, b in _buffers(self.owner)}
@@ -227,8 +247,11 @@ class _Again:
                 or now.get(key) is not buffer
                 or buffer._version != version
             ]
+            self.weights = _versions(self.owner.parameters())
             return result
-        leaves, rest = list[Any](), tensors
+        leaves, rest = list[Any](), unpacked(held.grad_fn, self.label)
+        if _changed(self.weights):
+            raise UsageError(changed_since(self.label))
         for form in self.forms:
             if isinstance(form, _Same):
                 form = leaves[form.place]
@@ -244,6 +267,16 @@ class _Again:
         args = [value for key, value in arguments.items() if isinstance(key, int)]
         named = {key: value for key, value in arguments.items() if isinstance(key, str)}
         return self.forward(*args, **named)
+
+
+def _versions(tensors: Iterable[Tensor]) -> list[tuple[Tensor, int]]:
+    """Tensors with their versions."""
+    return [(tensor, tensor._version) for tensor in tensors]
+
+
+def _changed(versions: Iterable[tuple[Tensor, int]]) -> list[Tensor]:
+    """The tensors that have changed in place since."""
+    return [tensor for tensor, version in versions if tensor._version != version]
 
 
 def _buffers(owner: nn.Module) -> Iterator[tuple[tuple[nn.Module, str], Tensor]]:

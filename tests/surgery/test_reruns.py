@@ -137,6 +137,46 @@ def test_a_change_in_place():
         block(torch.randn(32, 16), torch.ones(()))
 
 
+@pytest.mark.parametrize("what", ["mask", "weight"])
+def test_a_change_before_the_backward_pass(what):
+    block, x = Block().train(), torch.randn(4, 8, 16, requires_grad=True)
+    mask = torch.ones(16, dtype=torch.bool)
+    reruns.attach(block, "h.0", 8, Memo())
+    y, _ = block(x * 1, mask=mask)
+    (mask if what == "mask" else block.first.weight.detach()).zero_()
+    with pytest.raises(UsageError, match=r"input of h\.0 \(Block\) was changed in place between"):
+        y.sum().backward()
+
+
+def test_arguments_that_view_each_other():
+    block, x = Block().train(), torch.randn(4, 8, 16, requires_grad=True)
+    stock = copy.deepcopy(block)
+    reruns.attach(block, "h.0", 8, Memo())
+
+    def run(module):
+        base = x * 1
+        y, _ = module(base, scale=base[:, :1])
+        grads = torch.autograd.grad(y.square().sum(), [x, *module.parameters()])
+        return torch.cat([grad.flatten() for grad in grads])
+
+    assert cosine_similarity(run(stock), run(block), dim=0) > 0.999
+
+
+def test_a_transform_of_torch_func_takes_the_stock_block():
+    block, x = Within(True).train(), torch.randn(3, 32, 16)
+    weights = dict(block.named_parameters())
+
+    def loss(weights, x):
+        y = torch.func.functional_call(block, weights, (x * 1, torch.ones(())))
+        return y.square().sum()
+
+    transformed = torch.func.vmap(torch.func.grad(loss), (None, 0))
+    want = transformed(weights, x)
+    reruns.attach(block, "h.0", 8, Memo())
+    got = transformed(weights, x)
+    assert all(torch.equal(got[name], want[name]) for name in want)
+
+
 @dataclass
 class Opaque:
     """An argument that may hold anything."""
