@@ -55,14 +55,16 @@ def demanding(card: int) -> list[Variant]:
     """The variants that JOBS compile for a card, without those surely less demanding than another.
 
     Of launches that differ only in which numbers are multiples of 16, one with fewest multiples is
-    left; of products in the same tiles one with most operands and bytes. The most demanding are
-    last.
+    left; of products in the same tiles one with most operands and bytes, and of those that make
+    copies one with most sums of a thread. The most demanding are last.
     """
     every = distinct(launch for name in JOBS for launch in launched(name)[card])
     most: dict[object, Variant] = {}
     for variant in sorted(every, key=lambda variant: (_demand(variant), alike(variant))):
         key: tuple[object, ...] = variant.key[0], variant.key[2], variant.key[4]
-        if variant.kernel is scaled_gemm_kernel:
+        if "zero_point" in variant.signature and variant.kernel is scaled_gemm_kernel:
+            key = key[0], "copy"
+        elif variant.kernel is scaled_gemm_kernel:
             sizes = (variant.constexprs[name] for name in ("BM", "BN", "BK"))
             key = key[0], *sizes, "terms_each" in variant.signature, key[2]
         else:
@@ -77,8 +79,12 @@ def alike(variant: Variant) -> str:
     return str(replace(variant, constexprs=constexprs).key).replace("fp16", "bf16")
 
 
-def _demand(variant: Variant) -> tuple[int, int, int]:
-    """The number of pointers, bytes of their elements, and arguments that are not aligned."""
+def _demand(variant: Variant) -> tuple[int, int, int, int]:
+    """The number of pointers, bytes of their elements, and arguments that are not aligned.
+
+    The last is the number of sums that a thread of a product has.
+    """
     pointers = [kind[1:] for kind in variant.signature.values() if kind[0] == "*"]
     sizes = (DTYPES[kind].itemsize for kind in pointers if kind in DTYPES)
-    return len(pointers), sum(sizes), len(variant.unaligned)
+    sums = variant.constexprs.get("BM", 0) * variant.constexprs.get("BN", 0) // variant.num_warps
+    return len(pointers), sum(sizes), len(variant.unaligned), sums

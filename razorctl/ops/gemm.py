@@ -22,6 +22,7 @@ from razorctl.ops.op import Fused, op
 PART = 2**24  # elements of the int32 product that exist at a time; smaller parts cost launches
 # The most terms whose sum of products of codes is exact in single precision.
 EXACT_TERMS = 2**24 // (LEVELS + 1) ** 2
+COPY_ROWS = 128  # of a tile of an 8-bit copy of a result, as many as a program of a card makes
 
 
 @op(
@@ -107,9 +108,9 @@ def in_parts(
     return out
 
 
-def part_rows(columns: int) -> int:
-    """Rows of an int32 product that exist at a time; cuBLASLt takes more than 16."""
-    return max(17, PART // columns)
+def part_rows(columns: int, tile_rows: int = 1) -> int:
+    """Rows of an int32 product that exist at a time, whole tiles; cuBLASLt takes more than 16."""
+    return max(17, tile_rows, PART // columns // tile_rows * tile_rows)
 
 
 def _scaled(product: Tensor, a_scale: Tensor | None, b_scale: Tensor) -> Tensor:

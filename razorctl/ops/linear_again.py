@@ -2,19 +2,22 @@
 
 y [rows, out] = f(x) W^T + b, for the x [rows, in] of the copy. The product contracts columns, so
 f(x) and W [out, in] need a scale for each row: scale = max |x| / 127, code = round(x / scale). No
-value of f(x) exists but in a row that is being rounded.
+value of f(x) exists but in a row that is being rounded. Where readers of y take codes, the product
+is rounded to those of an 8-bit copy, and no y exists either.
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from razorctl.ops import kernels
 from razorctl.ops.functions import applied
-from razorctl.ops.gemm import part_rows, scaled_gemm
+from razorctl.ops.gemm import COPY_ROWS, part_rows, scaled_gemm
 from razorctl.ops.int8 import int8_rows, inverse, scale_of
 from razorctl.ops.op import FewBitCopy, Fused, op
 from razorctl.ops.packing import unpacked
-from razorctl.ops.quantize import affine, widened
+from razorctl.ops.quantize import affine, empty_copy, limit, quantize, widened
 
 
 def row_operand(copy: FewBitCopy, rows: int, function: str | None) -> tuple[Tensor, Tensor]:
@@ -72,6 +75,69 @@ def linear_again(
     left, right = outer(offset, scale)
     scales = scale, out_scale.squeeze(1)
     return scaled_gemm.body(codes, outputs, *scales, dtype, left, right)
+
+
+BITS = 8  # of the codes of y, as many as int8 GEMMs take
+
+
+def copied(
+    like: Tensor,
+    rows: int,
+    columns: int,
+    size: int,
+    copy_of: Callable[[slice], tuple[Tensor, Tensor, Tensor]],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The copy of y [rows, columns], on the device of `like`, from those of `size` rows of y."""
+    whole = empty_copy(like, rows, columns, BITS, COPY_ROWS)
+    lines = whole[0].view(rows, columns)
+    for start in range(0, rows, size):
+        packed, *scales = copy_of(slice(start, start + size))
+        lines[start : start + size] = packed.view(-1, columns)
+        for every, some in zip(whole[1:], scales, strict=True):
+            every[start // COPY_ROWS :][: len(some)] = some
+    return whole
+
+
+@op(
+    empty=lambda copy, rows, function, weight, offset, dtype: empty_copy(
+        weight, rows, weight.shape[0], BITS, COPY_ROWS
+    ),
+    fused=lambda copy, rows, function, weight, *_: Fused(
+        operations=2 * rows * weight.numel(),
+        rows=part_rows(len(weight), COPY_ROWS),
+        made=(rows, *weight.shape),
+        reduces=True,
+    ),
+)
+def linear_copy_again(
+    copy: FewBitCopy,
+    rows: int,
+    function: str | None,
+    weight: Tensor,
+    offset: Tensor | None,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """An 8-bit copy of y with tiles of COPY_ROWS rows, as `quantize` returns it.
+
+    Args:
+        copy: The copy of x.
+        rows: Rows of x.
+        function: As of `linear_again`.
+        weight: [out, in].
+        offset: b, [out], None for 0.
+        dtype: Of the y that the copy stands for, whose range limits the values.
+    """
+    codes, scale = row_operand(copy, rows, function)
+    outputs, out_scale, _ = int8_rows.body(weight)
+    left, right = outer(offset, scale)
+
+    def copy_of(part: slice) -> tuple[Tensor, Tensor, Tensor]:
+        scales = scale[part], out_scale.squeeze(1)
+        some = None if left is None else left[part]
+        y = scaled_gemm.body(codes[part], outputs, *scales, torch.float32, some, right)
+        return quantize.body(y.clamp_(-limit(dtype), limit(dtype)), BITS, COPY_ROWS)
+
+    return copied(codes, rows, len(weight), part_rows(len(weight), COPY_ROWS), copy_of)
 
 
 kernels.attach(__name__)

@@ -9,6 +9,7 @@ Tiles are columns here, because columns of activations differ more than rows do.
 """
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -26,6 +27,12 @@ FURTHEST = 32000 / PARTS  # codes: the largest distance of an int16 zero point f
 # values near the mean gain more than the few beyond lose; with more bits, the loss was larger for
 # every kind of layer.
 CLIP = {2: 2.0}
+
+
+@cache
+def limit(dtype: torch.dtype) -> float:
+    """The largest magnitude of a copy of a dtype, so that no unpacked value is out of range."""
+    return LARGEST * min(torch.finfo(dtype).max, torch.finfo(torch.float32).max)
 
 
 def tile_count(rows: int, tile_rows: int) -> int:
@@ -51,10 +58,9 @@ def _scales_of(x: Tensor, bits: int, tile_rows: int, clip: bool) -> tuple[Tensor
     """The zero point as a float, the scale in bfloat16, and 1 / scale, of each tile of `x`."""
     levels = 2**bits - 1
     dtype = torch.promote_types(x.dtype, torch.float32)
-    # Beyond this limit, rounding could move unpacked values out of range.
-    limit = LARGEST * min(torch.finfo(x.dtype).max, torch.finfo(torch.float32).max)
+    end = limit(x.dtype)
     low, high = (
-        _of_each_tile(reduce, x, tile_rows).to(dtype).nan_to_num(0).clamp(-limit, limit)
+        _of_each_tile(reduce, x, tile_rows).to(dtype).nan_to_num(0).clamp(-end, end)
         for reduce in (lambda tile: tile.amin(1), lambda tile: tile.amax(1))
     )
     if clip:

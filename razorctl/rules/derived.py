@@ -22,8 +22,10 @@ from torch import Tensor
 from razorctl.ops.cast import cast_weight
 from razorctl.ops.dropout import dropout_backward
 from razorctl.ops.functions import FUNCTIONS, applied
+from razorctl.ops.gemm import COPY_ROWS
 from razorctl.ops.kernels import on_cpu
-from razorctl.ops.linear_again import linear_again
+from razorctl.ops.linear_again import BITS, linear_again, linear_copy_again
+from razorctl.ops.op import FewBitCopy
 from razorctl.ops.topk import unpack_bits
 from razorctl.rules.packed import Packed, PackedCodes, in_codes
 
@@ -213,19 +215,35 @@ class DerivedLinear(Derived):
     gather: Callable[[Tensor], None] | None = None
 
     def make(self) -> Tensor:
-        (source,), (weight, bias) = self.sources, self.others
+        (source,), (weight, bias) = self.sources, self._used()
+        if self.int8:
+            return linear_again(*_form(source), weight, bias, self.dtype)
+        x = source.values().to(self.dtype).reshape(-1, weight.shape[1])
+        y = x @ cast_weight(weight, self.dtype).t()
+        return y if bias is None else y.add_(bias)
+
+    def make_codes(self) -> PackedCodes:
+        if not self.int8:
+            return super().make_codes()
+        (source,), (weight, bias) = self.sources, self._used()
+        copy = linear_copy_again(*_form(source), weight, bias, self.dtype)
+        shape = torch.Size((copy[0].numel() // weight.shape[0], weight.shape[0]))
+        return PackedCodes(shape, self.dtype, FewBitCopy(*copy, BITS, COPY_ROWS))
+
+    def _used(self) -> tuple[Tensor, Tensor | None]:
+        """W [out, in] and b."""
+        weight, bias = self.others
         assert weight is not None
         assert self.matrix is not None
         if self.gather is not None:
             self.gather(weight)
-        weight = self.matrix(weight)
-        if self.int8:
-            codes = source.codes()
-            form = codes.copy, codes.shape[:-1].numel(), codes.function
-            return linear_again(*form, weight, bias, self.dtype)
-        x = source.values().to(self.dtype).reshape(-1, weight.shape[1])
-        y = x @ cast_weight(weight, self.dtype).t()
-        return y if bias is None else y.add_(bias)
+        return self.matrix(weight), bias
+
+
+def _form(source: Packed) -> tuple[FewBitCopy, int, str | None]:
+    """The copy, rows and function that an int8 GEMM makes its operand of."""
+    codes = source.codes()
+    return codes.copy, codes.shape[:-1].numel(), codes.function
 
 
 @dataclass(frozen=True)

@@ -219,7 +219,8 @@ def linear(layer: str, inputs: int, outputs: int) -> Iterator[Case]:
     if layer != "fc2":  # its output is never made again
         # And those of its product, as below.
         launches = (f"linear_again: row_operands 1024 {form} fp32",)
-        yield Case(linear_again.linear_again, f"{layer}, y", again, launches)
+        op = linear_again.linear_copy_again if layer == "fc1" else linear_again.linear_again
+        yield Case(op, f"{layer}, y", again, launches)
     form += " fp32 bf16 128 rows"
     launches = f"linear_operands: scales {form}", f"linear_operands: codes {form}"
     yield Case(linear_operands.linear_operands, f"{layer}, all", operands, launches)

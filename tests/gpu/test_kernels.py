@@ -17,7 +17,7 @@ from razorctl.ops.gated import gated_grad
 from razorctl.ops.gemm import scaled_gemm
 from razorctl.ops.int8 import balance, int8_columns, int8_heads, int8_rows
 from razorctl.ops.int8_operand import int8_operand
-from razorctl.ops.linear_again import linear_again
+from razorctl.ops.linear_again import linear_again, linear_copy_again
 from razorctl.ops.norm import norm_grad, norm_grad_int8, norm_quantize, residual_add
 from razorctl.ops.op import FewBitCopy, Op
 from razorctl.ops.packing import BITS
@@ -202,8 +202,10 @@ def test_int8(size, dtype):
         close(ours[1], theirs[1], slack=100)
         close(ours[2], theirs[2], slack=100)
         more = normal(33, size[1]), normal(33), torch.float32
+        wide = normal(192, size[1]), normal(192), torch.float16
         ours, theirs = both(linear_again, copy, len(x), function, *more)
         assert (ours - theirs).norm() <= 2e-3 * theirs.norm()
+        same_copy(*both(linear_copy_again, copy, len(x), function, *wide), 8, len(x))
 
 
 GEMMS = [(1, 1, 1), (17, 8, 8), (33, 17, 70), (3152, 768, 768), (768, 3072, 3152), (100, 10, 768)]

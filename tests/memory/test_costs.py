@@ -106,6 +106,7 @@ CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
         *(*_copy(4, bias=True), ALL, None),
         *(torch.randn(512, 1024), torch.ones(512), torch.bfloat16),
     ),
+    "linear_copy_again": lambda: CALLS["linear_again"](),
     "linear_operands": lambda: (
         *(torch.ones(ALL, 64, dtype=torch.int8), torch.ones(ALL, 1)),
         *(*_copy(4), "gelu", torch.randn(64, 1024)),

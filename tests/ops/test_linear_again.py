@@ -2,8 +2,11 @@ import pytest
 import torch
 
 from razorctl.ops.functions import FUNCTIONS, applied
+from razorctl.ops.gemm import COPY_ROWS
 from razorctl.ops.int8 import LEVELS, int8_rows
-from razorctl.ops.linear_again import linear_again, row_operand
+from razorctl.ops.linear_again import BITS as CODE_BITS
+from razorctl.ops.linear_again import linear_again, linear_copy_again, row_operand
+from razorctl.ops.op import FewBitCopy
 from razorctl.ops.packing import BITS
 from razorctl.ops.quantize import dequantize
 from tests.references import copied, opcheck
@@ -49,13 +52,35 @@ def test_the_output(affine, function, dtype, device):
     assert (got - want).norm() < 0.02 * want.norm()
 
 
+@pytest.mark.parametrize("outputs", [64, 24])
+def test_the_copy_is_that_of_the_output(outputs, device, monkeypatch):
+    monkeypatch.setattr("razorctl.ops.gemm.PART", 40 * outputs)
+    monkeypatch.setattr("razorctl.ops.cpu.linear_again.ELEMENTS", 40 * outputs)
+    args = form(2 * COPY_ROWS + 70, 64, 40, 5, None, device)
+    weight, bias = torch.randn(outputs, 64, device=device), 3 * torch.randn(outputs, device=device)
+    y = linear_again(*args, weight, bias, torch.float32)
+    got = FewBitCopy(*linear_copy_again(*args, weight, bias, torch.float16), CODE_BITS, COPY_ROWS)
+    want = copied(y, CODE_BITS, COPY_ROWS)
+    assert [t.shape for t in got[:3]] == [t.shape for t in want[:3]]
+    torch.testing.assert_close(got.scale, want.scale)
+    step = want.scale.float().repeat_interleave(COPY_ROWS, 0)[: len(y)]
+    assert ((dequantize(got, len(y), y.dtype) - y).abs() <= 0.51 * step).all()
+    large = linear_copy_again(*args, weight, bias.half() + 6e4, torch.float16)
+    values = dequantize(
+        got._replace(packed=large[0], zero_point=large[1], scale=large[2]), len(y), torch.float16
+    )
+    assert values.isfinite().all()
+
+
 def test_degenerate_inputs(device):
     zero = copied(torch.zeros(6, 64, device=device), 4, 4)
     weight, bias = torch.randn(3, 64, device=device), torch.randn(3, device=device)
     got = linear_again(zero, 6, None, weight, bias, torch.float32)
     torch.testing.assert_close(got, bias.expand(6, 3))
     empty = copied(torch.empty(0, 3, device=device), 4, 4)
-    assert linear_again(empty, 0, None, weight[:, :3], bias, torch.float32).shape == (0, 3)
+    nothing = empty, 0, None, weight[:, :3], bias, torch.float32
+    assert linear_again(*nothing).shape == (0, 3)
+    assert [t.shape for t in linear_copy_again(*nothing)] == [(0,), (0, 3), (0, 3)]
     scale = zero.scale.clone()
     scale[0, 1] = torch.nan  # the weight of a norm, in a model that has diverged
     args = zero._replace(scale=scale), 6, None, weight, bias, torch.float32
@@ -66,4 +91,5 @@ def test_degenerate_inputs(device):
 def test_registration(bits):
     for function, bias in ((None, torch.randn(4)), ("gelu", None)):
         args = form(18, 5, 7, bits, function)
-        opcheck(linear_again, (*args, torch.randn(4, 5), bias, torch.bfloat16))
+        for op in (linear_again, linear_copy_again):
+            opcheck(op, (*args, torch.randn(4, 5), bias, torch.bfloat16))

@@ -8,7 +8,7 @@ from razorctl.ops import kernels
 from razorctl.ops.cpu.library import DTYPES, Copy, call, line_for, readable, single
 from razorctl.ops.functions import NUMBERS
 from razorctl.ops.op import FewBitCopy
-from razorctl.ops.quantize import CLIP, LARGEST, empty_copy
+from razorctl.ops.quantize import CLIP, empty_copy, limit
 
 TILE_ROWS = 256  # rows of a tile, at most; as in tiles.h
 
@@ -34,7 +34,7 @@ def quantize_images(
         pixels=pixels, mean=single(mean), rstd=single(rstd),
         apart=0 if rstd is None or len(rstd) == 1 else channels,
         tile_rows=tile_rows, bits=bits, reach=CLIP.get(bits, 0.0),
-        limit=LARGEST * torch.finfo(x.dtype).max, line=line_for(packed, rows, channels, bits),
+        limit=limit(x.dtype), line=line_for(packed, rows, channels, bits),
         packed=packed, zero_point=zero_point, scale=scale,
     )  # fmt: skip
     return packed, zero_point, scale

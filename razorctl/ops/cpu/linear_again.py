@@ -1,15 +1,17 @@
-"""Kernel of ops.linear_again."""
+"""Kernels of ops.linear_again."""
 
 import torch
 from torch import Tensor
 
 from razorctl.ops import kernels
 from razorctl.ops import linear_again as op
-from razorctl.ops.cpu.library import Copy, call, readable
+from razorctl.ops.chunks import ELEMENTS
+from razorctl.ops.cpu.library import DTYPES, Copy, call, readable
 from razorctl.ops.functions import NUMBERS
-from razorctl.ops.gemm import scaled_gemm
+from razorctl.ops.gemm import COPY_ROWS, scaled_gemm
 from razorctl.ops.int8 import int8_rows
 from razorctl.ops.op import FewBitCopy
+from razorctl.ops.quantize import quantize
 
 
 def row_operand(copy: FewBitCopy, rows: int, function: str | None) -> tuple[Tensor, Tensor]:
@@ -36,3 +38,32 @@ def linear_again(
     outputs, out_scale, _ = int8_rows(weight)
     left, right = op.outer(offset, scale)
     return scaled_gemm(codes, outputs, scale, out_scale.squeeze(1), dtype, left, right)
+
+
+@kernels.register(
+    op.linear_copy_again,
+    "cpu",
+    lambda copy, rows, function, weight, offset, dtype: (
+        rows > 0 and dtype in DTYPES and readable(copy.scale, weight)
+    ),
+)
+def linear_copy_again(
+    copy: FewBitCopy,
+    rows: int,
+    function: str | None,
+    weight: Tensor,
+    offset: Tensor | None,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    codes, scale = row_operand(copy, rows, function)
+    outputs, out_scale, _ = int8_rows(weight)
+    left, right = op.outer(offset, scale)
+
+    def copy_of(part: slice) -> tuple[Tensor, Tensor, Tensor]:
+        scales = scale[part], out_scale.squeeze(1)
+        some = None if left is None else left[part]
+        y = scaled_gemm(codes[part], outputs, *scales, torch.float32, some, right)
+        return quantize(y, op.BITS, COPY_ROWS)
+
+    size = max(1, ELEMENTS // (len(weight) * COPY_ROWS)) * COPY_ROWS
+    return op.copied(codes, rows, len(weight), size, copy_of)

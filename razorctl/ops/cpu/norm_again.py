@@ -37,7 +37,7 @@ def norm_again(
     call(
         "norm_again", copy=Copy(copy, rows), f=f, dtype=DTYPES[f.dtype], row_stride=f.stride(0),
         gamma=single(gamma), mean=single(mean), rstd=single(rstd), sum_mean=single(sum_mean),
-        sum_rstd=single(sum_rstd), limit=quantize.LARGEST * torch.finfo(torch.float32).max,
+        sum_rstd=single(sum_rstd), limit=quantize.limit(torch.float32),
         codes=codes, zero_point=zero_point, scale=scale,
     )  # fmt: skip
     return codes, zero_point, scale

@@ -97,7 +97,7 @@ def _store_output(y, at, inside, values, weight, bias, column, wide, FUNCTION: t
 
 
 @triton.jit
-def _code(values, zero, factor, seed, position, BITS: tl.constexpr):
+def code_of(values, zero, factor, seed, position, BITS: tl.constexpr):
     """The codes: truncation rounds to nearest after adding 1/2, else at random."""
     if seed is None:
         code = values * factor[None, :] + (zero / PARTS + 0.5)[None, :]
@@ -159,7 +159,7 @@ def quantize_tile(
         tl.store(zero_point + tile * columns + column, zero.to(tl.int16), mask=wide)
         tl.store(scale + tile * columns + column, spacing, mask=wide)
         position = (first * columns).to(tl.uint32) + at.to(tl.uint32)
-        code = _code(values, zero, factor, key, position, BITS)
+        code = code_of(values, zero, factor, key, position, BITS)
         word |= placed(code, i, s, BITS)
         if FUNCTION is not None:  # at this place f takes fewer registers, a norm more
             _store_output(output, at, inside, values, weight, bias, column, wide, FUNCTION)
@@ -223,7 +223,7 @@ def quantize_long_tile(
                 values = _part(x, first, row, column, wide, stride, mean, rstd)
                 at = ((first + local) * columns)[:, None] + column[None, :]
                 position = at.to(tl.uint32)
-                code = _code(values, zero, factor, key, position, BITS)
+                code = code_of(values, zero, factor, key, position, BITS)
                 word |= placed(code, i, i * first_width(BITS) + plane, BITS)
                 if y is not None:
                     _store_output(y, at, inside, values, weight, bias, column, wide, FUNCTION)
@@ -257,12 +257,6 @@ def kernel_for(
     return quantize_tile, {"R": rows, "U": COLUMNS, "STAGES": STAGES[dtype]}, warps, registers
 
 
-@cache
-def limit(dtype: torch.dtype) -> float:
-    """The largest magnitude of the value of a code."""
-    return op.LARGEST * min(torch.finfo(dtype).max, torch.finfo(torch.float32).max)
-
-
 def make_copy(
     x: Tensor,
     bits: int,
@@ -284,7 +278,7 @@ def make_copy(
         x, mean, rstd, weight, bias, seed, y, packed, zero_point, scale,
         rows, columns, x.stride(0), tile_rows,
         BITS=bits, CLIP=op.CLIP.get(bits) if seed is None else None,
-        LIMIT=limit(x.dtype if rstd is None else torch.float32), FUNCTION=function,
+        LIMIT=op.limit(x.dtype if rstd is None else torch.float32), FUNCTION=function,
         **sizes, num_warps=warps, num_stages=1, maxnreg=most,
     )  # fmt: skip
     return packed, zero_point, scale
@@ -329,7 +323,7 @@ def copy_variants(
                 kernel, signature,
                 dict.fromkeys(name for name in OPTIONAL if name not in pointers)
                 | {"BITS": number, "CLIP": None if random else op.CLIP.get(number)}
-                | {"LIMIT": limit(DTYPES[dtype]), "FUNCTION": function, **sizes}, warps, 1,
+                | {"LIMIT": op.limit(DTYPES[dtype]), "FUNCTION": function, **sizes}, warps, 1,
                 f"{kernel.__name__} {number} bits {label} {sizes} {function} {norm=} {random=}",
                 most_registers=most,
             )  # fmt: skip

@@ -1,6 +1,6 @@
 """GEMMs of int8 operands, both contiguous along k, whose scales are applied before the store.
 
-out [m, n] = a_scale (a b^T) b_scale + left right^T, for a [m, k] and b [n, k].
+out [m, n] = a_scale (a b^T) b_scale + left right^T, for a [m, k] and b [n, k], or an 8-bit copy.
 
 Three ways compute the same numbers: a Triton kernel with one of several tiles; for a product of few
 tiles, the same kernel with the terms of each tile split among several programs, which add theirs to
@@ -11,6 +11,7 @@ Cards before sm_80 have only the last way: Triton's int8 `tl.dot` does not compi
 
 from collections.abc import Callable
 from functools import cache, lru_cache, partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,8 +20,10 @@ from torch import Tensor
 from razorctl.ops import gemm as op
 from razorctl.ops import kernels
 from razorctl.ops.gemm import cublas_gemm, part_rows
+from razorctl.ops.quantize import empty_copy, limit
 from razorctl.ops.triton import tuning
 from razorctl.ops.triton.gemm_tiles import (
+    COPYING,
     EPILOGUE,
     EPILOGUE_WARPS,
     STAGES,
@@ -83,39 +86,100 @@ def _gemm(
     right: Tensor | None,
 ) -> Tensor:
     """`scaled_gemm` by the fastest way on the device of `a`."""
-    (m, k), n = a.shape, b.shape[0]  # len() of a tensor takes the host several times as long
-    out = a.new_empty(m, n, dtype=dtype)
-    work = (a, b, a_scale, b_scale, left, right, out)
-    choices, key = _choices(_capability(a.device), _shared_by(a), m, n, k, dtype)
-    tuning.fastest(choices, work, key)(*work)
+    out = a.new_empty(a.shape[0], b.shape[0], dtype=dtype)
+    _fill(a, b, a_scale, b_scale, left, right, GemmOutput(out))
     return out
+
+
+def copied_gemm(
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor | None,
+    b_scale: Tensor,
+    dtype: torch.dtype,
+    left: Tensor | None = None,
+    right: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The 8-bit copy, with tiles of COPY_ROWS rows, of what `scaled_gemm` returns in a dtype.
+
+    n must be a multiple of 16, and k at most MOST_TERMS.
+    """
+    m, n = a.shape[0], b.shape[0]
+    packed, zero_point, scale = empty_copy(a, m, n, 8, op.COPY_ROWS)
+    result = GemmOutput(packed.view(m, n), zero_point, scale, limit(dtype))
+    _fill(_aligned(a), _aligned(b), a_scale, b_scale, left, right, result)
+    return packed, zero_point, scale
+
+
+class GemmOutput(NamedTuple):
+    """Tensors that a product fills: `out` [m, n], with its values or with codes of a copy of them.
+
+    zero_point, scale, limit: of the copy; see `ops.quantize`.
+    """
+
+    out: Tensor
+    zero_point: Tensor | None = None
+    scale: Tensor | None = None
+    limit: float | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The arguments of kernels."""
+        return self[:3]
+
+    def of_rows(self, rows: slice) -> "GemmOutput":
+        """The result for some rows, whole tiles of a copy."""
+        if self.zero_point is None or self.scale is None:
+            return GemmOutput(self.out[rows])
+        tiles = slice(rows.start // op.COPY_ROWS, cdiv(rows.stop, op.COPY_ROWS))
+        return GemmOutput(self.out[rows], self.zero_point[tiles], self.scale[tiles], self.limit)
+
+
+def _fill(
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor | None,
+    b_scale: Tensor,
+    left: Tensor | None,
+    right: Tensor | None,
+    result: GemmOutput,
+) -> None:
+    """Fills a result by the fastest way on the device of `a`."""
+    (m, k), n = a.shape, b.shape[0]  # len() of a tensor takes the host several times as long
+    work = (a, b, a_scale, b_scale, left, right, result)
+    form = result.out.dtype, result.scale is not None
+    choices, key = _choices(_capability(a.device), _shared_by(a), m, n, k, *form)
+    tuning.fastest(choices, work, key)(*work)
 
 
 @lru_cache(maxsize=1024)
 def _choices(
-    capability: int, processors: int, m: int, n: int, k: int, dtype: torch.dtype
+    capability: int, processors: int, m: int, n: int, k: int, dtype: torch.dtype, copied: bool
 ) -> tuple[dict[str, Callable[..., None]], str]:
     """The ways, and the key of the fastest one, with sizes rounded to two leading bits."""
     aligned = n % 16 == 0
     m, n, k = _rounded(m), _rounded(n), _rounded(k)
     few = any(
         programs_per_tile(tile, m, n, k, processors) > 1
-        for tile in tiles_for(capability, aligned)[:1]
+        for tile in tiles_for(capability, aligned, copied)[:1]
     )
-    key = f"scaled_gemm {m}x{n}x{k} {dtype.itemsize}{'' if aligned else ' odd'}"
-    return ways(capability, aligned, few), key
+    name = "copied_gemm" if copied else "scaled_gemm"
+    key = f"{name} {m}x{n}x{k} {dtype.itemsize}{'' if aligned else ' odd'}"
+    return ways(capability, aligned, few, copied), key
 
 
 @cache
-def ways(capability: int, aligned: bool, few: bool = False) -> dict[str, Callable[..., None]]:
+def ways(
+    capability: int, aligned: bool, few: bool = False, copied: bool = False
+) -> dict[str, Callable[..., None]]:
     """Name of a way -> function that fills its last argument with the result.
 
     Args:
         capability: The compute capability of the card.
-        aligned: See `tiles_for`.
+        aligned, copied: See `tiles_for`.
         few: Whether the product has too few tiles for the card. Then the first way splits terms.
     """
-    tiles = tiles_for(capability, aligned)
+    tiles = tiles_for(capability, aligned, copied)
     return {
         **{
             f"{tile.label}-{SPLIT}": partial(run_split, tile) for tile in (tiles[:1] if few else ())
@@ -173,23 +237,23 @@ def run_split(
     b_scale: Tensor,
     left: Tensor | None,
     right: Tensor | None,
-    out: Tensor,
+    result: GemmOutput,
 ) -> None:
-    """Fills `out` by a launch of `scaled_gemm_kernel` in which several programs share each tile.
+    """Fills `result` by a launch of `scaled_gemm_kernel` in which several programs share each tile.
 
-    The int32 product takes the memory of `out` if that is as wide.
+    The int32 product takes the memory of the result if that is as wide.
     """
-    (m, k), n = a.shape, len(b)
+    (m, k), n, out = a.shape, len(b), result.out
     turn = tile.depth * tile.dots  # of the loop
     each = cdiv(k, programs_per_tile(tile, m, n, k, _shared_by(a)) * turn) * turn
     product = out.view(torch.int32) if out.itemsize == 4 else out.new_empty(m, n, dtype=torch.int32)
     product.zero_()
     grid = (cdiv(m, tile.rows) * cdiv(n, tile.columns), cdiv(k, each))
     scaled_gemm_kernel[grid](
-        a, b, None, None, None, None, product, m, n, k, a.stride(0), b.stride(0), each,
-        **tile.constants, num_warps=tile.warps, num_stages=tile.stages,
+        a, b, None, None, None, None, product, None, None, m, n, k, a.stride(0), b.stride(0), each,
+        **tile.constants, LIMIT=None, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
-    _scale(product, a_scale, b_scale, left, right, out)
+    _scale(product, a_scale, b_scale, left, right, result)
 
 
 def run_tile(
@@ -200,14 +264,15 @@ def run_tile(
     b_scale: Tensor,
     left: Tensor | None,
     right: Tensor | None,
-    out: Tensor,
+    result: GemmOutput,
 ) -> None:
-    """Fills `out` by one launch of `scaled_gemm_kernel`."""
+    """Fills `result` by one launch of `scaled_gemm_kernel`."""
     (m, k), n = a.shape, b.shape[0]
     grid = (cdiv(m, tile.rows) * cdiv(n, tile.columns),)
     scaled_gemm_kernel[grid](
-        a, b, a_scale, b_scale, left, right, out, m, n, k, a.stride(0), b.stride(0), None,
-        **tile.constants, num_warps=tile.warps, num_stages=tile.stages,
+        a, b, a_scale, b_scale, left, right, *result.tensors,
+        m, n, k, a.stride(0), b.stride(0), None,
+        **tile.constants, LIMIT=result.limit, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
 
@@ -218,15 +283,15 @@ def run_cublas(
     b_scale: Tensor,
     left: Tensor | None,
     right: Tensor | None,
-    out: Tensor,
+    result: GemmOutput,
 ) -> None:
-    """Fills `out` from int32 products of as many rows as `part_rows` allows."""
-    m, n = out.shape
-    most = part_rows(n)
+    """Fills `result` from int32 products of as many rows as `part_rows` allows."""
+    m, n = result.out.shape
+    most = part_rows(n, 1 if result.scale is None else op.COPY_ROWS)
     for start in range(0, m, most):
-        rows = slice(start, start + most)
+        rows = slice(start, min(start + most, m))
         some = None if a_scale is None else a_scale[rows], None if left is None else left[rows]
-        _scale(cublas_gemm(a[rows], b), some[0], b_scale, some[1], right, out[rows])
+        _scale(cublas_gemm(a[rows], b), some[0], b_scale, some[1], right, result.of_rows(rows))
 
 
 def _scale(
@@ -235,12 +300,12 @@ def _scale(
     b_scale: Tensor,
     left: Tensor | None,
     right: Tensor | None,
-    out: Tensor,
+    result: GemmOutput,
 ) -> None:
-    """Fills `out` from an int32 product, which may be in the same memory."""
-    m, n = out.shape
-    grid = (cdiv(m, EPILOGUE["BM"]), cdiv(n, EPILOGUE["BN"]))
-    epilogue_kernel[grid](
-        product, out, a_scale, b_scale, left, right, m, n, product.stride(0),
-        **EPILOGUE, num_warps=EPILOGUE_WARPS, num_stages=STAGES,
+    """Fills `result` from an int32 product, which may be in the same memory."""
+    m, n = result.out.shape
+    sizes = EPILOGUE if result.scale is None else COPYING
+    epilogue_kernel[cdiv(m, sizes["BM"]), cdiv(n, sizes["BN"])](
+        product, *result.tensors, a_scale, b_scale, left, right, m, n, product.stride(0),
+        **sizes, LIMIT=result.limit, num_warps=EPILOGUE_WARPS, num_stages=STAGES,
     )  # fmt: skip

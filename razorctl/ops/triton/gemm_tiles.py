@@ -1,6 +1,8 @@
 """Kernels of ops.gemm: each program computes a tile of an int8 product, or scales one.
 
 out [m, n] = a_scale (a b^T) b_scale + left right^T, for a [m, k] and b [n, k], contiguous along k.
+Instead of the values, out may be the codes of an 8-bit copy of them, uint8, whose tiles are columns
+of those of the product; zero_point and scale [tiles, n] are then the copy's, else None.
 """
 
 from collections.abc import Iterator
@@ -9,6 +11,9 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 
+from razorctl.ops.gemm import COPY_ROWS
+from razorctl.ops.quantize import limit
+from razorctl.ops.triton.copies import code_of, limited, scales
 from razorctl.ops.triton.launch import launchable
 from razorctl.ops.triton.variants import DTYPES, Variant, dtypes
 
@@ -53,11 +58,12 @@ _CONSUMER_BLACKWELL = (Tile(128, 256, 64, 1, 8, 4), Tile(128, 256, 128, 1, 8, 3)
                        Tile(128, 64, 128, 1, 4, 3))  # fmt: skip
 
 
-def tiles_for(capability: int, aligned: bool = True) -> tuple[Tile, ...]:
+def tiles_for(capability: int, aligned: bool = True, copied: bool = False) -> tuple[Tile, ...]:
     """The tiles to choose from on cards of a compute capability; none before sm_80.
 
     aligned: whether the result has a multiple of 16 columns. Other rows are stored element by
-    element, for which large tiles have too few registers.
+    element, for which large tiles have too few registers. copied: whether the result is a copy,
+    which needs tiles of COPY_ROWS rows.
     """
     sizes: tuple[Tile, ...] = ()
     if capability >= 120:
@@ -68,21 +74,55 @@ def tiles_for(capability: int, aligned: bool = True) -> tuple[Tile, ...]:
         sizes = _HOPPER
     elif capability >= 80:  # with 163 or 99 KiB of shared memory
         sizes = _AMPERE if capability in (80, 87) else _ADA
+    if copied:
+        return tuple(tile for tile in sizes if tile.rows == COPY_ROWS)
     return sizes if aligned else sizes[-1:]
 
 
 @triton.jit
-def _store_scaled(product, out, a_scale, b_scale, left, right, rows, columns, m, n):
-    """out = a_scale product b_scale + left right^T for a tile at `rows` and `columns`."""
-    in_rows, in_columns = rows < m, columns < n
-    values = product.to(tl.float32) * tl.load(b_scale + columns, in_columns, 0)[None, :]
+def _store(
+    product, out, zero_point, scale, a_scale, b_scale, left, right, tile, rows, columns, m, n,
+    LIMIT: tl.constexpr,
+):  # fmt: skip
+    """out = a_scale product b_scale + left right^T, or a copy of it, for a block of a tile.
+
+    tile: the number of the tile. LIMIT: see `copies.limited`.
+    """
+    there, row = columns < n, tl.minimum(rows, m - 1)
+    values = product.to(tl.float32) * tl.load(b_scale + columns, there, 0)[None, :]
     if a_scale is not None:
-        values *= tl.load(a_scale + rows, in_rows, 0)[:, None]
+        values *= tl.load(a_scale + row)[:, None]
     if left is not None:
-        across = tl.load(right + columns, in_columns, 0)[None, :]
-        values += tl.load(left + rows, in_rows, 0)[:, None] * across
+        values += tl.load(left + row)[:, None] * tl.load(right + columns, there, 0)[None, :]
     at = out + rows.to(tl.int64)[:, None] * n + columns[None, :]
-    tl.store(at, values.to(out.dtype.element_ty), mask=in_rows[:, None] & in_columns[None, :])
+    inside = (rows < m)[:, None] & there[None, :]
+    if zero_point is None:
+        tl.store(at, values.to(out.dtype.element_ty), mask=inside)
+    else:  # rows past the end are the last one again, which changes neither end of a column
+        low, high = limited(tl.min(values, 0), LIMIT), limited(tl.max(values, 0), LIMIT)
+        zero, spacing, factor = scales(low, high, 8)
+        of_tile = tile.to(tl.int64) * n + columns
+        tl.store(zero_point + of_tile, zero.to(tl.int16), mask=there)
+        tl.store(scale + of_tile, spacing, mask=there)
+        tl.store(at, code_of(values, zero, factor, None, None, 8).to(tl.uint8), mask=inside)
+
+
+@triton.jit
+def _store_halves(
+    product, out, zero_point, scale, a_scale, b_scale, left, right, tile, rows, column, m, n,
+    LIMIT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """`_store` of a block [BM, BN] from `column` on, half of the columns after the other."""
+    near, far = _halves(product, BM, BN)
+    columns = column + tl.arange(0, BN // 2)
+    _store(
+        near, out, zero_point, scale, a_scale, b_scale, left, right, tile, rows, columns, m, n,
+        LIMIT,
+    )  # fmt: skip
+    _store(
+        far, out, zero_point, scale, a_scale, b_scale, left, right, tile, rows, columns + BN // 2,
+        m, n, LIMIT,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -98,12 +138,22 @@ def _add(product, out, rows, columns, m, n):
     tl.atomic_add(out + rows[:, None] * n + columns[None, :], product, mask=inside, sem="relaxed")
 
 
+@triton.jit
+def _add_halves(product, out, rows, column, m, n, BM: tl.constexpr, BN: tl.constexpr):
+    """`_add` of a block [BM, BN] from `column` on, half of the columns after the other."""
+    near, far = _halves(product, BM, BN)
+    columns = column + tl.arange(0, BN // 2)
+    _add(near, out, rows, columns, m, n)
+    _add(far, out, rows, columns + BN // 2, m, n)
+
+
 @launchable
 def scaled_gemm_kernel(
-    a, b, a_scale, b_scale, left, right, out, m, n, k, a_stride, b_stride, terms_each,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DOTS: tl.constexpr,
+    a, b, a_scale, b_scale, left, right, out, zero_point, scale,
+    m, n, k, a_stride, b_stride, terms_each,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DOTS: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
-    """One tile [BM, BN] of `scaled_gemm`; k must not exceed MOST_TERMS.
+    """One tile [BM, BN] of `scaled_gemm`, or of a copy; k must not exceed MOST_TERMS.
 
     terms_each: None, or the number of terms that each program along the grid's second axis
     multiplies and adds to int32 `out`, without scales.
@@ -118,9 +168,9 @@ def scaled_gemm_kernel(
     column = program % band // height * BN
 
     rows, columns, terms = row + tl.arange(0, BM), column + tl.arange(0, BN), tl.arange(0, BK)
-    # Rows past the end wrap around to the start, so that loads need masks along k only; k, the
-    # strides and the pointers are multiples of 16.
-    a_at = a + (rows % m).to(tl.int64)[:, None] * a_stride + terms[None, :]
+    # Rows past the end are those of the last one, or wrap around to the start, so that loads need
+    # masks along k only; k, the strides and the pointers are multiples of 16.
+    a_at = a + tl.minimum(rows, m - 1).to(tl.int64)[:, None] * a_stride + terms[None, :]
     b_at = b + (columns % n).to(tl.int64)[None, :] * b_stride + terms[:, None]
     if terms_each is not None:
         before = tl.program_id(1) * terms_each
@@ -137,68 +187,93 @@ def scaled_gemm_kernel(
         a_at += BK * DOTS
         b_at += BK * DOTS
 
-    # Half of the columns at a time takes half of the registers.
+    # Half of the columns at a time takes half of the registers. A quarter, where an address takes
+    # two registers, or where each column has its ends.
     HALF: tl.constexpr = BN // 2
-    near, far = _halves(product, BM, BN)
-    columns = column + tl.arange(0, HALF)
-    if terms_each is not None:  # an address takes two registers, so a quarter at a time
-        QUARTER: tl.constexpr = BN // 4
-        columns = column + tl.arange(0, QUARTER)
-        first, second = _halves(near, BM, HALF)
-        _add(first, out, rows, columns, m, n)
-        _add(second, out, rows, columns + QUARTER, m, n)
-        first, second = _halves(far, BM, HALF)
-        _add(first, out, rows, columns + HALF, m, n)
-        _add(second, out, rows, columns + HALF + QUARTER, m, n)
+    if terms_each is None and zero_point is None:
+        _store_halves(
+            product, out, None, None, a_scale, b_scale, left, right, 0, rows, column, m, n,
+            LIMIT, BM, BN,
+        )  # fmt: skip
     else:
-        _store_scaled(near, out, a_scale, b_scale, left, right, rows, columns, m, n)
-        _store_scaled(far, out, a_scale, b_scale, left, right, rows, columns + HALF, m, n)
+        near, far = _halves(product, BM, BN)
+        if terms_each is None:
+            tile = row // BM
+            _store_halves(
+                near, out, zero_point, scale, a_scale, b_scale, left, right, tile, rows, column,
+                m, n, LIMIT, BM, HALF,
+            )  # fmt: skip
+            _store_halves(
+                far, out, zero_point, scale, a_scale, b_scale, left, right, tile, rows,
+                column + HALF, m, n, LIMIT, BM, HALF,
+            )  # fmt: skip
+        else:
+            _add_halves(near, out, rows, column, m, n, BM, HALF)
+            _add_halves(far, out, rows, column + HALF, m, n, BM, HALF)
 
 
 @launchable
 def epilogue_kernel(
-    product, out, a_scale, b_scale, left, right, m, n, stride,
-    BM: tl.constexpr, BN: tl.constexpr,
+    product, out, zero_point, scale, a_scale, b_scale, left, right, m, n, stride,
+    BM: tl.constexpr, BN: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
     """A program scales a block of an int32 product [m, n] whose rows are `stride` apart."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     columns = tl.program_id(1) * BN + tl.arange(0, BN)
-    at = product + rows.to(tl.int64)[:, None] * stride + columns[None, :]
-    tile = tl.load(at, mask=(rows < m)[:, None] & (columns < n)[None, :], other=0)
-    _store_scaled(tile, out, a_scale, b_scale, left, right, rows, columns, m, n)
+    at = product + tl.minimum(rows, m - 1).to(tl.int64)[:, None] * stride + columns[None, :]
+    block = tl.load(at, mask=(columns < n)[None, :], other=0)
+    _store(
+        block, out, zero_point, scale, a_scale, b_scale, left, right, tl.program_id(0), rows,
+        columns, m, n, LIMIT,
+    )  # fmt: skip
 
 
-EPILOGUE = {"BM": 16, "BN": 256}
-EPILOGUE_WARPS, STAGES = 4, 3
+EPILOGUE, EPILOGUE_WARPS, STAGES = {"BM": 16, "BN": 256}, 4, 3
+COPYING = {"BM": COPY_ROWS, "BN": 32}  # of an epilogue that makes a copy
 
 
 def variants(capability: int, every: bool = False) -> Iterator[Variant]:
     """The variants that `gemm` launches; single precision takes most registers of an epilogue."""
-    scales = dict.fromkeys(("a_scale", "b_scale", "left", "right"), "*fp32")
+    factors = dict.fromkeys(("a_scale", "b_scale", "left", "right"), "*fp32")
     sizes = dict.fromkeys(("m", "n", "k", "a_stride", "b_stride"), "i32")
+    operands = {"a": "*i8", "b": "*i8"}
+    of_copy = {"out": "*u8", "zero_point": "*i16", "scale": "*bf16"}
+    kinds = dtypes(capability, every)
+    limits = {limit(DTYPES[kind]) for kind in kinds}
     for aligned in (True, False):
         for tile in tiles_for(capability, aligned)[:1]:
-            signature = {"a": "*i8", "b": "*i8", "out": "*i32", **sizes, "terms_each": "i32"}
+            signature = {**operands, "out": "*i32", **sizes, "terms_each": "i32"}
             yield Variant(
-                scaled_gemm_kernel, signature, dict.fromkeys(scales) | tile.constants,
-                tile.warps, tile.stages,
+                scaled_gemm_kernel, signature, tile.constants, tile.warps, tile.stages,
                 f"scaled_gemm {tile.label}-split{'' if aligned else ' odd'}",
                 unaligned=("m",) if aligned else ("m", "n"),
             )  # fmt: skip
     for dtype in DTYPES if every else ("fp32",):
-        signature = {"a": "*i8", "b": "*i8", **scales, "out": f"*{dtype}", **sizes}
+        signature = {**operands, **factors, "out": f"*{dtype}", **sizes}
         for aligned in (True, False):
             for tile in tiles_for(capability, aligned):
                 yield Variant(
-                    scaled_gemm_kernel, signature, {"terms_each": None, **tile.constants},
-                    tile.warps, tile.stages,
+                    scaled_gemm_kernel, signature, tile.constants, tile.warps, tile.stages,
                     f"scaled_gemm {tile.label} {dtype}{'' if aligned else ' odd'}",
                     unaligned=("m",) if aligned else ("m", "n"),
                 )  # fmt: skip
-    for dtype in dtypes(capability, every):
-        signature = {"product": "*i32", "out": f"*{dtype}", **scales}
-        signature |= dict.fromkeys(("m", "n", "stride"), "i32")
+    for tile in tiles_for(capability, copied=True):
+        for most in limits:
+            yield Variant(
+                scaled_gemm_kernel, {**operands, **factors, **of_copy, **sizes},
+                {**tile.constants, "LIMIT": most}, tile.warps, tile.stages,
+                f"scaled_gemm {tile.label} copy {most}", unaligned=("m",),
+            )  # fmt: skip
+    sizes = dict.fromkeys(("m", "n", "stride"), "i32")
+    for dtype in kinds:
         yield Variant(
-            epilogue_kernel, signature, dict(EPILOGUE), EPILOGUE_WARPS, STAGES,
-            f"scaled_gemm epilogue {dtype}", unaligned=("m", "n"),
+            epilogue_kernel, {"product": "*i32", "out": f"*{dtype}", **factors, **sizes},
+            dict(EPILOGUE), EPILOGUE_WARPS, STAGES, f"scaled_gemm epilogue {dtype}",
+            unaligned=("m", "n"),
+        )  # fmt: skip
+    for most in limits:
+        yield Variant(
+            epilogue_kernel, {"product": "*i32", **factors, **of_copy, **sizes},
+            {**COPYING, "LIMIT": most}, EPILOGUE_WARPS, STAGES, f"scaled_gemm epilogue copy {most}",
+            unaligned=("m",),
         )  # fmt: skip

@@ -16,7 +16,7 @@ from razorctl.ops import linear_again as op
 from razorctl.ops.functions import FUNCTIONS
 from razorctl.ops.op import FewBitCopy
 from razorctl.ops.packing import BITS, GROUP
-from razorctl.ops.triton.gemm import scaled_gemm
+from razorctl.ops.triton.gemm import copied_gemm, scaled_gemm
 from razorctl.ops.triton.int8 import codes_of, row_scale, warps_of_row
 from razorctl.ops.triton.launch import all_registers, cdiv, launchable, next_power_of_2
 from razorctl.ops.triton.numbers import activated, inverse
@@ -119,6 +119,25 @@ def linear_again(
 ) -> Tensor:
     codes, scale, outputs, out_scale = row_operands(copy, rows, function, weight)
     return scaled_gemm(codes, outputs, scale, out_scale, dtype, *op.outer(offset, scale))
+
+
+@kernels.register(
+    op.linear_copy_again,
+    "cuda",
+    lambda copy, rows, function, weight, *others: (
+        weight.shape[0] % GROUP == 0 and takes(copy, rows, function, weight, *others)
+    ),
+)
+def linear_copy_again(
+    copy: FewBitCopy,
+    rows: int,
+    function: str | None,
+    weight: Tensor,
+    offset: Tensor | None,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    codes, scale, outputs, out_scale = row_operands(copy, rows, function, weight)
+    return copied_gemm(codes, outputs, scale, out_scale, dtype, *op.outer(offset, scale))
 
 
 def variants(capability: int, every: bool = False) -> Iterator[Variant]:

@@ -108,7 +108,7 @@ def norm_again(
     norm_again_kernel[(len(scale) * cdiv(columns, COLUMNS),)](
         packed, zero_point, scale, bias, f, gamma, mean, rstd, sum_mean, sum_rstd, *made,
         rows, columns, f.stride(0), tile_rows,
-        BITS=bits, LIMIT=copies.limit(torch.float32), **sizes,
+        BITS=bits, LIMIT=quantize.limit(torch.float32), **sizes,
         num_warps=warps, num_stages=1, maxnreg=all_registers(warps),
     )  # fmt: skip
     return made
@@ -133,7 +133,7 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
                     norm_again_kernel,
                     {n: kind for n, kind in pointers.items() if n not in missing} | shape,
                     dict.fromkeys(missing)
-                    | {"BITS": bits, "LIMIT": copies.limit(torch.float32), **sizes},
+                    | {"BITS": bits, "LIMIT": quantize.limit(torch.float32), **sizes},
                     warps, 1,
                     f"norm_again {bits} bits {dtype} {tile_rows} rows{form}",
                     most_registers=all_registers(warps),

@@ -15,7 +15,7 @@ from razorctl.ops.gemm import scaled_gemm
 from razorctl.ops.images import dequantize_images, quantize_images
 from razorctl.ops.int8 import adjoined, balance, int8_columns, int8_heads, int8_rows
 from razorctl.ops.int8_operand import int8_operand
-from razorctl.ops.linear_again import linear_again, row_operand
+from razorctl.ops.linear_again import linear_again, linear_copy_again, row_operand
 from razorctl.ops.norm import norm_grad, norm_grad_int8, norm_quantize
 from razorctl.ops.norm_again import norm_again
 from razorctl.ops.op import FewBitCopy
@@ -180,6 +180,10 @@ def test_linear_again(function, rows, columns, tile_rows):
     arguments = copy, rows, function, torch.randn(7, columns), torch.randn(7), torch.bfloat16
     close = (linear_again(*arguments) - body(linear_again)(*arguments)).norm()
     assert close < 1e-2 * linear_again(*arguments).norm()
+    got, want = linear_copy_again(*arguments), body(linear_copy_again)(*arguments)
+    assert (got[0].int() - want[0].int()).abs().max() <= 1
+    assert (got[0] != want[0]).float().mean() < 2e-2  # where operands differ
+    torch.testing.assert_close(got[2], want[2], rtol=1e-2, atol=0)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from razorctl.ops import kernels, op
+from razorctl.ops.gemm import COPY_ROWS
 
 try:
     import triton
@@ -33,7 +34,8 @@ try:
 except ImportError:  # where PyTorch comes without Triton
     collect_ignore_glob = ["test_*.py"]
 else:
-    SMALL = Tile(64, 64, 64, 1, 4, 3)  # of a GEMM, for small operands
+    # Of a GEMM, for small operands, and where its result is a copy.
+    SMALL, TALL = Tile(64, 64, 64, 1, 4, 3), Tile(COPY_ROWS, 64, 64, 1, 4, 3)
 
     class Interpreted(interpreter.InterpretedFunction):
         """A function that patches nothing when a kernel calls it; `_interpreting` has done so."""
@@ -185,7 +187,9 @@ def card() -> Iterator[Callable[[str], None]]:
         gemm = swap(import_module(f"{package.__name__}.gemm"))
         patch.setattr(op, "alone", lambda args: False)
         patch.setattr(gemm, "_capability", lambda device: 80)
-        patch.setattr(gemm, "tiles_for", lambda capability, aligned: (SMALL,))
+        patch.setattr(
+            gemm, "tiles_for", lambda capability, aligned, copied: (TALL if copied else SMALL,)
+        )
         patch.setattr(gemm.tuning, "fastest", lambda ways, work, key: next(iter(ways.values())))
         run("kernels")
         yield run

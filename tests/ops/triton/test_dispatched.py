@@ -82,6 +82,10 @@ CALLS: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
         (*packed(bias), ROWS, function, normal(32, WIDTH), of_y, torch.bfloat16)
         for bias, function, of_y in ((normal(WIDTH), None, normal(32)), (None, "gelu", None))
     ],
+    "linear_copy_again": lambda: [
+        (*packed(bias), ROWS, function, normal(64, WIDTH), of_y, torch.bfloat16)
+        for bias, function, of_y in ((normal(WIDTH), None, normal(64)), (None, "gelu", None))
+    ],
     "int8_rows": lambda: [(normal(),)],
     "linear_operands": lambda: [
         (codes(ROWS, 32), torch.rand(ROWS, 1), *packed(), None, weight)

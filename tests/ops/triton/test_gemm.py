@@ -7,6 +7,7 @@ from razorctl.memory.costs import cost
 from razorctl.memory.trace_cache import KernelWork
 from razorctl.ops import gemm as op
 from razorctl.ops import kernels
+from razorctl.ops.quantize import limit
 from razorctl.ops.triton import gemm
 from razorctl.ops.triton.gemm_tiles import Tile
 from tests import references
@@ -30,7 +31,7 @@ def way(request, interpreted, monkeypatch):
     """`scaled_gemm` on CPU tensors, in a small tile, split or not, or by `torch._int_mm`."""
     interpreted(gemm)
     monkeypatch.setattr(gemm, "_capability", lambda device: 80)
-    monkeypatch.setattr(gemm, "tiles_for", lambda capability, aligned: tuple(SMALL))
+    monkeypatch.setattr(gemm, "tiles_for", lambda capability, aligned, copied: tuple(SMALL))
     monkeypatch.setattr(gemm, "_processors", lambda device: 7)
     monkeypatch.setattr(gemm, "FEWEST_TERMS", 16)
     monkeypatch.setattr(gemm.tuning, "fastest", lambda ways, *args: ways.get(request.param, other))
@@ -56,6 +57,31 @@ def test_equals_the_reference(m, n, k, dtype, way):
     assert torch.equal(exact, (a.double() @ b.double().T).float())
 
 
+@pytest.mark.parametrize("way", ["tile", gemm.SPLIT, gemm.CUBLAS])
+def test_a_copy_equals_the_reference(way, interpreted, monkeypatch):
+    tile = Tile(op.COPY_ROWS, 32, 32, 1, 4, 3)
+    ways = {"tile": partial(gemm.run_tile, tile), gemm.SPLIT: partial(gemm.run_split, tile)}
+    monkeypatch.setattr(
+        interpreted(gemm).tuning, "fastest", lambda *_: ways.get(way, gemm.run_cublas)
+    )
+    for name, value in (("_capability", 80), ("_processors", 7)):
+        monkeypatch.setattr(gemm, name, lambda device, value=value: value)
+    monkeypatch.setattr(gemm, "FEWEST_TERMS", 16)
+    monkeypatch.setattr(op, "PART", 150 * 48)  # one tile at a time
+    a, b, a_scale, b_scale, left, right = operands(300, 48, 64)
+    right[:2], b_scale[2] = torch.tensor([9e4, -9e4]), 0  # beyond half precision; equal values
+    for outer in ((left, right), (None, None)):
+        got = gemm.copied_gemm(a, b, a_scale, b_scale, torch.half, *outer)
+        y = references.scaled_gemm(a, b, a_scale, b_scale, torch.float32, *outer)
+        most = limit(torch.half)
+        want = references.quantize(y.clamp(-most, most), 8, op.COPY_ROWS)
+        apart = (got[0].int() - want.packed.int()).view(y.shape).abs()
+        assert apart.max() <= 1
+        assert (apart[:, 2:] > 0).float().mean() < 2e-3
+        assert torch.equal(got[2], want.scale)
+        assert (got[1] - want.zero_point).abs().max() <= 1
+
+
 def test_planning_counts_the_parts_that_cublas_makes(interpreted, monkeypatch):
     m, n, k = 100, 24, 32
     work = operands(m, n, k)[:4]
@@ -67,7 +93,7 @@ def test_planning_counts_the_parts_that_cublas_makes(interpreted, monkeypatch):
         return products[-1]
 
     monkeypatch.setattr(interpreted(gemm), "cublas_gemm", recorded)
-    gemm.run_cublas(*work, None, None, out)
+    gemm.run_cublas(*work, None, None, gemm.GemmOutput(out))
     assert torch.equal(out, references.scaled_gemm(*work, torch.half))
     assert [len(product) for product in products] == [40, 40, 20]
     with kernels.assumed(dot=False):
@@ -134,7 +160,7 @@ def test_a_split_product_takes_no_more_than_planning_counts(dtype, interpreted, 
         scale(product, *args)
 
     monkeypatch.setattr(gemm, "_scale", noted)
-    gemm.run_split(SMALL[0], *work, out)
+    gemm.run_split(SMALL[0], *work, gemm.GemmOutput(out))
     torch.testing.assert_close(out, references.scaled_gemm(*work[:4], dtype, *work[4:]))
     (product,) = products
     taken = 0 if product.data_ptr() == out.data_ptr() else product.nbytes
