@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -111,6 +112,7 @@ class Cache:
 
     def __init__(self, folder: Path | None = None) -> None:
         self.file = (folder or folders.cache()) / f"traces-{_code()}.json"
+        self._version: tuple[int, ...] | None = None
         self.facts = self._stored()
 
     def get(self, *name: Any) -> Any:
@@ -125,14 +127,24 @@ class Cache:
         with suppress(OSError):
             self.file.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(f"{self.file}.lock", timeout=LONGEST):
-                self.facts = self._stored() | self.facts
+                if self._status() != self._version:  # another process has written it
+                    self.facts = self._stored() | self.facts
                 partial = self.file.with_suffix(".partial")
                 partial.write_text(documents.text(self.facts))
                 partial.replace(self.file)
+                self._version = self._status()
 
     def _stored(self) -> dict[str, Any]:
         """The facts in the file; none if it cannot be read or holds anything else."""
+        self._version = self._status()
         return documents.read_cached(self.file, dict[str, Traced | Refused | int]) or {}
+
+    def _status(self) -> tuple[int, ...] | None:
+        """The identity of a version of the file; None if there is no file."""
+        with suppress(OSError):
+            status = self.file.stat()
+            return status.st_ino, status.st_size, status.st_mtime_ns
+        return None
 
 
 def dump(trace: Trace) -> dict[str, Any]:
@@ -147,6 +159,7 @@ def load(document: dict[str, Any]) -> Trace:
     return Trace(**{**document, "kernels": kernels, **calls})
 
 
+@cache
 def _code() -> str:
     """A digest of the code and library versions, on which every trace depends."""
     digest = sha256(" ".join(version(library) for library in LIBRARIES).encode())

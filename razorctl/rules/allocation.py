@@ -71,6 +71,7 @@ def allocate(ratio: float) -> Mapping[str, Names]:
     return names
 
 
+@cache
 def _best(family: Family, width: str, ratio: float) -> dict[str, str]:
     """The rules of the lowest level among those that meet the ratio and have at most ENOUGH error.
 
