@@ -121,10 +121,6 @@ def pytest_collection():
     gc.enable()
 
 
-def pytest_unconfigure() -> None:
-    gc.unfreeze()
-
-
 @pytest.fixture(autouse=True, scope="module")
 def frozen():
     """And through what other modules have imported."""
@@ -245,20 +241,22 @@ def server(hub, tmp_path, monkeypatch, faults):
 
 @pytest.fixture(scope="module")
 def vit() -> tuple[nn.Module, torch.Tensor]:
-    """ViT-B/16 and a batch of 128 images of 224 px."""
+    """ViT-B/16 and a batch of 128 images of 224 px, for traces, which need no values."""
     import timm
 
     with FakeTensorMode():
         x = torch.empty(128, 3, 224, 224)
-    return timm.create_model("vit_base_patch16_224", num_classes=100), x
+    with torch.device("meta"):
+        return timm.create_model("vit_base_patch16_224", num_classes=100), x
 
 
 @pytest.fixture(scope="module")
 def bert() -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    """BERT-base and a batch of 32 texts of 128 tokens."""
+    """BERT-base and a batch of 32 texts of 128 tokens, for traces, which need no values."""
     from transformers import BertConfig, BertForSequenceClassification
 
     with FakeTensorMode():
         ids = torch.zeros(32, 128, dtype=torch.long)
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    return BertForSequenceClassification(BertConfig()), inputs
+    with torch.device("meta"):
+        return BertForSequenceClassification(BertConfig()), inputs

@@ -3,6 +3,7 @@
 That process runs no threads, so its forks lose none.
 """
 
+import gc
 import multiprocessing
 import os
 import sys
@@ -36,6 +37,7 @@ def _run(
     name: str,
     environment: Mapping[str, str],
 ) -> None:
+    gc.freeze()  # or each collection looks through, and so copies, all that was imported
     os.environ.update(environment)
     os.chdir(folder)
     for number, kind in enumerate(("out", "err"), 1):

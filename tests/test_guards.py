@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -36,10 +37,16 @@ FLOORS = (
 LEVELS = {room: level for level, floor in enumerate(FLOORS) for room in floor}
 
 
+@cache
+def nodes(file: Path) -> list[ast.AST]:
+    """All that a file says, which several tests walk through."""
+    return [*ast.walk(ast.parse(file.read_text()))]
+
+
 def imported(file: Path) -> set[str]:
     """The first-level razorctl modules that a file imports anywhere, TYPE_CHECKING or not."""
     modules = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in nodes(file):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -66,7 +73,7 @@ def test_no_call_of_transformers_may_run_foreign_code():
     """transformers asks on standard input whether it may, unless it is told that it may not."""
     calls = 0
     for file in FILES:
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in nodes(file):
             name = getattr(getattr(node, "func", None), "attr", "")
             if isinstance(node, ast.Call) and name in (
                 "from_pretrained",
@@ -91,7 +98,7 @@ def test_documents_alone_reads_and_writes_json():
         name = file.relative_to(PACKAGE).as_posix()
         if name == "documents.py" or name.startswith(FOREIGN_JSON):
             continue
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in nodes(file):
             names = [alias.name for alias in getattr(node, "names", ()) if hasattr(alias, "name")]
             module = getattr(node, "module", None)
             assert "json" not in ({*names, module} if names else ()), file
@@ -104,7 +111,7 @@ def modules_of(room: str) -> dict[str, set[str]]:
     names = {name.removesuffix(".__init__"): file for name, file in names.items()}
 
     def imports(file: Path) -> Iterator[str]:
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in nodes(file):
             if isinstance(node, ast.ImportFrom):
                 module = str(node.module).removeprefix("razorctl.")
                 for alias in node.names:
@@ -140,7 +147,7 @@ def test_docstrings_begin_with_their_subject():
     riddles = [
         f"{file.relative_to(ROOT)}: {first}"
         for file in EVERY_FILE
-        for node in ast.walk(ast.parse(file.read_text()))
+        for node in nodes(file)
         if isinstance(node, Definition)
         for first in (ast.get_docstring(node) or "").splitlines()[:1]
         if SUBJECTLESS.match(first)
@@ -152,7 +159,7 @@ def test_no_two_public_classes_have_one_name():
     names = Counter(
         node.name
         for file in FILES
-        for node in ast.walk(ast.parse(file.read_text()))
+        for node in nodes(file)
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
     assert not {name for name, count in names.items() if count > 1}
@@ -170,13 +177,12 @@ def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 def test_files_and_functions_are_short():
     long = []
     for file in EVERY_FILE:
-        text, name = file.read_text(), file.relative_to(ROOT).as_posix()
-        if file.is_relative_to(PACKAGE) and len(text.splitlines()) > LONGEST_FILE:
+        name = file.relative_to(ROOT).as_posix()
+        lines = file.read_text().splitlines()
+        if file.is_relative_to(PACKAGE) and len(lines) > LONGEST_FILE:
             long.append(name)
         functions = (
-            node
-            for node in ast.walk(ast.parse(text))
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            node for node in nodes(file) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         )
         long += [f"{name}: {each.name}" for each in functions if length(each) > LONGEST_FUNCTION]
     assert not long

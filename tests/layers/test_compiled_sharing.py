@@ -3,6 +3,8 @@
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
+from typing import Any
 
 import pytest
 import timm
@@ -103,13 +105,28 @@ def test_a_compiled_model_saves_no_more_than_an_eager_one(build, precision, rati
 OTHER_CODES = pytest.mark.xfail(strict=True, reason="compiled, norms are made again in other codes")
 
 
-@pytest.fixture
-def made_again(monkeypatch):
-    """The method int8, whose activations are all made again."""
+@pytest.fixture(scope="module")
+def made_again():
+    """A function that steps a model by the method int8, whose activations are all made again.
+
+    It gives the gradients of the stock, the eager and the compiled model, once for each model.
+    """
+
+    @cache
+    def steps(build: Callable[[], Any], precision: torch.dtype | None) -> list[list[Tensor | None]]:
+        torch.manual_seed(0)
+        model, inputs = build()
+        with torch.autocast("cpu", precision, enabled=precision is not None):
+            stock = step(model.train(), model, **inputs)
+            sparsify(model, Recipe("int8"))
+            return [gradients for _, *gradients in (stock, *both(model, **inputs))]
+
     method = METHODS["int8"]
     rules = {kind: f"{rule}-again" for kind, rule in method.rules.items() if kind not in EXACT}
-    monkeypatch.setitem(METHODS, "int8", replace(method, rules=rules | EXACT))
-    monkeypatch.setattr(Linear, "SMALLEST", 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(METHODS, "int8", replace(method, rules=rules | EXACT))
+        patch.setattr(Linear, "SMALLEST", 0)
+        yield steps
 
 
 @pytest.mark.parametrize(
@@ -122,18 +139,12 @@ def made_again(monkeypatch):
     ids=["bert", "decoder", "vit in bf16"],
 )
 def test_what_is_made_again_compiles_as_a_whole(build, precision, made_again):
-    model, inputs = build()
-    sparsify(model.train(), Recipe("int8"))
-    with torch.autocast("cpu", precision, enabled=precision is not None):
-        (_, *want), (_, *got) = both(model, **inputs)
+    _, want, got = made_again(build, precision)
     assert_close(got, want, precision)
 
 
 def test_what_is_made_again_is_as_close_compiled(made_again):
-    model, inputs = decoder()
-    _, *exact = step(model.train(), model, **inputs)
-    sparsify(model, Recipe("int8"))
-    (_, *eager), (_, *compiled) = both(model, **inputs)
+    exact, eager, compiled = made_again(decoder, None)
     for got, want, a in zip(compiled, eager, exact, strict=True):
         assert (got - a).norm() <= 1.1 * (want - a).norm() + 1e-4 * a.norm()
 

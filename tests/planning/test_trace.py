@@ -3,6 +3,7 @@
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -194,6 +195,13 @@ def test_operations_are_those_of_the_model():
     assert operations == pytest.approx(2 * 3 * 35.1e9, rel=0.02)
 
 
+@cache
+def large(recipe: Recipe) -> Trace:
+    """The default job in bf16."""
+    changes = {"model": "vit-b16", "batch_size": 128, "input_size": None, "weight_decay": 0.0}
+    return tracing.trace(replace(JOB, precision="bf16", **changes), recipe, 100)
+
+
 @pytest.mark.parametrize(
     ("ratio", "share", "bounds"),
     [
@@ -202,10 +210,7 @@ def test_operations_are_those_of_the_model():
     ],
 )
 def test_what_razor_takes_on_a_card_is_a_range_and_what_full_takes_is_none(ratio, share, bounds):
-    changes = {"model": "vit-b16", "batch_size": 128, "input_size": None, "weight_decay": 0.0}
-    job = replace(JOB, precision="bf16", **changes)
-    recipes = Recipe("full"), Recipe(ratio=ratio)
-    full, razor = (tracing.trace(job, recipe, 100) for recipe in recipes)
+    full, razor = large(Recipe("full")), large(Recipe(ratio=ratio))
     assert sum(razor.kernels.values()) <= 1.6 * sum(full.kernels.values())
     assert razor.highest <= share * full.highest
     for card, (least, most) in bounds.items():

@@ -349,13 +349,26 @@ class TestGrid:
 
 
 FT = "finetune"
+# The command in a process, on the small model and the few tests of `shallow`.
+SMALL_RUN = """
+from razorctl.cli.app import run
+from tests.models import registered
+
+with registered(shallow=True):
+    run()
+"""
 
 
-def test_a_small_comparison_and_the_same_again(monkeypatch):
+def test_a_small_comparison_and_the_same_again(monkeypatch, shallow):
     own = grid.run_child
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
 
     def call(command: list[str], wait: Any) -> None:
-        (own if "full" in command else call_here)(command, wait)
+        if "full" not in command:
+            return call_here(command, wait)
+        program, *module = command[:3]
+        assert module == ["-m", "razorctl"]
+        return own([program, "-c", SMALL_RUN, *command[3:]], wait)
 
     monkeypatch.setattr(grid, "run_child", call)  # a process for one of the two
     first = compare(*NAMED, "--methods", "full,razor", *SMALL, "--json", "--out", "a")
