@@ -48,14 +48,18 @@ def on_copies(trace: Callable[[nn.Module, Any], T], model: nn.Module, inputs: An
     """The result of `trace` for fake copies of a model and of inputs.
 
     If the model reads values, and it and the inputs are real, `trace` runs again, on a real copy of
-    the model and on the inputs. Raises ValuesError if they are not.
+    the model and on the inputs. Raises ValuesError if they are not. A real model with an LSTM is
+    traced so at once.
     """
-    _, twin, batch = fake_copies(model, inputs)
-    try:
-        return trace(twin, batch)
-    except ValuesError:
-        if any(tensor.is_meta or mode_of([tensor]) for tensor in _tensors(model, inputs)):
-            raise
+    real = not any(t.is_meta or mode_of([t]) for t in _tensors(model, inputs))
+    # Fake tensors do not have the workspace that a kernel of an LSTM keeps, most of its bytes.
+    if not (real and any(isinstance(module, nn.LSTM) for module in model.modules())):
+        _, twin, batch = fake_copies(model, inputs)
+        try:
+            return trace(twin, batch)
+        except ValuesError:
+            if not real:
+                raise
     return trace(copy.deepcopy(model).train(), inputs)
 
 

@@ -1,41 +1,24 @@
 """The byte budget of `razor`: met for a model and its inputs, or compared with what it keeps."""
 
-import copy
 import logging
 import math
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import count, product
-from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
 from razorctl import units
-from razorctl.config.registry import starred
 from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer, stock_type
-from razorctl.layers.sharing import Memo
-from razorctl.memory.fake import mode_of
-from razorctl.memory.saved import (
-    Forward,
-    bytes_by_module,
-    on_copies,
-    storages_by_module,
-    traced_bytes,
-    traced_bytes_by_module,
-)
+from razorctl.memory.saved import Forward, on_copies, traced_bytes, traced_bytes_by_module
 from razorctl.recipe import Recipe
-from razorctl.rules.allocation import largest
 from razorctl.surgery import freezing, reruns
-from razorctl.surgery.rerun_choice import TracedBlocks
-from razorctl.surgery.rerun_choice import groups as rerun_groups
-from razorctl.surgery.rerun_choice import unfit as unfit_block
+from razorctl.surgery.budget_search import BudgetSearch, Reruns
 from razorctl.surgery.sparsify import (
     RECIPE,
     log_stock,
@@ -48,11 +31,9 @@ from razorctl.surgery.sparsify import (
 
 log = logging.getLogger(__name__)
 
-TIGHTER = 0.97  # of the bytes, from one try to the next
 LEAST = 0.01  # share of the bytes of full from which on a warning names a part
 FELL_BACK = 0.9  # of what a stock module keeps, from which on a razor layer ran as one
 CLASSIFIER = "the classifier"
-RERUN_BITS = (8, 6, 4)  # of copies of the inputs of blocks that run again
 
 
 def sparsify_within(
@@ -68,9 +49,9 @@ def sparsify_within(
 
     `sparsify` alone chooses rules that meet the byte budget on the models that they were measured
     on. This function traces the model at hand and takes rules of fewer bits where it keeps more. If
-    none meet the budget, blocks whose layers stay stock run again in the backward pass, from copies
-    of their inputs in 8 bits or fewer (`reruns`), or from the inputs themselves if the model reads
-    values; those that spare most are first. A method without a byte budget
+    none that are close meet the budget, blocks whose layers stay stock run again in the backward
+    pass, from their inputs where that suffices or the model reads values, else from copies of them
+    in 8 bits or fewer (`reruns`); those that spare most are first. A method without a byte budget
     is left to `sparsify`. Activation checkpointing changes no rule: the budget is met without it,
     and must be met with it too.
 
@@ -92,7 +73,7 @@ def sparsify_within(
     run: dict[str, Any] = {"autocast": autocast, "forward": forward}
     again, full = on_copies(partial(_tried, recipe, full, run), model, inputs)
     assert again.ratio is not None
-    names = (*again.names, *swap(model, replace(recipe, ratio=again.ratio)))
+    names = (*again.names, *swap(model, replace(recipe, ratio=again.ratio), some=False))
     again.attach(model)
     if recipe.activation_checkpointing:
         _check_checkpointed(model, recipe, traced_bytes(model, inputs, **run), full)
@@ -106,17 +87,15 @@ def sparsify_within(
 
 def _tried(
     recipe: Recipe, full: int | None, run: Mapping[str, Any], twin: nn.Module, inputs: Any
-) -> tuple["_Reruns", int]:
+) -> tuple[Reruns, int]:
     """The way to meet a recipe's byte budget on a copy of a model, and the bytes that full keeps.
 
     Raises UsageError with the largest ratio that can be met if this one cannot.
     """
-    search = _Search(twin, inputs, replace(recipe, activation_checkpointing=False), run)
+    search = BudgetSearch(twin, inputs, recipe, run)
     known = sum(search.parts().values()) if full is None else full
     search.budget = (1 - recipe.ratio) * known
-    again = _Reruns(search.ratio())
-    if again.ratio is None:
-        again = search.reruns()
+    again = search.way()
     if again.names and recipe.activation_checkpointing:
         raise UsageError(
             f"ratio {recipe.ratio:g} is met by {type(twin).__name__} only if blocks run again from "
@@ -133,139 +112,6 @@ def _tried(
             f"the largest that can is {max(0.0, possible):g}."
         )
     return again, known
-
-
-class _Reruns(NamedTuple):
-    """The ratio of the rules, None if none will do; blocks that run again, by name.
-
-    bits: of the copies of their inputs; None keeps these as they are. refusal: a sentence about a
-    block that cannot.
-    """
-
-    ratio: float | None
-    bits: int | None = None
-    names: tuple[str, ...] = ()
-    refusal: str = ""
-
-    def attach(self, model: nn.Module) -> None:
-        memo = Memo()
-        for name in self.names:
-            reruns.attach(model.get_submodule(name), name, self.bits, memo)
-
-    def stars(self) -> str:
-        """The names as text, one for those that differ in numbers alone."""
-        stars = Counter(map(starred, self.names))
-        return ", ".join(f"{count} x {name}" for name, count in stars.items())
-
-
-class _Search:
-    """The search of a way to meet a recipe's byte budget on a copy of a model.
-
-    The copy is left with the last that was tried.
-
-    Args:
-        twin: the copy, fake or real.
-        inputs, run: of its step.
-        recipe: without activation checkpointing.
-    """
-
-    budget: float  # in bytes
-
-    def __init__(
-        self, twin: nn.Module, inputs: Any, recipe: Recipe, run: Mapping[str, Any]
-    ) -> None:
-        self.twin, self.inputs, self.recipe, self.run = twin, inputs, recipe, run
-        # What depends on values, such as a choice of experts, may differ at the values of copies,
-        # and so the shapes of what is kept.
-        self.real = mode_of(twin.parameters()) is None
-        self._traced: list[tuple[Mapping[str, Any], TracedBlocks]] = []
-
-    def put(self, again: "_Reruns") -> None:
-        """Sparsifies the copy."""
-        restore(self.twin)
-        swap(self.twin, replace(self.recipe, ratio=again.ratio or self.recipe.ratio))
-        again.attach(self.twin)
-
-    def traced(self, ratio: float) -> TracedBlocks:
-        """The step by the rules of a ratio; ratios of the same rules share it."""
-        rules = replace(self.recipe, ratio=ratio).rules
-        for before, traced in self._traced:
-            if before == rules:
-                return traced
-        self.put(_Reruns(ratio))
-        traced = TracedBlocks(self._copy(), self.inputs, self.run)
-        self._traced.append((rules, traced))
-        return traced
-
-    def parts(self) -> dict[str, int]:
-        """The bytes that each module keeps now."""
-        return bytes_by_module(storages_by_module(self._copy(), self.inputs, **self.run))
-
-    def _copy(self) -> nn.Module:
-        """The model that a step is traced on; a real one would not stay as it is."""
-        return copy.deepcopy(self.twin) if self.real else self.twin
-
-    def ratio(self) -> float | None:
-        """The ratio, from the recipe's on, whose rules meet the budget; None if none do."""
-        ratio, most = self.recipe.ratio, largest()
-        loosest = self.traced(ratio)
-        if loosest.kept() <= self.budget:
-            return ratio
-        # What stock modules keep is the same by all rules.
-        if ratio >= most or loosest.stock > self.budget or not self._meets(most):
-            return None
-        steps = math.ceil(math.log((1 - most) / (1 - ratio), TIGHTER))
-        return self._loosest([1 - (1 - ratio) * TIGHTER**step for step in range(steps)] + [most])
-
-    def _loosest(self, ratios: list[float]) -> float:
-        """The first of some ratios that meets the budget, as only the first is known not to."""
-        low, high, probes = 0, len(ratios) - 1, count(1)
-        while high - low > 1:
-            # What is kept is about linear in the share that a ratio leaves.
-            over, under = (self.traced(ratios[end]).kept() - self.budget for end in (low, high))
-            aim = ratios[low] + over / (over - under) * (ratios[high] - ratios[low])
-            middle = (low + high) // 2 if next(probes) % 3 == 0 else bisect_left(ratios, aim)
-            middle = min(max(middle, low + 1), high - 1)
-            low, high = (low, middle) if self._meets(ratios[middle]) else (middle, high)
-        return ratios[high]
-
-    def _meets(self, ratio: float) -> bool:
-        return self.traced(ratio).kept() <= self.budget
-
-    def meets(self, again: "_Reruns") -> bool:
-        """Whether a step keeps as few bytes as the budget allows."""
-        self.put(again)
-        return sum(self.parts().values()) <= self.budget
-
-    def reruns(self) -> "_Reruns":
-        """The blocks that run again to meet the budget, with as few of them as suffice.
-
-        Elements of lists are tried first, then any module, and both with the rules of fewest bits.
-        If nothing meets it, the copy is left with what keeps least by the rules of fewest bits.
-        """
-        refusal, least = "", _Reruns(self.recipe.ratio)
-        for ratio in (self.recipe.ratio, max(self.recipe.ratio, largest())):
-            traced = self.traced(ratio)
-            fewest, least = traced.kept(), _Reruns(ratio)
-            for again in self._ways(traced, ratio):
-                kept = traced.kept(again.names, again.bits)
-                if kept <= self.budget and self.meets(again):
-                    return again
-                fewest, least = min((fewest, least), (kept, again), key=itemgetter(0))
-            if unfit := unfit_block(traced.modules):
-                kind = type(self.twin.get_submodule(unfit)).__name__
-                why = f"gets an argument of type {traced.modules[unfit].unknown}"
-                refusal = f"{unfit} ({kind}) {why}, so it cannot run again"
-        self.put(least)
-        return _Reruns(None, refusal=refusal)
-
-    def _ways(self, traced: TracedBlocks, ratio: float) -> Iterator["_Reruns"]:
-        """The ways to run blocks again, in the order in which they are tried."""
-        for listed, bits in product((True, False), (None,) if self.real else RERUN_BITS):
-            names = tuple[str, ...]()
-            for group in rerun_groups(traced, self.budget, listed, bits):
-                names += tuple(group)
-                yield _Reruns(ratio, bits, names)
 
 
 def _check_checkpointed(model: nn.Module, recipe: Recipe, now: int, full: int) -> None:

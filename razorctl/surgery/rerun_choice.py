@@ -23,7 +23,7 @@ class Input(NamedTuple):
     """A tensor that a module gets.
 
     number: the same for modules that share its copy. rows: as it is packed, None if it is not. key,
-    size: of its storage. wanted: whether it gets a gradient.
+    size: of its storage. wanted: whether it gets a gradient, or is packed.
     """
 
     number: int
@@ -101,7 +101,8 @@ class TracedBlocks:
                 self._numbers.put(x, images, number, block)
             storage = x.untyped_storage()
             self._alive.append(storage)
-            new = Input(number, rows, storage._cdata, storage.nbytes(), x.requires_grad)
+            wanted = x.requires_grad or rows is not None
+            new = Input(number, rows, storage._cdata, storage.nbytes(), wanted)
             module.inputs.append(new)
 
     def kept(self, names: Sequence[str] = (), bits: int | None = None) -> int:
@@ -152,7 +153,7 @@ def groups(traced: TracedBlocks, budget: float, listed: bool, bits: int | None) 
         traced: the model.
         budget: in bytes.
         listed: whether blocks are elements of lists and sequences alone; otherwise any module with
-            none inside is too.
+            none inside is too, unless it has parts and is most of the model.
         bits: of copies of their inputs, as of `TracedBlocks.kept`.
     """
     modules, inside = traced.modules, dict[str, list[str]]()
@@ -169,8 +170,13 @@ def groups(traced: TracedBlocks, budget: float, listed: bool, bits: int | None) 
     # What elements are inside of is the model, more or less, and would save nothing at its peak.
     above = {outer for name in elements for outer in _outer(name.rpartition(".")[0])}
 
+    def whole(name: str) -> bool:
+        most = 2 * modules[name].held > modules[""].held
+        return most and name in inside
+
     def fit(name: str) -> bool:
-        return name in elements or (not listed and name not in above and able(name))
+        any_fits = not listed and name not in above and not whole(name)
+        return name in elements or (any_fits and able(name))
 
     largest = Counter[str]()  # of a group, so that its blocks are chosen together
     for name in filter(fit, modules):

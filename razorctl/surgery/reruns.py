@@ -61,7 +61,7 @@ class Values(torch.autograd.Function):
             else copy.images(kept.shape, copy.dtype, kept.images)
         )
         view: Tensor = torch.ops.aten._unsafe_view(x, kept.shape)  # it may change in place
-        return view
+        return view if view.stride() == kept.strides else laid(view, kept.strides)
 
 
 class Held(torch.autograd.Function):
@@ -79,21 +79,24 @@ class Kept(NamedTuple):
     Args:
         form: its copy without tensors; None if it is kept as it is.
         parts: the number of tensors that are kept for it.
-        shape: its shape.
+        shape, strides: its own.
         images: its memory format, if its channels are axis 1 and the copy's rows its pixels.
+        gradient: whether it has one.
     """
 
     form: Packed | None
     parts: int
     shape: torch.Size
+    strides: tuple[int, ...]
     images: torch.memory_format | None = None
+    gradient: bool = True
 
     def tensor(self, kept: tuple[Any, ...]) -> Tensor:
         """The tensor that the block gets when it runs again."""
         if self.form is None:
             (x,) = kept
             return x  # type: ignore[no-any-return]
-        values: Tensor = Values.apply(torch.zeros((), requires_grad=True), self, *kept)
+        values: Tensor = Values.apply(torch.zeros((), requires_grad=self.gradient), self, *kept)
         return values
 
 
@@ -156,18 +159,24 @@ class Rerun:
 
     def leaves(self, arguments: Mapping[Any, Any]) -> Iterator[tuple[Any, Rows | None]]:
         """Each leaf of the arguments, and the rows that it is packed in, if it is."""
+        first = True
         for key, value in arguments.items():
             name = self.names[key] if isinstance(key, int) and key < len(self.names) else str(key)
             exact = any(part in name for part in EXACT)
             for leaf in tree_leaves(value):
                 packs = isinstance(leaf, Tensor) and not exact
-                yield leaf, self._rows(leaf) if packs else None
+                yield leaf, self._rows(leaf, first) if packs else None
+                first = False
 
-    def _rows(self, x: Tensor) -> Rows | None:
-        """The rows that an argument is packed in: an activation with enough of them."""
+    def _rows(self, x: Tensor, first: bool) -> Rows | None:
+        """The rows that an argument is packed in: an activation with enough of them.
+
+        It has a gradient, or is the first argument, as what a model gets is to its first block.
+        """
         images = x.dim() > 2 and x.shape[1] in self.channels
         columns = x.shape[1] if images else x.shape[-1] if x.dim() else 1
-        activation = x.requires_grad and x.is_floating_point() and not isinstance(x, nn.Parameter)
+        activation = x.is_floating_point() and not isinstance(x, nn.Parameter)
+        activation = activation and (x.requires_grad or first)
         if activation and x.layout is torch.strided and x.numel() >= ROWS * max(1, columns):
             return Rows(x.numel() // max(1, columns), columns, images)
         return None
@@ -191,7 +200,7 @@ class Rerun:
         """How a tensor is kept, and the tensors that are."""
         rule = self.rule
         if rule is None or rows is None:
-            return Kept(None, 1, x.shape), [x]
+            return Kept(None, 1, x.shape, x.stride()), [x]
 
         def copy() -> Packed:
             with torch.no_grad():
@@ -202,7 +211,8 @@ class Rerun:
         packed, _ = self.memo.pack(x, ("block", rows.images), copy, self.owner)
         parts = list(packed.tensors)
         form = packed.holding([None] * len(parts))
-        return Kept(form, len(parts), x.shape, memory_format(x) if rows.images else None), parts
+        images = memory_format(x) if rows.images else None
+        return Kept(form, len(parts), x.shape, x.stride(), images, x.requires_grad), parts
 
     def _check(self, changed: list[Tensor], kept: list[Tensor | None]) -> None:
         """Raises UsageError if a block changed an argument in place that it needs unchanged."""
@@ -297,6 +307,17 @@ def _unchanged(buffers: list[tuple[nn.Module, str]]) -> Iterator[None]:
     finally:
         for (module, name), buffer in zip(buffers, before, strict=True):
             module._buffers[name] = buffer
+
+
+def laid(x: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """x with those strides, by which operations choose what they do, and so what they keep."""
+    shape = x.shape
+    for axis, stride in enumerate(strides):
+        x = x if stride else x.narrow(axis, 0, 1)
+    y = x.new_empty_strided(x.shape, strides)
+    if torch._debug_has_internal_overlap(y):
+        return x.expand(shape)
+    return y.copy_(x).expand(shape)
 
 
 def unknown(leaves: list[Any]) -> str:

@@ -84,13 +84,13 @@ def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
     return names
 
 
-def swap(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
-    """`sparsify` without its messages in the log."""
+def swap(model: nn.Module, recipe: Recipe, some: bool = True) -> tuple[str, ...]:
+    """`sparsify` without its messages in the log; some: whether it needs a layer that it knows."""
     method = METHODS[recipe.method]
     refuse_sparsified(model)
     chosen = _choose(model, recipe)
     prunable = any(new.razor.kind in recipe.rules for new in chosen)
-    if recipe.prunes and method.prunes and not prunable:
+    if some and recipe.prunes and method.prunes and not prunable:
         raise UsageError(
             f"no layer of {type(model).__name__} can be pruned by {method.name!r}, which swaps "
             f"{', '.join(sorted(recipe.rules))} layers; use method 'full'."

@@ -12,6 +12,7 @@ and exits with 1 if a model has a fault. It needs the `bench` extra and takes ha
 core.
 """
 
+import json
 import logging
 import sys
 import time
@@ -19,6 +20,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import architectures
@@ -37,7 +39,6 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from razorctl import Recipe, restore, sparsify
 from razorctl.errors import UsageError
-from razorctl.memory.saved import traced_bytes
 from razorctl.surgery.byte_budget import sparsify_within
 
 RATIO, LOOSE = 0.9, 0.5
@@ -176,7 +177,7 @@ LIBRARIES: dict[str, tuple[Callable[[str], Made], list[str]]] = {
     "torchvision": (of_torchvision, list(TORCHVISION)),
     "transformers": (
         of_transformers,
-        sorted(CONFIG_MAPPING_NAMES.keys() & tiny.MODEL_MAPPING_NAMES),
+        sorted(CONFIG_MAPPING_NAMES.keys() & tiny.MODEL_MAPPING_NAMES, key=lambda k: (len(k), k)),
     ),
     "timm": (of_timm, list(architectures.CASES)),
 }
@@ -221,7 +222,7 @@ def check(make: Callable[[str], Made], name: str) -> dict[str, Any]:
         return {"left_out": reason(error)}
     if not (equal(want, again) and cosine(want, again) > REPEATED):  # NaN too
         return {"left_out": "the stock model does not repeat itself, or its gradients are infinite"}
-    full, types = traced_bytes(model, inputs), [type(m) for m in model.modules()]
+    full, types = want.kept, [type(m) for m in model.modules()]
     row: dict[str, Any] = {"parameters": sum(p.numel() for p in model.parameters()), "full": full}
     wrong, said = [], Warnings()
     logging.getLogger("razorctl").addHandler(said)
@@ -230,7 +231,7 @@ def check(make: Callable[[str], Made], name: str) -> dict[str, Any]:
             sparsify(model, Recipe(ratio=ratio))
             got = run(model, inputs)
             row |= {
-                f"share_{ratio}": traced_bytes(model, inputs) / full,
+                f"share_{ratio}": got.kept / full,
                 f"cosine_{ratio}": cosine(got, want),
             }
             wrong += [f"ratio {ratio}: {fault}" for fault in faults(got, want, ratio)]
@@ -239,7 +240,7 @@ def check(make: Callable[[str], Made], name: str) -> dict[str, Any]:
     try:
         sparsify_within(model, Recipe(ratio=RATIO), inputs)
         got = run(model, inputs)
-        row |= {"share_within": traced_bytes(model, inputs) / full, "refusal": None}
+        row |= {"share_within": got.kept / full, "refusal": None}
         row["cosine_within"] = cosine(got, want)
         wrong += [f"within: {fault}" for fault in faults(got, want, RATIO)]
     except UsageError as refusal:
@@ -268,10 +269,19 @@ def under_autocast(model: nn.Module, inputs: Any) -> list[str]:
     return wrong
 
 
+def earlier(file: Path, again: set[tuple[str, str]]) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """The rows of a result and what it left out, without the models that are to run again."""
+    document = json.loads(file.read_text())
+    rows = [row for row in document["rows"] if (row["library"], row["model"]) not in again]
+    names = {f"{library} {name}" for library, name in again}
+    return rows, {name: why for name, why in document["left_out"].items() if name not in names}
+
+
 def main() -> None:
     parser = options(__doc__, "foreign")
     parser.add_argument("--libraries", nargs="+", choices=list(LIBRARIES), default=list(LIBRARIES))
     parser.add_argument("--models", nargs="+", help="by name; default: all")
+    parser.add_argument("--add", action="store_true", help="keep the other rows of the result")
     args = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
@@ -285,7 +295,9 @@ def main() -> None:
     ]
     loaded = tiny.build("llama")  # what libraries import late they import once, not in each process
     sparsify_within(loaded, Recipe(ratio=RATIO), tiny.inputs(loaded))
-    rows, left_out = [], {}
+    rows, left_out = list[dict[str, Any]](), dict[str, str]()
+    if args.add:
+        rows, left_out = earlier(args.out, {(library, name) for library, _, name in every})
     for library, make, name in track(every, console=Console(stderr=True)):
         row = guarded(check, make, name)
         if "left_out" in row:
@@ -299,6 +311,7 @@ def main() -> None:
             "left_out": left_out,
             "rows": rows,
         }
+        rows.sort(key=lambda row: list(LIBRARIES).index(row["library"]))
         write(args.out, document)
         print(library, name, row.get("share_0.9"), row.get("share_within"), row["faults"])
     sys.exit(any(row["faults"] for row in rows))

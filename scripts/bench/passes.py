@@ -12,13 +12,16 @@ from record import reason
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from razorctl.memory.saved import kept_storages
+
 
 @dataclass(frozen=True)
 class Pass:
-    """The outputs of a forward pass in train mode, and the gradients by parameter."""
+    """The outputs of a forward pass in train mode, the gradients by parameter, the bytes kept."""
 
     outputs: list[Tensor]
     gradients: dict[str, Tensor]
+    kept: int
 
 
 def run(model: nn.Module, inputs: Any, autocast: torch.dtype | None = None) -> Pass:
@@ -31,13 +34,18 @@ def run(model: nn.Module, inputs: Any, autocast: torch.dtype | None = None) -> P
     """
     torch.manual_seed(2)
     model.zero_grad()
+    outputs: list[Any] = []
+
+    def forward() -> None:
+        outputs.append(model(**inputs) if isinstance(inputs, dict) else model(inputs))
+
     with torch.autocast("cpu", autocast, enabled=autocast is not None):
-        outputs = model(**inputs) if isinstance(inputs, dict) else model(inputs)
+        kept = sum(storage.size for storage in kept_storages(model, forward, lambda: None))
     every = [y for y in tree_leaves(outputs) if isinstance(y, Tensor)]
     pulled = [y for y in every if y.requires_grad]
     torch.autograd.backward(pulled, [torch.randn_like(y) for y in pulled])
     gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-    return Pass([y.detach() for y in every], gradients)
+    return Pass([y.detach() for y in every], gradients, kept)
 
 
 def cosine(a: Pass, b: Pass) -> float:

@@ -1,0 +1,184 @@
+"""The search of a way to meet a byte budget: rules of fewer bits, and blocks that run again."""
+
+import copy
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import count, product
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from razorctl.config.registry import starred
+from razorctl.layers.sharing import Memo
+from razorctl.memory.fake import mode_of
+from razorctl.memory.saved import bytes_by_module, storages_by_module
+from razorctl.methods import METHODS
+from razorctl.recipe import Recipe
+from razorctl.rules.allocation import RESERVE, largest
+from razorctl.surgery import reruns
+from razorctl.surgery.rerun_choice import TracedBlocks, groups, unfit
+from razorctl.surgery.sparsify import restore, swap
+
+TIGHTER = 0.97  # of the bytes, from one try to the next
+RERUN_BITS = (8, 6, 4)  # of copies of the inputs of blocks that run again
+
+
+class Reruns(NamedTuple):
+    """The ratio of the rules, None if none will do; blocks that run again, by name.
+
+    bits: of the copies of their inputs; None keeps these as they are. refusal: a sentence about a
+    block that cannot.
+    """
+
+    ratio: float | None
+    bits: int | None = None
+    names: tuple[str, ...] = ()
+    refusal: str = ""
+
+    def attach(self, model: nn.Module) -> None:
+        memo = Memo()
+        for name in self.names:
+            reruns.attach(model.get_submodule(name), name, self.bits, memo)
+
+    def stars(self) -> str:
+        """The names as text, one for those that differ in numbers alone."""
+        stars = Counter(map(starred, self.names))
+        return ", ".join(f"{count} x {name}" for name, count in stars.items())
+
+
+class BudgetSearch:
+    """The search of a way to meet a recipe's byte budget on a copy of a model.
+
+    The copy is left with the last that was tried.
+
+    Args:
+        twin: the copy, fake or real.
+        inputs, run: of its step.
+        recipe: its activation checkpointing is left out.
+    """
+
+    budget: float  # in bytes
+    close: float  # the ratio up to which rules are close
+
+    def __init__(
+        self, twin: nn.Module, inputs: Any, recipe: Recipe, run: Mapping[str, Any]
+    ) -> None:
+        self.twin, self.inputs, self.run = twin, inputs, run
+        self.recipe = replace(recipe, activation_checkpointing=False)
+        method = METHODS[recipe.method]
+        close = min(method.close_up_to("attention", width) for width in RESERVE)
+        # Blocks that run again do not go with activation checkpointing.
+        self.close = largest() if recipe.activation_checkpointing else close
+        # What depends on values, such as a choice of experts, may differ at the values of copies,
+        # and so the shapes of what is kept.
+        self.real = mode_of(twin.parameters()) is None
+        self._traced: list[tuple[Mapping[str, Any], TracedBlocks]] = []
+
+    def put(self, again: Reruns) -> None:
+        """Sparsifies the copy."""
+        restore(self.twin)
+        ratio = again.ratio or self.recipe.ratio
+        swap(self.twin, replace(self.recipe, ratio=ratio), some=False)
+        again.attach(self.twin)
+
+    def traced(self, ratio: float) -> TracedBlocks:
+        """The step by the rules of a ratio; ratios of the same rules share it."""
+        rules = replace(self.recipe, ratio=ratio).rules
+        for before, traced in self._traced:
+            if before == rules:
+                return traced
+        self.put(Reruns(ratio))
+        traced = TracedBlocks(self._copy(), self.inputs, self.run)
+        self._traced.append((rules, traced))
+        return traced
+
+    def parts(self) -> dict[str, int]:
+        """The bytes that each module keeps now."""
+        return bytes_by_module(storages_by_module(self._copy(), self.inputs, **self.run))
+
+    def _copy(self) -> nn.Module:
+        """The model that a step is traced on; a real one would not stay as it is."""
+        return copy.deepcopy(self.twin) if self.real else self.twin
+
+    def way(self) -> Reruns:
+        """The way to meet the budget: by rules if they are close, else by blocks that run again.
+
+        Only if neither does, by rules of fewer bits, and by both.
+        """
+        ratio = self.recipe.ratio
+        near, far = max(ratio, self.close), max(ratio, largest())
+        for most, ratios in ((near, dict.fromkeys((ratio, near))), (far, (far,))):
+            again = Reruns(self.ratio(most))
+            if again.ratio is None:
+                again = self.reruns(ratios)
+            if again.ratio is not None:
+                break
+        return again
+
+    def ratio(self, most: float) -> float | None:
+        """The ratio, from the recipe's to `most`, whose rules meet the budget; None if none do."""
+        ratio = self.recipe.ratio
+        loosest = self.traced(ratio)
+        if loosest.kept() <= self.budget:
+            return ratio
+        # What stock modules keep is the same by all rules.
+        if ratio >= most or loosest.stock > self.budget or not self._meets(most):
+            return None
+        steps = math.ceil(math.log((1 - most) / (1 - ratio), TIGHTER))
+        return self._loosest([1 - (1 - ratio) * TIGHTER**step for step in range(steps)] + [most])
+
+    def _loosest(self, ratios: list[float]) -> float:
+        """The first of some ratios that meets the budget, as only the first is known not to."""
+        low, high, probes = 0, len(ratios) - 1, count(1)
+        while high - low > 1:
+            # What is kept is about linear in the share that a ratio leaves.
+            over, under = (self.traced(ratios[end]).kept() - self.budget for end in (low, high))
+            aim = ratios[low] + over / (over - under) * (ratios[high] - ratios[low])
+            middle = (low + high) // 2 if next(probes) % 3 == 0 else bisect_left(ratios, aim)
+            middle = min(max(middle, low + 1), high - 1)
+            low, high = (low, middle) if self._meets(ratios[middle]) else (middle, high)
+        return ratios[high]
+
+    def _meets(self, ratio: float) -> bool:
+        return self.traced(ratio).kept() <= self.budget
+
+    def meets(self, again: Reruns) -> bool:
+        """Whether a step keeps as few bytes as the budget allows."""
+        self.put(again)
+        return sum(self.parts().values()) <= self.budget
+
+    def reruns(self, ratios: Iterable[float]) -> Reruns:
+        """The blocks that run again to meet the budget, with as few of them as suffice.
+
+        Elements of lists are tried first, then any module, and both with the rules of each ratio.
+        If nothing meets it, the copy is left with what keeps least by the rules of the last.
+        """
+        refusal, least = "", Reruns(self.recipe.ratio)
+        for ratio in ratios:
+            traced = self.traced(ratio)
+            fewest, least = traced.kept(), Reruns(ratio)
+            for again in self._ways(traced, ratio):
+                kept = traced.kept(again.names, again.bits)
+                if kept <= self.budget and self.meets(again):
+                    exact = again._replace(bits=None)
+                    whole = traced.kept(exact.names, None) <= self.budget and self.meets(exact)
+                    return exact if whole else again
+                fewest, least = min((fewest, least), (kept, again), key=itemgetter(0))
+            if name := unfit(traced.modules):
+                kind = type(self.twin.get_submodule(name)).__name__
+                why = f"gets an argument of type {traced.modules[name].unknown}"
+                refusal = f"{name} ({kind}) {why}, so it cannot run again"
+        self.put(least)
+        return Reruns(None, refusal=refusal)
+
+    def _ways(self, traced: TracedBlocks, ratio: float) -> Iterator[Reruns]:
+        """The ways to run blocks again, in the order in which they are tried."""
+        for listed, bits in product((True, False), (None,) if self.real else RERUN_BITS):
+            names = tuple[str, ...]()
+            for group in groups(traced, self.budget, listed, bits):
+                names += tuple(group)
+                yield Reruns(ratio, bits, names)
