@@ -20,6 +20,7 @@ def largest_batch(
     recipe: Recipe,
     budget: int,
     *,
+    most: int | None = None,
     cache: traces.Cache | None = None,
     report: Callable[[str], object] = lambda _: None,
 ) -> int:
@@ -29,16 +30,17 @@ def largest_batch(
     examples. Raises what `plan` raises.
 
     Args:
+        most: examples of the largest batch that is tried; None is all training examples.
         report: called with what is traced.
     """
     cache, facts = cache or traces.Cache(), job_facts(job)
-    most = (facts["train_examples"] or 2**62) // job.processes
+    most = min(most or 2**62, facts["train_examples"] or 2**62) // job.processes
 
     def needed(size: int) -> int:
         whole = replace(job, batch_size=size * job.processes, accumulate=1)
         report(f"{label(recipe, 1)}, batch {whole.batch_size}")
         search = Search(whole, gpu, budget, recipe, cache, facts=facts)
-        return search.predict(recipe).predicted.needed_bytes
+        return search.needed_bytes(recipe)
 
     small, large = TRIED
     if most < large:
@@ -47,8 +49,9 @@ def largest_batch(
         each = (needed(large) - needed(small)) / (large - small)
         guess = large + (budget - needed(large)) / max(each, 1)
         size = _power(min(most, max(1, int(guess))))
-    while size > 1 and needed(size) > budget:
-        size //= 2
+    while size > 1 and (needs := needed(size)) > budget:
+        # As if each example had its share, as it nearly has in a batch that is much too large.
+        size = min(size // 2, _power(max(1, size * budget // needs)))
     while 2 * size <= most and needed(2 * size) <= budget:
         size *= 2
     return size * job.processes

@@ -95,6 +95,11 @@ class Search:
             self.candidates[key] = Candidate(recipe, accumulate, predicted, cosine)
         return self.candidates[key]
 
+    def needed_bytes(self, recipe: Recipe) -> int:
+        """Bytes that the card must have free for a recipe in one pass; traces nothing else."""
+        trace = self._trace(recipe, 1)
+        return Predicted.of(trace, self.gpu, trace, self.shards).needed_bytes
+
     @property
     def shards(self) -> int:
         """Over how many processes weights, gradients and optimizer state are sharded."""

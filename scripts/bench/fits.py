@@ -61,9 +61,9 @@ class Row:
 def fitting(job: Job, card: Gpu, recipe: Recipe, cache: traces.Cache) -> int | None:
     """The largest batch, up to MOST, that fits a card in one pass; None if not one example does."""
     budget = card.memory_bytes
-    size = min(MOST, largest_batch(job, card, recipe, budget, cache=cache))
-    way = Search(replace(job, batch_size=size), card, budget, recipe, cache).predict(recipe)
-    return size if way.fits(budget) else None
+    size = largest_batch(job, card, recipe, budget, most=MOST, cache=cache)
+    search = Search(replace(job, batch_size=size), card, budget, recipe, cache)
+    return size if search.needed_bytes(recipe) <= budget else None
 
 
 def razor(job: Job, card: Gpu, cache: traces.Cache) -> Recipe:

@@ -31,6 +31,18 @@ def test_it_is_the_largest_that_fits_in_one_pass(recipe, budget, cache):
     assert 2 * size > 50_000 or not fits(2 * size)  # of training examples
 
 
+@pytest.mark.parametrize("most", [None, 128])
+def test_few_sizes_are_tried_where_small_batches_take_what_weights_do(most, cache, monkeypatch):
+    def needed(search: Search, recipe: Recipe) -> int:
+        return max(600 * MIB, search.job.batch_size * MIB)
+
+    monkeypatch.setattr(Search, "needed_bytes", needed)
+    tried: set[str] = set()
+    size = largest_batch(JOB, GPU, Recipe(), 700 * MIB, most=most, cache=cache, report=tried.add)
+    assert size == (most or 512)
+    assert len(tried) == (3 if most else 5)  # 8, 16, the most, 512, 1024
+
+
 def test_of_several_processes_each_has_that_much(cache):
     one = largest_batch(JOB, GPU, Recipe(), 900 * MIB, cache=cache)
     both = replace(JOB, processes=2, strategy="fsdp")
