@@ -316,6 +316,26 @@ def test_rows_compare_with_full_by_the_mean_of_the_seeds(accuracy):
     assert full["accuracy_std"] == pytest.approx(0.01)
 
 
+def test_seeds_are_taken_from_earlier_results_whose_first_has_the_same_bits(
+    accuracy, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(accuracy, "RESULTS", tmp_path)
+    monkeypatch.setattr(accuracy, "described", lambda *_: {"settings": {}})
+    runs = [
+        {"task": "r8", "case": case, "seed": seed, "rate": 1e-4, "score": seed, "loss": 0.5}
+        for case in ("full", "razor")
+        for seed in range(accuracy.SEEDS)
+    ]
+    file = tmp_path / "accuracy-r8-cpu-2000-01-01.json"
+    file.write_text(json.dumps({"runs": runs, "settings": "others"}))
+    results = accuracy.Results("r8", "fp32", "cpu", tmp_path, ["full", "razor"], True)
+    results.document["runs"] = [runs[0], runs[3] | {"loss": 0.6}]
+    monkeypatch.setattr(accuracy, "rows", lambda *_: [])
+    results.take()
+    assert results.document["runs"][2:] == runs[1:3]
+    assert results.document["taken"] == {"full": file.name}
+
+
 def test_a_rate_that_is_known_is_the_one_that_was_found_in_fp32(accuracy):
     for case in ("razor", "razor at 0.97", "razor at 0.75"):  # the last was never run
         assert accuracy.found_rates("fashion", case, True, "cpu") == (3e-5,)

@@ -4,14 +4,14 @@
 
 Each run is one of `razorctl.finetune`, from reading files to the test at the end. Seed 0 is run
 with each learning rate of its task, the others with the one whose mean loss on the validation split
-is the least, until that one has all seeds. On a CPU as many runs go on at once as there are cores,
-each on one of them. Last, steps of all methods take turns, each on all cores, for the time of a
-step. Results are in results/accuracy-TASK-DEVICE-DATE.json; a call goes on where an earlier one
-with the same settings was interrupted. With --precision bf16 runs are under autocast, as GPUs
-train, and their results in results/accuracy-TASK-bf16-DEVICE-DATE.json. Then, and with
---known-rates, each case has the learning rate that earlier results in fp32 found for it or its
-method, if there are any. It needs the `bench` extra, and one to three minutes of a core for each
-run.
+is the least, until that one has all seeds. Where seed 0 has the bits of earlier results, the other
+seeds are theirs. On a CPU as many runs go on at once as there are cores, each on one of them. Last,
+steps of all methods take turns, each on all cores, for the time of a step. Results are in
+results/accuracy-TASK-DEVICE-DATE.json; a call goes on where an earlier one with the same settings
+was interrupted. With --precision bf16 runs are under autocast, as GPUs train, and their results in
+results/accuracy-TASK-bf16-DEVICE-DATE.json. Then, and with --known-rates, each case has the
+learning rate that earlier results in fp32 found for it or its method, if there are any. It needs
+the `bench` extra, and one to three minutes of a core for each run.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -79,6 +79,7 @@ GRIDS = {
 }
 SEEDS = 3
 OWN = ("model", "dataset", "learning_rate", "seed")  # settings that each run or machine has
+BITS = ("score", "loss", "losses", "error")  # of a run, by which it equals another
 TURNS, WARM_UP = 15, 2
 
 
@@ -299,6 +300,7 @@ class Results:
             document = json.loads(path.read_text())
             if {key: document[key] for key in common} == common:
                 self.path, self.document = path, document
+        self.earlier = [path for path in reversed(paths) if path != self.path]
         every = {*self.document["cases"], *cases}
         ordered = [case for case in GRIDS["full"] if case in every]
         command = ["scripts/bench/accuracy.sh", "--device", device, "--tasks", name]
@@ -310,6 +312,25 @@ class Results:
         """The runs that the file lacks."""
         done = {(r["case"], r["seed"], r["rate"]) for r in self.document["runs"]}
         return [one for one in wanted if (one.case, one.seed, one.rate) not in done]
+
+    def take(self) -> None:
+        """Takes the other seeds of earlier files whose seed 0 has the same bits."""
+        runs = self.document["runs"]
+        first = {(run["case"], run["rate"]): run for run in runs if run["seed"] == 0}
+        for path in self.earlier:
+            others = json.loads(path.read_text())["runs"]
+            same = {
+                (other["case"], other["rate"])
+                for other in others
+                if other["seed"] == 0 and (run := first.get((other["case"], other["rate"])))
+                if [run.get(key) for key in BITS] == [other.get(key) for key in BITS]
+            }
+            for other in others:
+                wanted = Wanted(*(other[field.name] for field in fields(Wanted)))
+                if (wanted.case, wanted.rate) in same and self.left([wanted]):
+                    runs.append(other)
+                    self.document.setdefault("taken", {})[wanted.case] = path.name
+        self.write()
 
     def write(self) -> None:
         self.document["date"] = date.today().isoformat()
@@ -375,6 +396,7 @@ def main() -> None:
             for rate in found_rates(name, case, known, args.device)
         ]
         execute(results.left(trials), results, *where, args.cache)
+        results.take()
         while True:  # what the other seeds say of a rate can make another one the best
             runs = [
                 Wanted(name, case, seed, best_rate(results.document["runs"], case))

@@ -146,11 +146,15 @@ def accuracies() -> Iterator[str]:
             else "Each method has\nthe learning rate that the search in fp32 found for it; none "
             "was searched for in these runs."
         )
+        taken = "".join(
+            f" Seeds 1 and 2 of {label(case)} are those of\n`{file}`, as seed 0 has the same bits."
+            for case, file in document.get("taken", {}).items()
+        )
         yield (
             f"**{document['summary']}, {precision}**: {full['steps']} steps of AdamW, batch "
             f"{settings['job']['batch_size']}, {settings['seeds']} seeds. {search}\n"
             f"The target is {settings['target']:.0%} of the best mean of `full` on the "
-            "validation split.\n\n"
+            f"validation split.{taken}\n\n"
             + source(path.stem, document)
             + table(
                 [
