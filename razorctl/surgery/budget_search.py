@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from razorctl.config.registry import starred
+from razorctl.layers.base import stock_type
 from razorctl.layers.sharing import Memo
 from razorctl.memory.fake import mode_of
 from razorctl.memory.saved import bytes_by_module, storages_by_module
@@ -169,7 +170,7 @@ class BudgetSearch:
                     return exact if whole else again
                 fewest, least = min((fewest, least), (kept, again), key=itemgetter(0))
             if name := unfit(traced.modules):
-                kind = type(self.twin.get_submodule(name)).__name__
+                kind = stock_type(self.twin.get_submodule(name)).__name__
                 why = f"gets an argument of type {traced.modules[name].unknown}"
                 refusal = f"{name} ({kind}) {why}, so it cannot run again"
         self.put(least)

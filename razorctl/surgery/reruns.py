@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
 from razorctl.errors import UsageError
-from razorctl.layers.base import changed_since, transforming, unpacked
+from razorctl.layers.base import changed_since, stock_type, transforming, unpacked
 from razorctl.layers.sharing import Memo
 from razorctl.ops.images import memory_format
 from razorctl.ops.quantize import empty_copy
@@ -150,7 +150,7 @@ class Rerun:
     @property
     def label(self) -> str:
         """The name and the class of the block, for messages."""
-        return f"{self.name} ({type(self.owner).__name__})"
+        return f"{self.name} ({stock_type(self.owner).__name__})"
 
     def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Any, Any]:
         """The arguments by number or name, without caches that hold nothing of the block."""

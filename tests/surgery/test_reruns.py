@@ -232,10 +232,11 @@ class Opaque:
 class OfOpaque(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.linear = nn.Linear(16, 16)
+        self.first, self.second = nn.Linear(16, 64), nn.Linear(64, 16)
 
     def forward(self, opaque):
-        return Opaque(torch.sin(self.linear(opaque.x)))
+        y = nn.functional.dropout(torch.sin(self.first(opaque.x)))
+        return Opaque(self.second(y))
 
 
 class Stack(nn.Module):
