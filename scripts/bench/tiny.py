@@ -112,6 +112,7 @@ def build(kind: str) -> nn.Module:
     usual = CONFIG_MAPPING[kind]()
     config = type(usual)(**settings(usual) | OWN.get(kind, {}))
     config.use_cache = False
+    config.apply_spec_augment = False  # it draws by NumPy
     model: nn.Module = getattr(transformers, class_name(kind))(config)
     if (count := sum(p.numel() for p in model.parameters())) > LARGEST:
         raise ValueError(f"{count / 1e6:.0f} million parameters")
