@@ -140,8 +140,13 @@ def swap(model: nn.Module, recipe: Recipe, some: bool = True) -> tuple[str, ...]
 
 def refuse_sparsified(model: nn.Module) -> None:
     """Raises UsageError for a model that `sparsify` has changed."""
-    if any(map(_changed, model.modules())):
+    if sparsified(model):
         raise UsageError("the model is sparsified already; call razorctl.restore(model) first.")
+
+
+def sparsified(model: nn.Module) -> bool:
+    """Whether `sparsify` has changed a model; by method `full` it does not."""
+    return any(map(_changed, model.modules()))
 
 
 def _changed(module: nn.Module) -> bool:

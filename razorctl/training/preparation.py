@@ -22,7 +22,7 @@ from razorctl.optimizer import cast_weights
 from razorctl.recipe import Recipe
 from razorctl.step import precision
 from razorctl.surgery.byte_budget import LEAST, sparsify_within, uncompressed
-from razorctl.surgery.sparsify import restore
+from razorctl.surgery.sparsify import restore, sparsified
 from razorctl.training import run_files, rundir, space, state
 from razorctl.training.checkpoints import Checkpoint, Checkpoints
 from razorctl.training.compiled import Trial
@@ -136,9 +136,12 @@ class PreparedRun:
         inputs, options = self._forward.inputs(self.model, self.device), self._forward.options
         full = self.full_saved_bytes
         sparsify_within(self.model, recipe, inputs, **options, full=full)
-        parts = traced_bytes_by_module(self.model, inputs, **options)
-        self.saved_bytes = sum(parts.values())
-        self.stock = uncompressed(self.model, parts, full, LEAST * full) if recipe.prunes else ""
+        self.saved_bytes, self.stock = full, ""
+        if sparsified(self.model):
+            parts = traced_bytes_by_module(self.model, inputs, **options)
+            self.saved_bytes = sum(parts.values())
+            if recipe.prunes:
+                self.stock = uncompressed(self.model, parts, full, LEAST * full)
 
     @property
     def steps_per_epoch(self) -> int | None:
