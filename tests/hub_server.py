@@ -116,6 +116,7 @@ def serving(there: Path, faults: SimpleNamespace) -> Iterator[str]:
     """Yields the address of a hub that has the repositories in a folder."""
     handler = type("Hub", (Handler,), {"there": there, "faults": faults})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as http:
-        threading.Thread(target=http.serve_forever, daemon=True).start()
+        # A shutdown waits for the end of an interval.
+        threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{http.server_port}"
         http.shutdown()

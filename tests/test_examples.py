@@ -86,6 +86,7 @@ def test_notebook(tmp_path, monkeypatch, traces):
     assert not any(cell.outputs or cell.execution_count for cell in cells)  # stripped
     for cell in cells:
         cell.source = cell.source.replace('"steps": 40', '"steps": 20')  # which learn enough
+        cell.source = cell.source.replace('"rtx-4090"', '"rtx-4090", max_ratio=0.5')  # fewer ways
     notebook.cells.insert(0, nbformat.v4.new_code_cell(SMALLER))
     client = Watched(notebook, timeout=500, resources={"metadata": {"path": str(tmp_path)}})
     client.bars = []
@@ -94,7 +95,7 @@ def test_notebook(tmp_path, monkeypatch, traces):
     results = [output.data for output in outputs if output.output_type == "execute_result"]
     assert [data["text/html"].count("<svg") for data in results] == [0, 0, 2, 3]
     plan, profile, finetune, compare = (data["text/html"] for data in results)
-    assert "razor 0.97" in plan
+    assert "razor 0.5" in plan
     assert "LayerNorm" in profile
     assert "test accuracy" in finetune
     assert "razor 0.9" in compare

@@ -109,7 +109,8 @@ def test_what_needs_a_login_is_told(server, hub, faults):
         data.find("rte").load()
 
 
-def test_a_download_that_is_cut_off_is_taken_up_again(server, hub, faults):
+def test_a_download_that_is_cut_off_is_taken_up_again(server, hub, faults, monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # between tries
     local_hub.cache_data(server, data.find("rte"))
     faults.cuts = 1
     assert len(data.find("rte").load().train) == 8

@@ -5,7 +5,7 @@ import re
 from dataclasses import fields
 from inspect import getdoc
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from typer.testing import CliRunner
@@ -91,22 +91,22 @@ def test_a_terminal_has_flags_in_color_and_what_they_mean_without(monkeypatch):
     assert f"{typed}{' ' * 14}Optimizer steps.{default}" in shown.getvalue()
 
 
-OPTIONS = [
-    pytest.param(name, option, id=f"{name} {option.opts[0]}")
-    for name in COMMANDS
-    for option in loaded(name).params
-    if option.param_type_name == "option"
-]
+def options(name: str) -> dict[str, Any]:
+    """The options of a command by their flags."""
+    options = (each for each in loaded(name).params if each.param_type_name == "option")
+    return {option.opts[0]: option for option in options}
 
 
-@pytest.mark.parametrize(("name", "option"), OPTIONS)
-def test_an_option_says_what_it_takes_and_its_default(name, option):
-    switch = option.type_descriptor.annotation is bool
-    assert option.help
-    assert (option.metavar == "") == switch
-    assert switch or re.fullmatch(r"[A-Z]+|\[\S+(\|\S+)+\]", option.metavar)
-    off = switch and not option.secondary_opts  # which is off where it is not given
-    assert off or option.default is not None or re.search(r"\[default: .+\]$", option.help)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_option_says_what_it_takes_and_its_default(name):
+    for flag, option in options(name).items():
+        switch = option.type_descriptor.annotation is bool
+        assert option.help, flag
+        assert (option.metavar == "") == switch, flag
+        assert switch or re.fullmatch(r"[A-Z]+|\[\S+(\|\S+)+\]", option.metavar), flag
+        off = switch and not option.secondary_opts  # which is off where it is not given
+        told = option.default is not None or re.search(r"\[default: .+\]$", option.help)
+        assert off or told, flag
 
 
 def test_choices_are_those_that_there_are():
@@ -119,22 +119,24 @@ def test_choices_are_those_that_there_are():
 VALUES = {int: ("3", 3), float: ("0.5", 0.5), bool: ("1", True), str: ("word", "word")}
 
 
-@pytest.mark.parametrize(("name", "option"), OPTIONS)
-def test_a_variable_sets_every_option(name, option, monkeypatch):
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_variable_sets_every_option(name, monkeypatch):
     """The variable is RAZORCTL_ with the name of the flag, as in RAZORCTL_LR."""
-    kind = option.type_descriptor.annotation
-    text, value = VALUES.get(kind, ("word", "word"))
-    if kind == list[str]:
-        value = ["word"]
-    elif option.name == "batch_size" and kind is not int:
-        text, value = "auto", "auto"
-    variable = option.opts[0].removeprefix("--").replace("-", "_").upper()
-    monkeypatch.setenv(f"RAZORCTL_{variable}", text)
-    required = [each for each in loaded(name).params if each.required]
-    context = loaded(name).make_context(name, ["word" for _ in required])
-    found = context.params[option.name]
-    assert (str(found) if isinstance(found, Path) else found) == value
-    assert context.get_parameter_source(option.name).name == "ENVIRONMENT"
+    required = ["word" for each in loaded(name).params if each.required]
+    for flag, option in options(name).items():
+        kind = option.type_descriptor.annotation
+        text, value = VALUES.get(kind, ("word", "word"))
+        if kind == list[str]:
+            value = ["word"]
+        elif option.name == "batch_size" and kind is not int:
+            text, value = "auto", "auto"
+        variable = flag.removeprefix("--").replace("-", "_").upper()
+        with monkeypatch.context() as patch:
+            patch.setenv(f"RAZORCTL_{variable}", text)
+            context = loaded(name).make_context(name, required.copy())
+        found = context.params[option.name]
+        assert (str(found) if isinstance(found, Path) else found) == value, flag
+        assert context.get_parameter_source(option.name).name == "ENVIRONMENT", flag
 
 
 @pytest.mark.parametrize(
