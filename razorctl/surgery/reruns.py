@@ -64,7 +64,7 @@ class Values(torch.autograd.Function):
         return view if view.stride() == kept.strides else laid(view, kept.strides)
 
 
-class Held(torch.autograd.Function):
+class Holder(torch.autograd.Function):
     """An empty tensor whose node keeps tensors, as autograd keeps what it needs again."""
 
     @staticmethod
@@ -139,7 +139,7 @@ class Rerun:
         again = _Again(forward, forms, tree, self.owner, self.label)
         again.first = leaves
         versions = _versions(leaf for leaf in leaves if isinstance(leaf, Tensor))
-        held = Held.apply(torch.zeros((), requires_grad=True), *tensors)
+        held = Holder.apply(torch.zeros((), requires_grad=True), *tensors)
         # checkpoint keeps the random states of the devices of its arguments.
         devices = {x.device: x for x in tensors if x is not None}
         places = [x.new_empty(0) for x in devices.values()]
