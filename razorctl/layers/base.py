@@ -63,10 +63,11 @@ class RazorLayer(nn.Module):
     """Base of the razor classes: a layer whose training forward keeps by one of its `rules`.
 
     kind: layer kind, as `Method.rules` names it. memo: see `LayerSettings`. place: the name of the
-    module in its model, for messages.
+    module in its model, for messages. partial: whether it is stock but for some functions.
     """
 
     kind: ClassVar[str]
+    partial: ClassVar[bool] = False
     rules: Rules
     memo: Memo | None = None
     place: str = ""

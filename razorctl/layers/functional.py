@@ -207,6 +207,7 @@ class Calling(RazorLayer):
     """
 
     kind: ClassVar[str] = "dropout"
+    partial = True
     razor_twin: ClassVar[Any]
     razor_functions: dict[tuple[Any, Any], RazorLayer]
 

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from razorctl.errors import UsageError, ValuesError
+from razorctl.layers.base import stock_type
 from razorctl.memory.draws import hold_largest
 from razorctl.memory.fake import fake_copies, mode_of, without_caches
 
@@ -169,7 +170,8 @@ def _running(model: nn.Module, error: BaseException) -> str:
     selves = [model, *(frame.f_locals.get("self") for frame in frames)]
     module = next(m for m in reversed(selves) if isinstance(m, nn.Module) and m in names)
     name = names[module]
-    return f"{name} ({type(module).__name__})" if name else type(module).__name__
+    kind = stock_type(module).__name__
+    return f"{name} ({kind})" if name else kind
 
 
 def run_forward(

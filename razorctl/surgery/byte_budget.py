@@ -98,16 +98,16 @@ def _tried(
     again = search.way()
     if again.names and recipe.activation_checkpointing:
         raise UsageError(
-            f"ratio {recipe.ratio:g} is met by {type(twin).__name__} only if blocks run again from "
-            f"packed inputs ({again.stars()}), which its own activation checkpointing keeps whole; "
-            "leave activation checkpointing out."
+            f"ratio {recipe.ratio:g} is met by {stock_type(twin).__name__} only if blocks run "
+            f"again from packed inputs ({again.stars()}), which its own activation checkpointing "
+            "keeps whole; leave activation checkpointing out."
         )
     if again.ratio is None:
         least = search.parts()
         reasons = [uncompressed(twin, least, known, search.budget), again.refusal]
         possible = math.floor(1000 * (1 - sum(least.values()) / known)) / 1000
         raise UsageError(
-            f"ratio {recipe.ratio:g} cannot be met by {type(twin).__name__} with this batch"
+            f"ratio {recipe.ratio:g} cannot be met by {stock_type(twin).__name__} with this batch"
             f"{''.join(f': {reason}' for reason in reasons if reason)}; "
             f"the largest that can is {max(0.0, possible):g}."
         )
@@ -176,7 +176,7 @@ def note_excess(
         log.warning(
             "%s keeps %s for backward of what full fine-tuning does, more than the %s that ratio "
             "%g allows%s; razorctl.sparsify_within keeps less, where that can mend it.",
-            type(model).__name__,
+            stock_type(model).__name__,
             units.percent(total / full),
             units.percent(1 - recipe.ratio),
             recipe.ratio,
@@ -207,7 +207,7 @@ def uncompressed(
     for name, size in parts.items():
         module = model.get_submodule(name)
         fell_back = stock is not None and size >= FELL_BACK * stock.get(name, math.inf)
-        razor = isinstance(module, RazorLayer) and not fell_back
+        razor = isinstance(module, RazorLayer) and not (module.partial or fell_back)
         if not razor and not reruns.attached(module):
             part = _part(model, module)
             counts[part] += 1

@@ -79,7 +79,11 @@ class TracedBlocks:
         self._sizes = Counter[tuple[str, ...]]()
         for storage in self.storages:
             self._sizes[tuple(dict.fromkeys(storage.places))] += storage.size
-        razor = {name for name, module in twin.named_modules() if isinstance(module, RazorLayer)}
+        razor = {
+            name
+            for name, module in twin.named_modules()
+            if isinstance(module, RazorLayer) and not module.partial
+        }
         self.stock = sum(size for at, size in self._sizes.items() if not razor.issuperset(at))
         for places, size in self._sizes.items():
             for outer in set(_outer(places[0])).intersection(*map(_outer, places)):

@@ -319,7 +319,7 @@ def _grouped(modules: Mapping[str, nn.Module]) -> str:
     """Modules as text, by name with their classes; names that differ in numbers alone are one."""
     groups: dict[tuple[str, str], list[str]] = {}
     for name, module in modules.items():
-        kind = type(module).__name__
+        kind = stock_type(module).__name__
         groups.setdefault((registry.starred(name), kind), []).append(name or "the model")
     return ", ".join(
         f"{len(names)} x {stars} ({kind})" if names[1:] else f"{names[0]} ({kind})"
@@ -357,7 +357,7 @@ def _doubt(model: nn.Module, recipe: Recipe) -> None:
     of_layers = len(strange) / max(1, len(attention.union(weighted)))
     share = max(of_layers, _weights(alone) / max(1, _weights(weighted)))
     count = Counter(m.kind for m in weighted if isinstance(m, WeightLayer))
-    kinds = Counter(type(module).__name__ for module in strange)
+    kinds = Counter(stock_type(module).__name__ for module in strange)
     names = ", ".join(f"{kind} ({count})" for kind, count in kinds.most_common())
     allowed = f"the {units.percent(1 - recipe.ratio)} that ratio {recipe.ratio:g} allows"
     likely = f"is likely to keep more for backward than {allowed}, since"
@@ -375,7 +375,7 @@ def _doubt(model: nn.Module, recipe: Recipe) -> None:
     log.warning(
         "%s %s; razorctl.saved_bytes(model, inputs) says how much it keeps, and "
         "razorctl.sparsify_within keeps less, where that can mend it.",
-        type(model).__name__,
+        stock_type(model).__name__,
         what,
     )
 

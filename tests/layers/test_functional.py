@@ -15,6 +15,7 @@ from razorctl import Recipe, restore, sparsify
 from razorctl.layers.base import RazorLayer
 from razorctl.layers.functional import Calling, CallingActivation, recognized
 from razorctl.memory.saved import traced_bytes, traced_bytes_by_module
+from razorctl.surgery.byte_budget import uncompressed
 from tests.cases import Functions
 
 INT8 = Recipe("int8", int8_weight_grad=False, int8_input_grad=False)
@@ -168,6 +169,20 @@ def test_a_module_with_an_attribute_of_a_razor_layer_stays_stock():
     sparsify(model, INT8)
     assert type(model[1]) is Named
     assert model(torch.randn(3, WIDTH)).shape == (3, 2)
+
+
+def test_what_else_a_module_keeps_is_named_as_stock():
+    class Scores(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.dropout(torch.softmax(x @ x.mT, -1), 0.5, self.training) @ x
+
+    model, x = nn.Sequential(nn.Linear(WIDTH, WIDTH), Scores()), torch.randn(4, 64, WIDTH)
+    full = traced_bytes_by_module(model, x)
+    sparsify(model, INT8)
+    assert isinstance(model[1], Calling)
+    kept = traced_bytes_by_module(model, x)
+    assert kept["1"] < 0.9 * full["1"]  # from which on a razor layer counts as stock
+    assert uncompressed(model, kept, sum(full.values()), 0, full).startswith("1 Scores layer (")
 
 
 def test_copies_and_pickles():
