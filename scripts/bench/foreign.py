@@ -39,6 +39,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from razorctl import Recipe, restore, sparsify
 from razorctl.errors import UsageError
+from razorctl.memory.saved import traced_bytes
 from razorctl.surgery.byte_budget import sparsify_within
 
 RATIO, LOOSE = 0.9, 0.5
@@ -223,7 +224,7 @@ def check(make: Callable[[str], Made], name: str) -> dict[str, Any]:
         return {"left_out": reason(error)}
     if not (equal(want, again) and cosine(want, again) > REPEATED):  # NaN too
         return {"left_out": "the stock model does not repeat itself, or its gradients are infinite"}
-    full, types = want.kept, [type(m) for m in model.modules()]
+    full, types = traced_bytes(model, inputs), [type(m) for m in model.modules()]
     row: dict[str, Any] = {"parameters": sum(p.numel() for p in model.parameters()), "full": full}
     wrong, said = [], Warnings()
     logging.getLogger("razorctl").addHandler(said)
@@ -232,7 +233,7 @@ def check(make: Callable[[str], Made], name: str) -> dict[str, Any]:
             sparsify(model, Recipe(ratio=ratio))
             got = run(model, inputs)
             row |= {
-                f"share_{ratio}": got.kept / full,
+                f"share_{ratio}": traced_bytes(model, inputs) / full,
                 f"cosine_{ratio}": cosine(got, want),
             }
             wrong += [f"ratio {ratio}: {fault}" for fault in faults(got, want, ratio)]
@@ -241,7 +242,7 @@ def check(make: Callable[[str], Made], name: str) -> dict[str, Any]:
     try:
         sparsify_within(model, Recipe(ratio=RATIO), inputs)
         got = run(model, inputs)
-        row |= {"share_within": got.kept / full, "refusal": None}
+        row |= {"share_within": traced_bytes(model, inputs) / full, "refusal": None}
         row["cosine_within"] = cosine(got, want)
         wrong += [f"within: {fault}" for fault in faults(got, want, RATIO)]
     except UsageError as refusal:
@@ -282,7 +283,9 @@ def main() -> None:
     parser = options(__doc__, "foreign")
     parser.add_argument("--libraries", nargs="+", choices=list(LIBRARIES), default=list(LIBRARIES))
     parser.add_argument("--models", nargs="+", help="by name; default: all")
-    parser.add_argument("--add", action="store_true", help="keep the other rows of the result")
+    parser.add_argument(
+        "--add", action="store_true", help="keep earlier rows; without --models, run only the rest"
+    )
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
@@ -299,7 +302,11 @@ def main() -> None:
     sparsify_within(loaded, Recipe(ratio=RATIO), tokens)
     rows, left_out = list[dict[str, Any]](), dict[str, str]()
     if args.add:
-        rows, left_out = earlier(args.out, {(library, name) for library, _, name in every})
+        again = {(library, name) for library, _, name in every if args.models}
+        rows, left_out = earlier(args.out, again)
+        before = {(row["library"], row["model"]) for row in rows}
+        every = [way for way in every if (way[0], way[2]) not in before]
+        every = [way for way in every if f"{way[0]} {way[2]}" not in left_out]
     for library, make, name in track(every, console=Console(stderr=True)):
         row = guarded(check, make, name)
         if "left_out" in row:
