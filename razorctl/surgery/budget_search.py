@@ -174,6 +174,9 @@ class BudgetSearch:
                 why = f"gets an argument of type {traced.modules[name].unknown}"
                 refusal = f"{name} ({kind}) {why}, so it cannot run again"
         self.put(least)
+        if least.names and not refusal:
+            how = "whole" if least.bits is None else f"in {least.bits} bits"
+            refusal = f"{least.stars()} would run again, and their inputs are kept {how}"
         return Reruns(None, refusal=refusal)
 
     def _ways(self, traced: TracedBlocks, ratio: float) -> Iterator[Reruns]:

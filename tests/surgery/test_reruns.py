@@ -153,6 +153,23 @@ def test_a_model_of_layers_that_are_not_known(kind):
     assert cosine_similarity(exact, gradients(model, y.square().sum()), dim=0) > 0.999
 
 
+class Product(nn.Module):
+    """A product of two inputs, which is all that it keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Bilinear(16, 16, 16)
+
+    def forward(self, x):
+        return self.layer(x, x)
+
+
+def test_a_refusal_names_what_would_run_again():
+    model = nn.Sequential(*[Product() for _ in range(3)]).train()
+    with pytest.raises(UsageError, match=r"3 x \* would run again, .* kept in 4 bits"):
+        sparsify_within(model, Recipe(ratio=0.9), torch.randn(8, 64, 16))
+
+
 class Within(nn.Module):
     """A block that changes what it gets in place."""
 
