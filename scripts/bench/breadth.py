@@ -38,6 +38,7 @@ def foreign() -> str:
     rows = document["rows"]
     libraries = list(dict.fromkeys(row["library"] for row in rows))
     faulty = [row for row in rows if row["faults"]]
+    met = sum(bool(row.get("share_within")) for row in rows)
 
     def counts(library: str, key: str) -> list[object]:
         """The models of a library by the share that they keep, those that are refused last."""
@@ -55,7 +56,8 @@ def foreign() -> str:
     return (
         f"{len(rows)} small models of random weights, in fp32, at ratio {document['ratio']}: how "
         "many keep which share of full's bytes. `sparsify` knows no\nbatch; `sparsify_within`, "
-        "which the commands use, traces one and meets the ratio, or refuses it with the reason. "
+        "which the commands use, traces one and meets the ratio, or refuses it with the reason: it "
+        f"meets it on {met} ({met / len(rows):.0%}). "
         f"{len(rows) - len(faulty)} have no\nfault: the forward pass is stock's to the bit in fp32 "
         "and under bf16 autocast, every parameter has its gradient, the cosine of all\nis at least "
         f"{document['cosines_at_least']['0.9']} (at ratio 0.5 {document['cosines_at_least']['0.5']}"

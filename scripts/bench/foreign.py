@@ -1,6 +1,6 @@
 """Checks `razor` on models that nobody fitted it to: bytes, forward pass, gradients, `restore`.
 
-    .venv/bin/python scripts/bench/foreign.py [--libraries LIBRARY ...] [--models MODEL ...]
+    .venv/bin/python scripts/bench/foreign.py [--libraries LIBRARY ...] [--models MODEL ...] [--add]
 
 The models are every class without a head that tiny.py can build of transformers, the smallest model
 of each file of timm, layers of torch, models of torchvision, and adapters of PEFT. All are small
