@@ -34,6 +34,7 @@ from razorctl.surgery import (
     reruns,
     residuals,
     torchao,
+    views,
 )
 
 log = logging.getLogger(__name__)
@@ -124,6 +125,9 @@ def swap(model: nn.Module, recipe: Recipe, some: bool = True) -> tuple[str, ...]
     if not residual:  # a branch that is not drawn has no gradient to add
         for block, connections in residuals.find(model).items():
             residuals.attach(block, connections)
+    if "linear" in recipe.rules:
+        for stock in views.find(model):
+            views.attach(stock)
     for module in checkpointed.values():
         checkpointing.attach(module)
     for module in foreign.values():
@@ -151,7 +155,17 @@ def sparsified(model: nn.Module) -> bool:
 
 def _changed(module: nn.Module) -> bool:
     """Whether `sparsify` has changed this very module."""
-    parts = (adapters, branches, checkpointing, drawing, freezing, reruns, residuals, torchao)
+    parts = (
+        adapters,
+        branches,
+        checkpointing,
+        drawing,
+        freezing,
+        reruns,
+        residuals,
+        torchao,
+        views,
+    )
     return isinstance(module, RazorLayer) or any(part.attached(module) for part in parts)
 
 
@@ -181,6 +195,7 @@ def restore(model: nn.Module) -> None:
         drawing.detach(module)
         residuals.detach(module)
         torchao.detach(module)
+        views.detach(module)
         if isinstance(module, RazorLayer):
             module.detach()
 
