@@ -76,6 +76,18 @@ def _remember(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(core.tensor, "__init__", init_tensor)
 
 
+def _modules() -> list[ModuleType]:
+    return [m for name, m in sys.modules.items() if name.startswith("razorctl.ops.triton")]
+
+
+def _forget() -> None:
+    """Clears the caches of functions, whose results may have kernels."""
+    for module in _modules():
+        for value in list(vars(module).values()):
+            if hasattr(value, "cache_clear"):
+                value.cache_clear()
+
+
 @contextmanager
 def _interpreting() -> Iterator[tuple[pytest.MonkeyPatch, Callable[[ModuleType], ModuleType]]]:
     """Yields a patch for further changes, and a function that makes a module's kernels interpreted.
@@ -96,25 +108,19 @@ def _interpreting() -> Iterator[tuple[pytest.MonkeyPatch, Callable[[ModuleType],
     _remember(patch)
     # By identity: the hash of a function depends on all that it calls.
     swapped: dict[int, Interpreted] = {}
-
-    def modules() -> list[ModuleType]:
-        return [m for name, m in sys.modules.items() if name.startswith("razorctl.ops.triton")]
-
-    def forget() -> None:
-        """Clears the caches of functions, whose results may have kernels."""
-        for module in modules():
-            for value in list(vars(module).values()):
-                if hasattr(value, "cache_clear"):
-                    value.cache_clear()
+    done: list[ModuleType] = []
 
     def swap(module: ModuleType) -> ModuleType:
-        forget()
-        for place in (module, *modules(), triton.language, triton.language.standard):
+        _forget()
+        if module in done:
+            return module
+        done.append(module)
+        for place in (module, *_modules(), triton.language, triton.language.standard):
             for name, value in list(vars(place).items()):
                 if isinstance(value, JITFunction):
                     twin = swapped.setdefault(id(value), Interpreted(value.fn))
                     patch.setattr(place, name, twin)
-                elif isinstance(value, constexpr) and place in (module, *modules()):
+                elif isinstance(value, constexpr) and place in (module, *_modules()):
                     patch.setattr(place, name, value.value)
         return module
 
@@ -126,7 +132,7 @@ def _interpreting() -> Iterator[tuple[pytest.MonkeyPatch, Callable[[ModuleType],
         for scope in reversed(scopes):
             scope.restore()
         patch.undo()
-        forget()
+        _forget()
 
 
 @pytest.fixture(autouse=True)
@@ -160,11 +166,20 @@ def _shuffled(count: int) -> list[int]:
     return random.Random(count).sample(range(count), count)
 
 
-@pytest.fixture
-def interpreted() -> Iterator[Callable[[ModuleType], ModuleType]]:
-    """A function that makes the kernels of a module, and their callees, run in the interpreter."""
+@pytest.fixture(scope="module")
+def interpreting() -> Iterator[Callable[[ModuleType], ModuleType]]:
+    """The function of `interpreted`, which rewrites a kernel once for all tests of a file."""
     with _interpreting() as (_, swap):
         yield swap
+
+
+@pytest.fixture
+def interpreted(
+    interpreting: Callable[[ModuleType], ModuleType],
+) -> Iterator[Callable[[ModuleType], ModuleType]]:
+    """A function that makes the kernels of a module, and their callees, run in the interpreter."""
+    yield interpreting
+    _forget()
 
 
 @pytest.fixture(scope="module")

@@ -44,8 +44,12 @@ def way(request, interpreted, monkeypatch):
         one.cache_clear()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("m", "n", "k"), SIZES)
+# Sums are the same for every dtype, which is that of the results alone.
+@pytest.mark.parametrize(
+    ("m", "n", "k", "dtype"),
+    [*((*size, torch.float32) for size in SIZES)]
+    + [(*SIZES[1], dtype) for dtype in (torch.bfloat16, torch.float16)],
+)
 def test_equals_the_reference(m, n, k, dtype, way):
     a, b, a_scale, b_scale, left, right = operands(m, n, k)
     for some, outer in ((a_scale, (left, right)), (None, (left, right)), (a_scale, (None, None))):
