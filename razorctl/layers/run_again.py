@@ -17,6 +17,7 @@ from razorctl.layers.autocast import AVAILABLE, compute_dtype, no_autocast, to_c
 from razorctl.layers.base import RazorLayer, flat, save, saved
 from razorctl.layers.fused_attention import random_state, replaying
 from razorctl.layers.once_differentiable import once_differentiable
+from razorctl.layers.sharded import gather
 from razorctl.layers.sharing import copy_of
 from razorctl.rules.derived import Derived
 from razorctl.rules.packed import Packed
@@ -43,6 +44,9 @@ class DerivedRun(Derived):
 
     def run(self) -> tuple[list[Tensor], Tensor]:
         """The values of the copy as a leaf of a graph, if they get a gradient, and the output."""
+        for parameter in self.others:
+            if parameter is not None:
+                gather(self.layer, parameter)
         shape, dtype = self.of
         x = self.sources[0].values().to(dtype).reshape(shape)
         x = x.detach().requires_grad_(self.through)
