@@ -37,6 +37,8 @@ PLAIN: tuple[type, ...] = (
 )
 # The parts of a cache of an encoder and a decoder.
 CACHES = ("self_attention_cache", "cross_attention_cache")
+# The attributes that have the number of a block's part of a cache.
+PLACES = ("layer_idx", "layer_id")
 # Layers -> the attribute with the number of their channels, which are axis 1 of their input.
 CHANNELS: dict[type[nn.Module], str] = {
     **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), "in_channels"),
@@ -333,8 +335,8 @@ def without_cache(block: nn.Module, value: Any) -> Any:
     caches = sys.modules.get("transformers.cache_utils")
     if caches is None or not isinstance(value, caches.Cache):
         return value
-    layers = (vars(module).get("layer_idx") for module in block.modules())
-    index = next((index for index in layers if index is not None), 0)
+    layers = (vars(module).get(name) for module in block.modules() for name in PLACES)
+    index = next((index for index in layers if isinstance(index, int)), 0)
     parts = [value, *(vars(value).get(name) for name in CACHES)]
     present = [part.layers[index] for part in parts if len(getattr(part, "layers", ())) > index]
     held = tree_leaves([list(vars(layer).values()) for layer in present])

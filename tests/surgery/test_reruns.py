@@ -170,6 +170,19 @@ def test_a_refusal_names_what_would_run_again():
         sparsify_within(model, Recipe(ratio=0.9), torch.randn(8, 64, 16))
 
 
+@pytest.mark.parametrize("name", ["layer_idx", "layer_id"])
+def test_a_cache_is_left_out_where_it_has_nothing_of_the_block(name):
+    from transformers import DynamicCache
+
+    cache, states = DynamicCache(), torch.randn(1, 2, 3, 4)
+    cache.update(states, states, 0)
+    first, second = nn.Module(), nn.Module()
+    setattr(first, name, 0)
+    setattr(second, name, 1)
+    assert reruns.without_cache(first, cache) is cache
+    assert reruns.without_cache(nn.Sequential(second), cache) is None
+
+
 class Within(nn.Module):
     """A block that changes what it gets in place."""
 
