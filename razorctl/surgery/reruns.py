@@ -128,10 +128,26 @@ class Rerun:
         sizes = [(m, CHANNELS[type(m)]) for m in owner.modules() if type(m) in CHANNELS]
         self.channels = {getattr(module, size) for module, size in sizes}
 
-    @torch._disable_dynamo  # type: ignore[attr-defined] # compiled, a block would run again from its input itself
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        forward = self.inner or partial(type(self.owner).forward, self.owner)
-        if not (self.owner.training and torch.is_grad_enabled()) or transforming():
+        if not (self.owner.training and torch.is_grad_enabled()):
+            return self._forward(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            torch._dynamo.graph_break(
+                msg=f"{self.name} runs again in the backward pass, which no compiled graph does; "
+                "call torch.compile without fullgraph, or choose a smaller ratio."
+            )
+        return self._run(args, kwargs)
+
+    @property
+    def _forward(self) -> Callable[..., Any]:
+        """The forward of the block itself."""
+        return self.inner or partial(type(self.owner).forward, self.owner)
+
+    # Compiled, it would run again from its input itself.
+    @torch._disable_dynamo  # type: ignore[attr-defined]
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        forward = self._forward
+        if transforming():
             return forward(*args, **kwargs)
         arguments = self.arguments(args, kwargs)
         leaves, tree = tree_flatten(arguments)

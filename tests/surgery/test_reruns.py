@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.exc import TorchDynamoException
 from torch.nn.functional import cosine_similarity
 
 from razorctl import Recipe, restore, saved_bytes, sparsify
@@ -15,10 +16,12 @@ from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer
 from razorctl.layers.sharing import Memo
 from razorctl.memory.saved import traced_bytes
+from razorctl.memory.tracker import trace_step
 from razorctl.rules.quantized import Quantized
 from razorctl.surgery import reruns
 from razorctl.surgery.byte_budget import sparsify_within
 from razorctl.surgery.rerun_choice import TracedBlocks
+from razorctl.training.compiled import failure_reason
 
 
 class Block(nn.Module):
@@ -403,6 +406,49 @@ def test_three_passes_find_the_blocks():
     sparsify_within(model, Recipe(), x, forward=lambda m, x: passes.append(m(x)))
     assert reruns.attached(model.blocks[0])
     assert len(passes) == 3  # stock, by the rules, and with the blocks
+
+
+class Sine(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x):
+        return (x + self.second(torch.sin(self.first(x))),)
+
+
+def test_a_traced_step_counts_the_products_of_the_second_run():
+    def step(model, batches, _):
+        for x in batches:
+            model(x).sum().backward()
+
+    def products(model):
+        traced = trace_step(model, x, None, step, lambda model, x: model(x), 1)
+        return sum(work.operations * times for work, times in traced.kernels.items())
+
+    model, x, memo = Stack(Sine()), torch.randn(8, 64, 16), Memo()
+    once = products(model)
+    for number, block in enumerate(model.blocks):
+        reruns.attach(block, f"blocks.{number}", 8, memo)
+    of_a_block = 2 * 8 * 64 * 16 * 32  # nothing needs the output of its last layer again
+    assert products(model) == once + 4 * of_a_block
+
+
+def test_compiled_blocks_run_eagerly_and_refuse_to_be_part_of_one_graph():
+    model, x = Stack(Sine()), torch.randn(8, 64, 16)
+    sparsify_within(model, Recipe(ratio=0.9), x)
+    torch.compiler.reset()
+    whole = torch.compile(model, fullgraph=True, backend="eager")
+    with pytest.raises(TorchDynamoException) as refused:
+        whole(x)
+    said = failure_reason(refused.value)
+    assert said.startswith("blocks.0 runs again in the backward pass")
+    assert said.endswith("without fullgraph, or choose a smaller ratio.")
+    compiled = torch.compile(model, backend="eager")
+    got, expected = (gradients(model, run(x).square().sum()) for run in (compiled, model))
+    torch.testing.assert_close(got, expected)
+    model.eval()
+    torch.testing.assert_close(whole(x), model(x))
 
 
 def test_activation_checkpointing_in_place_of_blocks_that_run_again_is_refused():
