@@ -77,9 +77,10 @@ def _running() -> Any:
 
 def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """`F.dropout`, with a mask in bits."""
-    if inplace or not training:
+    running = _running()
+    if inplace or not training or running is None:
         return F.dropout(x, p, training, inplace)
-    return dropped(_running(), x, p)
+    return dropped(running, x, p)
 
 
 def _replacing(stock: Any) -> Callable[..., Tensor]:
@@ -89,7 +90,8 @@ def _replacing(stock: Any) -> Callable[..., Tensor]:
         given = tuple(
             (name, value) for name, value in kwargs.items() if value != DEFAULTS.get(name)
         )
-        layer = _running().razor_functions.get((stock, given)) if len(args) == 1 else None
+        running = _running() if len(args) == 1 else None  # none if the forward has passed it on
+        layer = None if running is None else running.razor_functions.get((stock, given))
         y: Tensor = stock(*args, **kwargs) if layer is None else layer(*args)
         return y
 
@@ -129,10 +131,11 @@ class Twin:
     """A function with the code of another, and globals in which functions are replaced.
 
     function: None if the code calls none of them. activations: those that it calls. drops: whether
-    it calls dropout.
+    it calls dropout. inner: the twins of functions of the same file that it calls.
     """
 
     def __init__(self, stock: FunctionType, deep: int = DEEP) -> None:
+        self.stock, self.inner = stock, list[Twin]()
         variables, changed = stock.__globals__, dict[str, Any]()
         self.activations = dict[Any, None]()  # in the order of the code
         self.function: FunctionType | None = None
@@ -152,12 +155,44 @@ class Twin:
                     inner = Twin(value, deep - 1)
                     self.activations |= inner.activations
                     self.drops |= inner.drops
-                    changed |= {} if inner.function is None else {name: inner.function}
-        if changed:
+                    if inner.function is not None:
+                        self.inner.append(inner)
+                        changed[name] = inner.function
+        self.replaced = {name: variables[name] for name in changed}
+        self.read = [name for name in _names(stock.__code__) if name not in changed]
+        if changed and not _writes(stock.__code__) and not self._passes_on():
             variables = {**variables, **changed}
             self.function = FunctionType(stock.__code__, variables, closure=stock.__closure__)
             self.function.__defaults__ = stock.__defaults__
             self.function.__kwdefaults__ = stock.__kwdefaults__
+
+    def _passes_on(self) -> bool:
+        """Whether code inside the code, which may run later, calls the functions."""
+        codes = [value for value in self.stock.__code__.co_consts if isinstance(value, CodeType)]
+        called = [call for code in codes for call in _called(code, self.stock.__globals__)]
+        return any(value in (*REPLACED, *self.replaced.values()) for _, value in called)
+
+    def current(self) -> bool:
+        """Reads the globals anew; False if one that is replaced is another now."""
+        live, own = self.stock.__globals__, getattr(self.function, "__globals__", {})
+        if any(live.get(name) is not value for name, value in self.replaced.items()):
+            return False
+        own.update({name: live[name] for name in self.read if name in live})
+        return all(inner.current() for inner in self.inner)
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """The names that code and the code inside it use."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def _writes(code: CodeType) -> bool:
+    """Whether code, or code inside it, writes to globals."""
+    inside = any(_writes(value) for value in code.co_consts if isinstance(value, CodeType))
+    return inside or any(step.opname == "STORE_GLOBAL" for step in dis.get_instructions(code))
 
 
 def _like_activation(function: FunctionType) -> bool:
@@ -208,13 +243,12 @@ class Calling(RazorLayer):
 
     kind: ClassVar[str] = "dropout"
     partial = True
-    razor_twin: ClassVar[Any]
+    razor_twin: ClassVar[Twin | None]
     razor_functions: dict[tuple[Any, Any], RazorLayer]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        twin = twin_of(stock_base(cls).forward)
-        cls.razor_twin = staticmethod(twin.function) if twin and twin.function else None
+        cls.razor_twin = twin_of(stock_base(cls).forward)
 
     @classmethod
     def attach(cls, module: nn.Module, rules: Rules | None, settings: LayerSettings) -> None:
@@ -232,12 +266,15 @@ class Calling(RazorLayer):
         super().detach()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.saving:
+        twin = self.razor_twin
+        assert twin is not None
+        assert twin.function is not None
+        if not self.saving or not (torch.compiler.is_compiling() or twin.current()):
             return self.stock(*args, **kwargs)
         running = _compiled if torch.compiler.is_compiling() else _eager
         before, running.module = running.module, self
         try:
-            return self.razor_twin(self, *args, **kwargs)
+            return twin.function(self, *args, **kwargs)
         finally:
             running.module = before
 

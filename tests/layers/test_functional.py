@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import BartConfig, BartModel
 from transformers.models.bart.modeling_bart import BartEncoderLayer
 from transformers.models.esm.modeling_esm import EsmIntermediate
@@ -20,6 +21,7 @@ from tests.cases import Functions
 
 INT8 = Recipe("int8", int8_weight_grad=False, int8_input_grad=False)
 WIDTH, ROWS, TOKENS = 24, 2, 9
+SCALE = 1.0  # what forwards read
 
 
 def helped(x: Tensor, residual: Tensor, p: float, training: bool) -> Tensor:
@@ -57,6 +59,39 @@ class Named(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(x) * self.memo
+
+
+class Global(nn.Module):
+    """A module whose forward reads a global and calls a function of the file."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(helped(x, x, 0.5, self.training)) * SCALE
+
+
+class Writing(nn.Module):
+    """A module whose forward writes to a global."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        global SCALE
+        SCALE += 1
+        return F.relu(x) * SCALE
+
+
+class Later(nn.Module):
+    """A module whose functions run in the backward pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = checkpoint(lambda x: F.dropout(F.gelu(x)), x, use_reentrant=False)
+        return F.relu(y)
+
+
+class Passing(nn.Module):
+    """A module that passes on a function, which then runs in the backward pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(x)
+        y.register_hook(F.relu)
+        return y
 
 
 def bart(dropout: float = 0.1) -> tuple[nn.Module, dict[str, Tensor]]:
@@ -183,6 +218,27 @@ def test_what_else_a_module_keeps_is_named_as_stock():
     kept = traced_bytes_by_module(model, x)
     assert kept["1"] < 0.9 * full["1"]  # from which on a razor layer counts as stock
     assert uncompressed(model, kept, sum(full.values()), 0, full).startswith("1 Scores layer (")
+
+
+@pytest.mark.parametrize("kind", [Global, Writing, Later, Passing])
+def test_globals_are_those_of_now_and_functions_may_run_later(kind, monkeypatch):
+    x, results = torch.randn(5, 33), []
+    model = nn.Sequential(nn.Linear(33, 33), kind())
+    for sparse in (False, True):
+        if sparse:
+            sparsify(model, INT8)
+            assert isinstance(model[1], Calling) == (kind in (Global, Passing))
+        for scale, residual in ((2.0, 1), (3.0, 2)):
+            monkeypatch.setitem(globals(), "SCALE", scale)
+            monkeypatch.setitem(globals(), "helped", lambda x, r, *rest, k=residual: k * r)
+            torch.manual_seed(0)
+            y = model(x)
+            dx = torch.autograd.grad(y.sin().sum(), model[0].bias)[0]
+            results.append((y.detach(), dx, SCALE))
+    for want, got in zip(results[:2], results[2:], strict=True):
+        assert torch.equal(got[0], want[0])
+        assert F.cosine_similarity(got[1], want[1], 0) > 0.999
+        assert got[2] == want[2]
 
 
 def test_copies_and_pickles():
