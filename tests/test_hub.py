@@ -217,7 +217,7 @@ def test_a_plan_fetches_no_data(server, hub, monkeypatch):
     monkeypatch.setitem(models.models(), "bert-base", local_hub.ENTRIES["bert-base"])
     local_hub.cache(server, "dataset", "films/described", partial(write_described, rows=25_000))
     words = ["plan", "bert-base", "hf:films/described", "--gpu", "t4", "--batch-size", "8"]
-    result = CliRunner().invoke(app, [*words, "--max-ratio", "0.5", "--json"])
+    result = CliRunner().invoke(app, [*words, "--method", "full", "--json"])
     assert result.exit_code == 0, result.stderr
     assert "22,500 rows to train on, 2,500 held out" in result.stderr
     assert json.loads(result.stdout)["steps_per_epoch"] == 22_500 // 8
