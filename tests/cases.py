@@ -14,6 +14,7 @@ from timm.models import beit as timm_beit
 from timm.models import cait as timm_cait
 from timm.models import convnext as timm_convnext
 from timm.models import eva as timm_eva
+from timm.models import swin_transformer as timm_swin
 from timm.models import vision_transformer as timm_vit
 from torch import Tensor, nn
 from torchvision.models import convnext
@@ -23,6 +24,7 @@ from transformers import (
     GemmaConfig,
     GPT2Config,
     LlamaConfig,
+    MixtralConfig,
     ModernBertConfig,
     Phi3Config,
     activations,
@@ -34,6 +36,7 @@ from transformers.models.falcon.modeling_falcon import FalconLinear
 from transformers.models.gemma.modeling_gemma import GemmaMLP, GemmaRMSNorm
 from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+from transformers.models.mixtral.modeling_mixtral import MixtralExperts, MixtralTopKRouter
 from transformers.models.modernbert.modeling_modernbert import ModernBertMLP
 from transformers.models.olmo.modeling_olmo import OlmoLayerNorm
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
@@ -153,6 +156,19 @@ class Functions(nn.Module):
         return torch.relu(x) + nn.functional.dropout(y, p=self.p, training=self.training)
 
 
+def experts() -> nn.Module:
+    layer = norm(MixtralExperts(MIXTRAL))
+    layer.register_forward_pre_hook(chosen)
+    return layer
+
+
+def chosen(module: nn.Module, args: Any) -> Any:
+    """A hook that gives each token to two of three experts."""
+    (x,) = args
+    choice = torch.arange(2 * len(x), device=x.device).view(-1, 2) % 3
+    return x, choice, x.detach()[:, :2].sigmoid()
+
+
 def scale() -> nn.Module:
     layer = timm_layers.LayerScale(33)
     nn.init.normal_(layer.gamma)
@@ -252,6 +268,17 @@ CASES |= {  # of networks of convolutions
         ((2, 6, 5, 4), (1, 6, 1, 3)),
         exact=True,
     ),
+    "conv of volumes": Case(
+        lambda: nn.Conv3d(6, 8, (1, 3, 2), stride=(1, 2, 1), padding=(0, 1, 0), groups=2),
+        ((2, 6, 2, 5, 3),),
+        exact=True,
+    ),
+    "patches of volumes": Case(
+        lambda: nn.Conv3d(3, 8, (2, 2, 3), (2, 2, 3)), ((2, 3, 4, 5, 6),), exact=True
+    ),
+    "transposed conv of volumes": Case(
+        lambda: nn.ConvTranspose3d(6, 4, 2, stride=2), ((2, 6, 2, 3, 2),), exact=True
+    ),
     "transposed conv1d": Case(
         lambda: nn.ConvTranspose1d(6, 9, 2, groups=3, bias=False), ((2, 6, 5),), exact=True
     ),
@@ -300,6 +327,12 @@ CASES |= {  # of networks of convolutions
         exact=True,
     ),
     "adaptive mean pool": Case(lambda: nn.AdaptiveAvgPool2d((2, 3)), IMAGES, exact=True),
+    "mean pool of volumes": Case(
+        lambda: nn.AvgPool3d(2, 2, (1, 0, 1), ceil_mode=True), ((2, 6, 3, 5, 2),), exact=True
+    ),
+    "adaptive mean pool of volumes": Case(
+        lambda: nn.AdaptiveAvgPool3d((1, 2, 2)), ((2, 6, 3, 5, 4),), exact=True
+    ),
     "timm squeeze and excitation": Case(
         lambda: timm_layers.SEModule(6, rd_channels=4, add_maxpool=True), IMAGES
     ),
@@ -315,6 +348,18 @@ CASES |= {  # of networks of convolutions
     ),
     "timm image layer scale": Case(lambda: norm(timm_layers.LayerScale2d(6)), IMAGES, exact=True),
     "torchvision convnext block": Case(lambda: convnext.CNBlock(6, 0.5, 0.0), IMAGES[:2]),
+}
+MIXTRAL = MixtralConfig(
+    hidden_size=24, intermediate_size=20, num_local_experts=3, experts_implementation="eager"
+)
+CASES |= {  # whose code runs again
+    "window attention": Case(
+        lambda: norm(timm_swin.WindowAttention(24, 3, window_size=(2, 4))),
+        ((3, 8, 24),),
+        attention="sparse-flash",
+    ),
+    "router": Case(lambda: norm(MixtralTopKRouter(MIXTRAL)), ((13, 24),)),
+    "experts": Case(experts, ((13, 24),)),
 }
 for backend in ("stored", "sparse-flash"):
     CASES |= {

@@ -5,7 +5,7 @@ There are three backends, named as in `Recipe.attention`. `stored` keeps the pro
 rule, and runs fused attention again in the backward pass.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from razorctl.layers.autocast import compute_dtype, no_autocast, to_compute_dtype
 from razorctl.layers.base import LayerSettings, RazorLayer, save, saved, stock_base
 from razorctl.layers.fused_attention import (
-    Attended,
     MaskParts,
     SparseFlashFunction,
     attended,
@@ -210,8 +209,7 @@ class Attention(RazorLayer):
         if self.rules is None or not (self.saving and gradient):
             return fused_attention(query, key, value, attn_mask, **options)
         if self.backend == "sparse-flash":
-            out: Tensor = self.again(query, key, value, attn_mask, options, parts)
-            return out
+            return self.again(query, key, value, attn_mask, options, parts)
         repeats = query.shape[-3] // key.shape[-3] if enable_gqa else repeats
         if repeats > 1:
             key, value = (t.repeat_interleave(repeats, -3) for t in (key, value))
@@ -221,7 +219,7 @@ class Attention(RazorLayer):
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         if self.scales_query:
             query, scale = query * scale, 1.0
-        out = StoredFunction.apply(query, key, value, attn_mask, self, scale, dropout_p)
+        out: Tensor = StoredFunction.apply(query, key, value, attn_mask, self, scale, dropout_p)
         return out
 
     def again(
@@ -232,23 +230,21 @@ class Attention(RazorLayer):
         mask: Tensor | None,
         options: Mapping[str, Any],
         parts: MaskParts | None = None,
-        kind: Callable[..., Attended] = Attended,
-    ) -> Any:
+    ) -> Tensor:
         """Attention that runs again in the backward pass, of q, k and v that are packed or derived.
 
-        options, parts, kind: as of `fused_attention.attended`. Returns the `Attended.outputs`.
+        options, parts: as of `fused_attention.attended`.
         """
         assert self.rules is not None
         # A rule that selects elements selects them of q, k and v separately.
         joins = self.rules.wide.tiled and not torch.compiler.is_compiling()
         joint = joint_of(query, key, value) if joins else None
         derived, rule = self.derived(query, key, value), self.rules.of(compute_dtype(query))
-        form = attended(rule, joint, query, key, value, mask, derived, options, parts, kind)
+        form = attended(rule, joint, query, key, value, mask, derived, options, parts)
         form = form.using(mask, self)
         if joint is not None:
             query, key, value = query.detach(), key.detach(), value.detach()
-        out = SparseFlashFunction.apply(joint, query, key, value, mask, self, form)
+        out: Tensor = SparseFlashFunction.apply(joint, query, key, value, mask, self, form)
         if self.memo is not None and self.memo.derives:
-            first = out[0] if isinstance(out, tuple) else out
-            self.memo.derive(first, form, whole=False)
+            self.memo.derive(out, form, whole=False)
         return out

@@ -23,6 +23,7 @@ from razorctl.rules.base import Rule
 from razorctl.rules.packed import Packed
 
 convolution_backward = torch.ops.aten.convolution_backward
+TRANSPOSED = F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d  # by number of axes
 
 
 class ConvFunction(torch.autograd.Function):
@@ -200,23 +201,21 @@ class Conv(WeightLayer):
 
 
 class Conv2d(Conv):
-    """A convolution of images, which may cut them into patches."""
+    """A convolution of images or volumes, which may cut them into patches."""
 
     @classmethod
     def rule_kind(cls, module: nn.Module) -> str:
-        assert isinstance(module, nn.Conv2d)
         # The patch embedding of a transformer, whose input is small.
-        cuts = _by_patches(module) and module.kernel_size != (1, 1)
-        return "patch" if cuts else Conv.kind
+        return "patch" if _by_patches(module) and not _pointwise(module) else Conv.kind
 
     @classmethod
     def columns(cls, module: nn.Module) -> int:
-        assert isinstance(module, nn.Conv2d)
+        assert isinstance(module, (nn.Conv2d, nn.Conv3d))
         return module.in_channels * (math.prod(module.kernel_size) if _by_patches(module) else 1)
 
     @property
     def patch(self) -> tuple[int, ...] | None:
-        return self.kernel_size if _by_patches(self) and self.kernel_size != (1, 1) else None
+        return self.kernel_size if _by_patches(self) and not _pointwise(self) else None
 
     def copy(self, x: Tensor) -> Packed:
         return super().copy(x) if self.patch is None else copy_of(self.patches(x), self.rules)
@@ -224,12 +223,13 @@ class Conv2d(Conv):
     def patches(self, x: Tensor) -> Tensor:
         """A batch of images as rows [patches, values of a patch]."""
         batch, channels, *image = x.shape
-        (kh, kw), (h, w) = (
-            self.kernel_size,
-            (n // k for n, k in zip(image, self.kernel_size, strict=True)),
-        )
-        patches = x[:, :, : h * kh, : w * kw].reshape(batch, channels, h, kh, w, kw)
-        return patches.permute(0, 2, 4, 1, 3, 5).reshape(-1, channels * kh * kw)
+        cut, split = [slice(None), slice(None)], [batch, channels]
+        for size, kernel in zip(image, self.kernel_size, strict=True):
+            cut.append(slice(size // kernel * kernel))
+            split += [size // kernel, kernel]
+        axes = range(2, len(split), 2)
+        patches = x[tuple(cut)].reshape(split).permute(0, *axes, 1, *(axis + 1 for axis in axes))
+        return patches.reshape(-1, channels * math.prod(self.kernel_size))
 
     def rows_of_patches(self, dy: Tensor, shape: torch.Size, form: torch.memory_format) -> bool:
         # Where images are taken as they lie, rows of dy would be a copy.
@@ -242,13 +242,19 @@ class Conv2d(Conv):
 
 def _by_patches(module: Any) -> bool:
     """Whether the columns of a convolution are the values of patches, which do not overlap."""
+    axes = len(module.kernel_size)
     plain: bool = (
         module.stride == module.kernel_size
-        and module.padding in ((0, 0), "valid")
-        and module.dilation == (1, 1)
+        and module.padding in ((0,) * axes, "valid")
+        and module.dilation == (1,) * axes
         and module.groups == 1
     )
     return plain
+
+
+def _pointwise(module: Any) -> bool:
+    """Whether the kernel of a convolution is of one pixel."""
+    return set(module.kernel_size) == {1}
 
 
 class ConvTranspose(Conv):
@@ -262,8 +268,7 @@ class ConvTranspose(Conv):
 
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         options = self.stride, self.padding, self.output_padding, self.groups, self.dilation
-        one_axis = len(self.kernel_size) == 1
-        function: Any = F.conv_transpose1d if one_axis else F.conv_transpose2d
+        function: Any = TRANSPOSED[len(self.kernel_size) - 1]
         y: Tensor = function(x, weight, bias, *options)
         return y
 
@@ -280,6 +285,8 @@ class ConvTranspose(Conv):
 SWAPS: Swaps = {
     nn.Conv1d: Conv,
     nn.Conv2d: Conv2d,
+    nn.Conv3d: Conv2d,
     nn.ConvTranspose1d: ConvTranspose,
     nn.ConvTranspose2d: ConvTranspose,
+    nn.ConvTranspose3d: ConvTranspose,
 }

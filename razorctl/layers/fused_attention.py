@@ -80,15 +80,13 @@ class Attended(Derived):
             _heads(t, shape) if joined else _shaped(t, shape) for t, shape, joined in parts
         )
 
-    def outputs(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
-    ) -> Tensor | tuple[Tensor, Tensor | None]:
-        """The stock output, and the probabilities if stock attention returns them."""
+    def output(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """The stock output."""
         q, k, v = (to_compute_dtype(t) for t in (q, k, v))
         return fused_attention(q, k, v, _as_cast(mask, q.dtype), **self.options)
 
-    def run(self) -> tuple[list[Tensor], Any]:
-        """The inputs, as leaves of a graph, and the `outputs`."""
+    def run(self) -> tuple[list[Tensor], Tensor]:
+        """The inputs, as leaves of a graph, and the `output`."""
         inputs = [t.detach().requires_grad_() for t in self.q_k_v()]
         q, k, v = inputs
         mask = self.mask
@@ -96,30 +94,22 @@ class Attended(Derived):
             mask = mask.detach().requires_grad_()
             inputs.append(mask)
         with torch.enable_grad(), replaying(self.state, q.device):
-            return inputs, self.outputs(q, k, v, mask)
+            return inputs, self.output(q, k, v, mask)
 
     def values(self) -> Tensor:
         if self.cell is None:  # in a compiled program
             q, k, v = self.q_k_v()
             return fused_attention(q, k, v, self.mask, **self.options)
-        outputs = self.cell.read(self.run)[1]
-        out: Tensor = outputs[0] if isinstance(outputs, tuple) else outputs
+        out: Tensor = self.cell.read(self.run)[1]
         return out.detach()
 
     codes = Packed.codes
 
-    def gradients(self, *gradients: Tensor | None) -> tuple[Tensor, ...]:
-        """The gradients of q, k, v, and of a mask that needs one, by those of the `outputs`."""
+    def gradients(self, dout: Tensor) -> tuple[Tensor, ...]:
+        """The gradients of q, k, v, and of a mask that needs one, by that of the `output`."""
         assert self.cell is not None
-        inputs, outputs = self.cell.take(self.run)
-        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        reached = [(y, dy) for y, dy in zip(outputs, gradients, strict=False) if dy is not None]
-        given: tuple[Tensor, ...] = torch.autograd.grad(
-            [y for y, _ in reached],
-            inputs,
-            [dy for _, dy in reached],
-            materialize_grads=True,
-        )
+        inputs, out = self.cell.take(self.run)
+        given: tuple[Tensor, ...] = torch.autograd.grad(out, inputs, dout)
         return given
 
 
@@ -140,7 +130,7 @@ class SparseFlashFunction(torch.autograd.Function):
         mask: Tensor | None,
         layer: RazorLayer,
         attended: Attended,
-    ) -> Tensor | tuple[Tensor, Tensor | None]:
+    ) -> Tensor:
         ctx.heads = None if joint is None else q.shape
         ctx.wanted = (
             joint is not None and layer.memo is not None and layer.memo.handover.wanted(joint)
@@ -148,31 +138,26 @@ class SparseFlashFunction(torch.autograd.Function):
         ctx.layer = layer
         ctx.set_materialize_grads(False)
         save(ctx, attended)
-        outputs = attended.outputs(q, k, v, mask)
-        if isinstance(outputs, tuple) or layer.memo is None or not layer.memo.derives:
-            return outputs
-        return by_token(outputs)
+        out = attended.output(q, k, v, mask)
+        return by_token(out) if layer.memo is not None and layer.memo.derives else out
 
     @staticmethod
     @once_differentiable
-    def backward(
-        ctx: Any, dout: Tensor | None, dprobabilities: Tensor | None = None
-    ) -> tuple[Tensor | None, ...]:
-        given = dprobabilities if dout is None else dout
-        if given is None:
+    def backward(ctx: Any, dout: Tensor | None) -> tuple[Tensor | None, ...]:
+        if dout is None:
             return None, None, None, None, None, None, None
         djoint = None
         (attended,) = saved(ctx)
         dq: Tensor | None
         dk: Tensor | None
         dv: Tensor | None
-        with no_autocast(given.device):
+        with no_autocast(dout.device):
             if torch.compiler.is_compiling():
                 q, k, v = attended.q_k_v()
                 mask, state, options = attended.mask, attended.state, attended.options
-                dq, dk, dv, *dmask = attention_gradient(q, k, v, mask, state, given, options)
+                dq, dk, dv, *dmask = attention_gradient(q, k, v, mask, state, dout, options)
             else:
-                dq, dk, dv, *dmask = attended.gradients(dout, dprobabilities)
+                dq, dk, dv, *dmask = attended.gradients(dout)
             if ctx.heads is not None:
                 djoint = _joined(dq, dk, dv, ctx.wanted)
                 dq = dk = dv = None
@@ -320,7 +305,6 @@ def attended(
     derived: tuple[Packed, ...],
     options: Mapping[str, Any],
     parts: MaskParts | None = None,
-    kind: Callable[..., Attended] = Attended,
 ) -> Attended:
     """The output of attention as `Attended`, before it is computed.
 
@@ -330,7 +314,6 @@ def attended(
         derived: q, k and v if they are made again; else empty.
         mask, options: of `fused_attention`.
         parts: of the mask, which are kept in its place unless it gets a gradient.
-        kind: makes the form.
     """
     tensors = [to_compute_dtype(t.detach()) for t in (q, k, v)]
     shapes, dtype = tuple(t.shape for t in tensors), tensors[0].dtype
@@ -349,5 +332,5 @@ def attended(
     shape = torch.Size((*shapes[0][:-1], shapes[2][-1]))
     if parts is None or (mask is not None and mask.requires_grad):
         parts = MaskParts((mask,), None)
-    form = kind(shape, dtype, sources, (*parts.tensors, state), merge=parts.merge)
+    form = Attended(shape, dtype, sources, (*parts.tensors, state), merge=parts.merge)
     return form.replaced(shapes=shapes, joined=joined, options=options)

@@ -13,14 +13,17 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from transformers.cache_utils import DynamicCache
 from transformers.integrations.sdpa_attention import use_gqa_in_sdpa
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import output_capturing
 
-from razorctl.layers import eager_attention
 from razorctl.layers.attention import Attention, apply_mask
 from razorctl.layers.base import stock_base
+from razorctl.layers.bytecode import forward_names
+from razorctl.layers.code_again import CodeAgain, code_of
+from razorctl.layers.second_run import unknown
 from razorctl.rules.derived import DerivedCall, DerivedCopy
 
 
@@ -30,14 +33,20 @@ class InterfaceAttention(Attention):
     scales_query = False
     config: Any
     redirected_forward: ClassVar[Any]
+    makes_mask: ClassVar[bool]  # of weights, as large as the scores; so all code runs again
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.redirected_forward = staticmethod(_redirecting(stock_base(cls).forward))
+        cls.makes_mask = "relative_position_bias" in forward_names(stock_base(cls))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not self.saving:
             return super().forward(*args, **kwargs)
+        if self.makes_mask and self.again_allowed:
+            code = code_of(self, args, kwargs)
+            if code is not None:
+                return code.first(*args, **kwargs)
         if self.memo is None:
             return self.redirected_forward(self, *args, **kwargs)
         self.memo.note_views(True)
@@ -68,6 +77,11 @@ class InterfaceAttention(Attention):
             assert self.memo is not None
             self.memo.derive(y, DerivedCall(y.shape, y.dtype, (copy,), tensors, call=again))
         return turned
+
+    @property
+    def again_allowed(self) -> bool:
+        """Whether stock functions may run again in the backward pass."""
+        return self.backend == "sparse-flash" and self.rules is not None
 
     @property
     def softmax_dtype(self) -> torch.dtype | None:  # type: ignore[override]
@@ -127,6 +141,7 @@ class _Handing:
         return both
 
 
+INPUTS = ("query", "key", "value", "attention_mask")
 INTERFACE, ROTARY = "ALL_ATTENTION_FUNCTIONS", "apply_rotary_pos_emb"
 
 
@@ -208,19 +223,16 @@ def _attention(
             zeros = torch.zeros_like(attention_mask, dtype=query.dtype)
             attention_mask = apply_mask(zeros, attention_mask)
         return eager(razor, query, key, value, attention_mask, **kwargs)  # type: ignore[no-any-return]
-    if is_eager and _asked(kwargs):  # a gradient at the probabilities is that of all that follows
-        return stock(razor, *inputs, **kwargs)  # type: ignore[no-any-return]
-    if is_eager and razor.backend == "sparse-flash":
-        call = eager_attention.call(stock, razor, inputs, kwargs)
-        if call is not None and razor.rules is not None:
-            options = {"dropout_p": kwargs.get("dropout", 0.0)}
-            kind = eager_attention.form(call, query)
-            return razor.again(*inputs, options, kind=kind)  # type: ignore[no-any-return]
-    else:
+    again = razor.again_allowed
+    if not (is_eager and (again or _asked(kwargs))):
         out = _attended(razor, *inputs, kwargs)
         if out is not None:
             return out.transpose(1, 2).contiguous(), None
-    return stock(razor, *inputs, **kwargs)  # type: ignore[no-any-return]
+    call = partial(stock, razor)
+    if again and not torch.compiler.is_compiling() and not unknown(tree_leaves(kwargs)):
+        code = CodeAgain(razor, call, names=INPUTS, feeds=True)
+        return code.first(*inputs, **kwargs)  # type: ignore[no-any-return]
+    return call(*inputs, **kwargs)  # type: ignore[no-any-return]
 
 
 def _asked(kwargs: dict[str, Any]) -> bool:

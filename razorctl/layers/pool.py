@@ -21,8 +21,8 @@ aten = torch.ops.aten
 PLACES = 256  # in a window, at most: a code has 8 bits
 
 
-def _pair(size: Any) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else tuple(size)
+def _sizes(size: Any, axes: int) -> tuple[int, ...]:
+    return (size,) * axes if isinstance(size, int) else tuple(size)
 
 
 class MaxPoolFunction(torch.autograd.Function):
@@ -46,9 +46,10 @@ class MaxPoolFunction(torch.autograd.Function):
 
 
 class Pool(RazorLayer):
-    """Base of razor pooling, of [batch, channels, height, width]."""
+    """Base of razor pooling, of [batch, channels, ...] with `axes` more."""
 
     kind: ClassVar[str] = "pool"
+    axes: ClassVar[int] = 2
     kernel_size: Any
     stride: Any
     padding: Any
@@ -56,7 +57,8 @@ class Pool(RazorLayer):
 
     def takes(self, x: Tensor) -> bool:
         """Whether the forward pass of `x` is that of this class; if not, it is the stock one."""
-        return self.saving and x.requires_grad and x.dim() == 4 and x.numel() > 0
+        rank = 2 + self.axes
+        return self.saving and x.requires_grad and x.dim() == rank and x.numel() > 0
 
 
 class MaxPool(Pool):
@@ -67,13 +69,14 @@ class MaxPool(Pool):
     @classmethod
     def fits(cls, module: nn.Module, rule: Rule) -> bool:
         assert isinstance(module, nn.MaxPool2d)
-        return not module.return_indices and math.prod(_pair(module.kernel_size)) <= PLACES
+        places = math.prod(_sizes(module.kernel_size, cls.axes))
+        return not module.return_indices and places <= PLACES
 
     @property
     def geometry(self) -> tuple[list[int], bool]:
         """The arguments of `ops.pool.max_pool`: pairs of sizes, and whether sizes round up."""
         sizes = self.kernel_size, self.stride, self.padding, self.dilation
-        return [n for size in sizes for n in _pair(size)], self.ceil_mode
+        return [n for size in sizes for n in _sizes(size, self.axes)], self.ceil_mode
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.takes(input):
@@ -115,14 +118,22 @@ class MeanPool(Pool):
 class AvgPool(MeanPool):
     """A mean of windows, which keeps nothing."""
 
+    backward: ClassVar[Any] = aten.avg_pool2d_backward
     count_include_pad: bool
     divisor_override: int | None
 
     def gradient(self, dy: Tensor, x: Tensor) -> Tensor:
-        sizes = (_pair(size) for size in (self.kernel_size, self.stride, self.padding))
+        sizes = (_sizes(size, self.axes) for size in (self.kernel_size, self.stride, self.padding))
         options = self.ceil_mode, self.count_include_pad, self.divisor_override
-        dx: Tensor = aten.avg_pool2d_backward(dy, x, *sizes, *options)
+        dx: Tensor = self.backward(dy, x, *sizes, *options)
         return dx
+
+
+class VolumeAvgPool(AvgPool):
+    """A mean of windows of volumes."""
+
+    axes = 3
+    backward = aten.avg_pool3d_backward
 
 
 class AdaptiveAvgPool(MeanPool):
@@ -131,17 +142,29 @@ class AdaptiveAvgPool(MeanPool):
     For an output of one value a channel, the stock class keeps nothing either.
     """
 
+    backward: ClassVar[Any] = aten._adaptive_avg_pool2d_backward
+
     @classmethod
     def fits(cls, module: nn.Module, rule: Rule) -> bool:
-        return module.output_size not in (1, (1, 1), [1, 1])
+        size: Any = module.output_size
+        return _sizes(size, cls.axes) != (1,) * cls.axes
 
     def gradient(self, dy: Tensor, x: Tensor) -> Tensor:
-        dx: Tensor = aten._adaptive_avg_pool2d_backward(dy, x)
+        dx: Tensor = self.backward(dy, x)
         return dx
+
+
+class VolumeAdaptiveAvgPool(AdaptiveAvgPool):
+    """A mean of windows of volumes that make an output of a given size."""
+
+    axes = 3
+    backward = aten._adaptive_avg_pool3d_backward
 
 
 SWAPS: Swaps = {
     nn.MaxPool2d: MaxPool,
     nn.AvgPool2d: AvgPool,
+    nn.AvgPool3d: VolumeAvgPool,
     nn.AdaptiveAvgPool2d: AdaptiveAvgPool,
+    nn.AdaptiveAvgPool3d: VolumeAdaptiveAvgPool,
 }

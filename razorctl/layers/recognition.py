@@ -1,8 +1,9 @@
 """The razor class of a module: that of its type, or one by what the module computes.
 
 A type that nobody has listed is recognized by its values. Its forward runs on a small example, and
-is compared with the formula of a norm, an activation function or a gated MLP. Otherwise the razor
-class calls the functions of a forward (`functional`), or there is none.
+is compared with the formula of a norm, an activation function or a gated MLP. Attention is known by
+its code (`attention_again`). Otherwise the razor class calls the functions of a forward
+(`functional`), or there is none.
 """
 
 import copy
@@ -15,6 +16,7 @@ from torch import nn
 
 from razorctl.layers import functional, other_gated_mlp, other_norm
 from razorctl.layers.activation import by_values
+from razorctl.layers.attention_again import AttentionAgain, is_attention
 from razorctl.layers.base import PARAMETRIZED, RazorLayer, stock_type
 from razorctl.layers.registry import razor_of
 
@@ -22,12 +24,17 @@ from razorctl.layers.registry import razor_of
 SHARED = ("forward", "weight", "bias", "normalized_shape", "eps", "p", "inplace")
 
 
-def razor_for(module: nn.Module) -> type[RazorLayer] | None:
-    """The razor class of a module, None if it stays stock."""
+def razor_for(module: nn.Module, again: bool = True) -> type[RazorLayer] | None:
+    """The razor class of a module, None if it stays stock.
+
+    again: whether attention of any code may run again in the backward pass.
+    """
     kind: Any = stock_type(module)  # which mypy takes for unhashable
     razor = razor_of(kind)
     if razor is not None or _of_torch(kind):
         return razor
+    if again and is_attention(kind):
+        return AttentionAgain
     razor = _by_values(module, kind) if _takes_one(kind) else None
     razor = functional.recognized(kind) if razor is None else razor
     return None if razor is None or _clash(razor, module, kind) else razor

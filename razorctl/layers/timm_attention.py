@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from razorctl.layers.attention import Attention
 from razorctl.layers.base import LayerSettings
+from razorctl.layers.functional_redirect import FunctionalRedirect, redirected
 from razorctl.layers.linear import Linear
-from razorctl.layers.sdpa_redirect import SdpaRedirect, redirected
 from razorctl.rules.base import Rules
 from razorctl.rules.derived import DerivedCall
 
@@ -55,7 +55,7 @@ class TimmAttention(Attention):
         if torch.compiler.is_compiling():
             if self.memo is not None:
                 self.memo.note_views(True)
-            with SdpaRedirect(self):
+            with FunctionalRedirect(self):
                 y: Tensor = super().forward(*args, **kwargs)
             if self.memo is not None:
                 self.memo.note_views(False)

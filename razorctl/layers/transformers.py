@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import activations as stock
 from transformers.models.beit import modeling_beit
@@ -29,14 +30,17 @@ from transformers.pytorch_utils import Conv1D
 
 from razorctl.layers.activation import GELU, QuickGELU, SiLU, TanhGELU
 from razorctl.layers.adding import Adding
+from razorctl.layers.attention_again import ExpertsAgain
 from razorctl.layers.base import RazorLayer, Swaps
 from razorctl.layers.bytecode import forward_names, same_forward
 from razorctl.layers.dropout import DropPath
+from razorctl.layers.functional_redirect import redirected
 from razorctl.layers.gated_mlp import GatedMLP
 from razorctl.layers.interface_attention import InterfaceAttention
 from razorctl.layers.linear import Linear
 from razorctl.layers.norm import Norm
 from razorctl.layers.scale import LayerScale, Scale, ScaledBranches
+from razorctl.rules.base import Rule
 
 
 class ScaledRMSNorm(Norm):
@@ -257,7 +261,43 @@ def recognized(kind: type[nn.Module]) -> type[RazorLayer] | None:
     asks = {"ALL_ATTENTION_FUNCTIONS", "get_interface", "config", "_attn_implementation"}
     if asks <= forward_names(kind):
         return InterfaceAttention
-    return None
+    if "Router" in kind.__name__ and {"linear", "weight"} <= forward_names(kind):
+        return Router
+    return ExpertsAgain if "Experts" in kind.__name__ else None
+
+
+class Router(Linear):
+    """The router of experts, which multiplies by its own weight and chooses by the product."""
+
+    @classmethod
+    def columns(cls, module: nn.Module) -> int:
+        return super().columns(module) if cls.multiplies(module) else 1
+
+    @staticmethod
+    def multiplies(module: nn.Module) -> bool:
+        """Whether a module has a weight [experts, columns] of its own."""
+        weight = module._parameters.get("weight")
+        return weight is not None and weight.dim() == 2
+
+    @classmethod
+    def fits(cls, module: nn.Module, rule: Rule) -> bool:
+        return cls.multiplies(module) and super().fits(module, rule)
+
+    @classmethod
+    def drawable(cls, module: nn.Module) -> bool:
+        return False  # its choice needs its weight in each step
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.saving or torch.compiler.is_compiling():
+            return self.stock(*args, **kwargs)
+        stock: Any = super(Linear, self).forward
+        return redirected(self, stock.__func__, *args, **kwargs)
+
+    def functional_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """The product of x and a weight; with its own the layer keeps x by its rule."""
+        if weight is self.weight and x.dim() > 1:
+            return self.multiplied(x, bias)
+        return F.linear(x, weight, bias)
 
 
 class AddedBiasLinear(Linear):

@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from razorctl.config import registry
 from razorctl.layers.base import RazorLayer
+from razorctl.layers.second_run import unknown
 from razorctl.layers.sharing import Memo, TensorCache
 from razorctl.memory.saved import storage_key, storages_by_module
 from razorctl.surgery import reruns
@@ -93,7 +94,7 @@ class TracedBlocks:
         """Adds what a module is called with to what is known of it."""
         module, arguments = self.modules[rerun.name], rerun.arguments(args, kwargs)
         module.calls += 1
-        module.unknown = module.unknown or reruns.unknown(tree_leaves(arguments))
+        module.unknown = module.unknown or unknown(tree_leaves(arguments))
         for x, rows in rerun.leaves(arguments):
             strided = isinstance(x, Tensor) and x.layout is torch.strided
             if not strided or storage_key(x) in self._resident:

@@ -5,10 +5,7 @@ dx and dw are those of f at x'. torch's checkpoint does it: it keeps nothing of 
 graph gets what the second one keeps. Here it keeps copies, and the second run gets their values.
 """
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from enum import Enum
 from functools import partial
 from inspect import signature
 from typing import Any, NamedTuple
@@ -20,25 +17,23 @@ from torch.utils.checkpoint import checkpoint
 
 from razorctl.errors import UsageError
 from razorctl.layers.base import changed_since, stock_type, transforming, unpacked
+from razorctl.layers.second_run import (
+    EXACT,
+    ROWS,
+    Buffer,
+    laid,
+    unchanged,
+    unknown,
+    watching_buffers,
+    without_cache,
+)
 from razorctl.layers.sharing import Memo
 from razorctl.ops.images import memory_format
 from razorctl.ops.quantize import empty_copy
 from razorctl.rules.packed import TILE, Packed
 from razorctl.rules.quantized import Quantized
 
-ROWS = 16  # an input of fewer rows is kept as it is
-# So is an argument with one of these in its name: its values may be near -inf.
-EXACT = ("mask", "bias")
 NOTHING = torch.empty(0, device="meta")
-# Arguments that hold no tensors.
-PLAIN: tuple[type, ...] = (
-    *(type(None), bool, int, float, complex, str, bytes, slice, Enum, nn.Module),
-    *(torch.dtype, torch.device, torch.Size, torch.memory_format),
-)
-# The parts of a cache of an encoder and a decoder.
-CACHES = ("self_attention_cache", "cross_attention_cache")
-# The attributes that have the number of a block's part of a cache.
-PLACES = ("layer_idx", "layer_id")
 # Layers -> the attribute with the number of their channels, which are axis 1 of their input.
 CHANNELS: dict[type[nn.Module], str] = {
     **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), "in_channels"),
@@ -259,22 +254,14 @@ class _Again:
         self.forward, self.forms, self.tree, self.owner = forward, forms, tree, owner
         self.label, self.weights = label, list[tuple[Tensor, int]]()
         self.first: list[Any] | None = None  # the graph must not hold the arguments
-        self.changed: list[tuple[nn.Module, str]] = []
+        self.changed: list[Buffer] = []
 
     def __call__(self, held: Tensor, *_: Tensor) -> Any:
         if self.first is not None:
             leaves, self.first = self.first, None
-            buffers = {key: (b, b._version) for key, b in _buffers(self.owner)}
+            changed = watching_buffers(self.owner)
             result = self._run(leaves)
-            now = dict(_buffers(self.owner))
-            self.changed = [
-                key
-                for key, (buffer, version) in buffers.items()
-                # torch's batch norms count no version of the statistics that they change.
-                if isinstance(key[0], nn.modules.batchnorm._NormBase)
-                or now.get(key) is not buffer
-                or buffer._version != version
-            ]
+            self.changed = changed()
             self.weights = _versions(self.owner.parameters())
             return result
         leaves, rest = list[Any](), unpacked(held.grad_fn, self.label)
@@ -287,7 +274,7 @@ class _Again:
                 of_this, rest = rest[: form.parts], rest[form.parts :]
                 form = form.tensor(of_this)
             leaves.append(form)
-        with _unchanged(self.changed):
+        with unchanged(self.changed):
             return self._run(leaves)
 
     def _run(self, leaves: list[Any]) -> Any:
@@ -305,58 +292,6 @@ def _versions(tensors: Iterable[Tensor]) -> list[tuple[Tensor, int]]:
 def _changed(versions: Iterable[tuple[Tensor, int]]) -> list[Tensor]:
     """The tensors that have changed in place since."""
     return [tensor for tensor, version in versions if tensor._version != version]
-
-
-def _buffers(owner: nn.Module) -> Iterator[tuple[tuple[nn.Module, str], Tensor]]:
-    for module in owner.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                yield (module, name), buffer
-
-
-@contextmanager
-def _unchanged(buffers: list[tuple[nn.Module, str]]) -> Iterator[None]:
-    """Runs the block with copies of buffers, such as the running statistics of a BatchNorm."""
-    before = [module._buffers[name] for module, name in buffers]
-    for (module, name), buffer in zip(buffers, before, strict=True):
-        module._buffers[name] = None if buffer is None else buffer.clone()
-    try:
-        yield
-    finally:
-        for (module, name), buffer in zip(buffers, before, strict=True):
-            module._buffers[name] = buffer
-
-
-def laid(x: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """x with those strides, by which operations choose what they do, and so what they keep."""
-    shape = x.shape
-    for axis, stride in enumerate(strides):
-        x = x if stride else x.narrow(axis, 0, 1)
-    y = x.new_empty_strided(x.shape, strides)
-    if torch._debug_has_internal_overlap(y):
-        return x.expand(shape)
-    return y.copy_(x).expand(shape)
-
-
-def unknown(leaves: list[Any]) -> str:
-    """The type of the first of these arguments that may hold tensors unseen, "" if none may."""
-    strange = (
-        leaf for leaf in leaves if not (isinstance(leaf, (Tensor, *PLAIN)) or callable(leaf))
-    )
-    return next((type(leaf).__name__ for leaf in strange), "")
-
-
-def without_cache(block: nn.Module, value: Any) -> Any:
-    """None for a cache of transformers that has nothing of a block yet; else the value."""
-    caches = sys.modules.get("transformers.cache_utils")
-    if caches is None or not isinstance(value, caches.Cache):
-        return value
-    layers = (vars(module).get(name) for module in block.modules() for name in PLACES)
-    index = next((index for index in layers if isinstance(index, int)), 0)
-    parts = [value, *(vars(value).get(name) for name in CACHES)]
-    present = [part.layers[index] for part in parts if len(getattr(part, "layers", ())) > index]
-    held = tree_leaves([list(vars(layer).values()) for layer in present])
-    return value if any(isinstance(leaf, Tensor) for leaf in held) else None
 
 
 def attach(block: nn.Module, name: str, bits: int | None, memo: Memo) -> None:

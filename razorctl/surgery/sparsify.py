@@ -12,6 +12,7 @@ from razorctl import units
 from razorctl.config import registry
 from razorctl.errors import UsageError
 from razorctl.layers.attention import Attention
+from razorctl.layers.attention_again import AttentionAgain
 from razorctl.layers.base import LayerSettings, RazorLayer, WeightLayer, stock_type
 from razorctl.layers.head import Head, heads
 from razorctl.layers.pixel_head import PixelHead, pixel_classifiers
@@ -245,8 +246,9 @@ def _candidates(
     # A model's last linear layer is its classifier: small, and its output is what is learned.
     skips = METHODS[recipe.method].skip_last_linear and len(linear) > 1
     skipped = linear[-1] if skips and linear[-1] not in head_types else None
+    again = recipe.backend == "sparse-flash" and Attention.kind in recipe.rules
     for name, module in model.named_modules():
-        razor = razor_for(module)
+        razor = razor_for(module, again)
         if "head" in kinds:
             razor = head_types.get(module, razor)
         if razor is not None and razor.kind in kinds and module is not skipped:
@@ -255,7 +257,7 @@ def _candidates(
 
 def _check_attention(model: nn.Module, recipe: Recipe, chosen: Iterable[Swap]) -> None:
     """Raises UsageError if some attention of a model cannot be switched to another backend."""
-    swapped = {swap.module for swap in chosen if issubclass(swap.razor, Attention)}
+    swapped = {swap.module for swap in chosen if swap.razor.kind == Attention.kind}
     strange = _unknown_attention(model, swapped)
     if strange or not swapped:
         first = next(iter(strange), "") or type(model).__name__
@@ -327,7 +329,8 @@ def _running_again(model: nn.Module) -> set[nn.Module]:
 
 def _strange_attention(model: nn.Module) -> dict[str, nn.Module]:
     """The unknown attention of a sparsified model, by name."""
-    return _unknown_attention(model, {m for m in model.modules() if isinstance(m, Attention)})
+    known = Attention, AttentionAgain
+    return _unknown_attention(model, {m for m in model.modules() if isinstance(m, known)})
 
 
 def _grouped(modules: Mapping[str, nn.Module]) -> str:

@@ -452,9 +452,9 @@ def test_compiled_blocks_run_eagerly_and_refuse_to_be_part_of_one_graph():
 
 
 def test_activation_checkpointing_in_place_of_blocks_that_run_again_is_refused():
-    model, x = bloom()
+    model, x = mamba()
     refusal = (
-        r"only if blocks run again .*\(3 x transformer\.h\.\*\).* activation checkpointing out\."
+        r"only if blocks run again .*\(3 x backbone\.layers\.\*\).* activation checkpointing out\."
     )
     with pytest.raises(UsageError, match=refusal):
         sparsify_within(model, Recipe(ratio=0.9, activation_checkpointing=True), x)

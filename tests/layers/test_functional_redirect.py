@@ -1,11 +1,11 @@
-"""Calls of fused attention in stock code go to a razor attention, by whatever name it calls it."""
+"""Functions that stock code calls are methods of a razor layer, by whatever name it calls them."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.nn import functional
 
-from razorctl.layers.sdpa_redirect import redirected
+from razorctl.layers.functional_redirect import redirected
 
 
 class Attention:

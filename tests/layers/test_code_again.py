@@ -1,0 +1,257 @@
+"""Attention and experts of any code, which runs again in the backward pass between its layers."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from timm.models.swin_transformer import SwinTransformer
+from timm.models.swin_transformer_v2 import SwinTransformerV2
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torchvision.models.swin_transformer import SwinTransformer as TorchvisionSwin
+from torchvision.models.swin_transformer import (
+    SwinTransformerBlockV2,
+)
+from transformers import (
+    BloomConfig,
+    BloomModel,
+    GptOssConfig,
+    GptOssModel,
+    MixtralConfig,
+    MixtralModel,
+    PreTrainedModel,
+    SwinConfig,
+    SwinModel,
+    Swinv2Config,
+    Swinv2Model,
+    T5Config,
+    T5Model,
+)
+
+from razorctl import Recipe, restore, sparsify
+from razorctl.errors import UsageError
+from razorctl.layers.attention_again import AttentionAgain
+from razorctl.layers.base import LayerSettings, RazorLayer
+from razorctl.layers.linear import Linear
+from razorctl.memory.saved import kept_storages, traced_bytes
+from razorctl.rules.quantized import Quantized
+from razorctl.rules.registry import RULES, RuleSettings
+from tests.cases import both
+
+
+class GatedAttention(nn.Module):
+    """Attention with a position bias, capped scores, a gate, and a count of its calls."""
+
+    def __init__(self, p: float = 0.0) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(24, 24) for _ in "qkvo")
+        self.position = nn.Parameter(torch.randn(3, 8, 8))
+        self.cap = nn.Parameter(torch.tensor(3.0))
+        self.p, self.calls = p, 0
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        self.calls += 1
+        q, k, v = (
+            part(x).unflatten(-1, (3, 8)).transpose(1, 2) for part in (self.q, self.k, self.v)
+        )
+        scores = self.cap * torch.tanh(q @ k.transpose(-2, -1) / self.cap) + self.position
+        if mask is not None:
+            scores = scores + mask
+        y = F.dropout(scores.softmax(-1), self.p, self.training) @ v
+        return self.o(y.transpose(1, 2).flatten(2) * x.sigmoid())
+
+
+def attached(module: nn.Module, bits: str = "4-bit") -> nn.Module:
+    """The attention with a rule for what its layers return; these keep all that they get."""
+    rules, exact = (both(RULES[name].build(RuleSettings(24, 0.0))) for name in (bits, "dense"))
+    for part in (module.q, module.k, module.v, module.o):
+        Linear.attach(part, exact, LayerSettings())
+    AttentionAgain.attach(module, rules, LayerSettings())
+    return module.train()
+
+
+def gradients(module: nn.Module, x: Tensor, *args: Tensor) -> dict[str, Tensor]:
+    module.zero_grad()
+    x = x.detach().requires_grad_()
+    torch.manual_seed(3)
+    y = module(x * 1, *args)
+    y.backward(torch.ones_like(y).cumsum(-1).cos())
+    return {"y": y.detach(), "x": x.grad} | {n: p.grad for n, p in module.named_parameters()}
+
+
+def at_copies(part: nn.Module, args: object, y: Tensor) -> Tensor:
+    """A hook: the values of a copy of 4 bits, with the gradient of what it is of."""
+    values = Quantized(4).pack(y.detach().flatten(0, -2)).values().view(y.shape)
+    return values + (y - y.detach())
+
+
+@pytest.mark.parametrize("p", [0.0, 0.4])
+def test_the_gradient_is_that_of_the_code_at_the_values_of_copies(p):
+    torch.manual_seed(0)
+    module, x = GatedAttention(p).train(), torch.randn(4, 8, 24)
+    mask = torch.zeros(8, 8).masked_fill(torch.ones(8, 8).triu(1) > 0, -1e4)
+    want = gradients(module, x, mask)["y"]
+    hooks = [part.register_forward_hook(at_copies) for part in (module.q, module.k, module.v)]
+    # The gate reads a copy of x; the layers get x itself.
+    hooks += [
+        part.register_forward_pre_hook(lambda part, args: (x + (args[0] - args[0].detach()),))
+        for part in (module.q, module.k, module.v)
+    ]
+    values = Quantized(4).pack(x.flatten(0, -2)).values().view(x.shape)
+    oracle = gradients(module, values, mask)
+    for hook in hooks:
+        hook.remove()
+    got = gradients(attached(module), x, mask)
+    assert torch.equal(got.pop("y"), want)
+    del oracle["y"]
+    for name in oracle.keys() - {"o.weight"}:  # of what the last layer got in the first run
+        torch.testing.assert_close(got[name], oracle[name], atol=1e-4, rtol=1e-4, msg=name)
+
+
+def test_what_code_does_beside_is_done_once():
+    module = attached(GatedAttention())
+    gradients(module, torch.randn(4, 8, 24))
+    assert module.calls == 1
+    with torch.no_grad():
+        module(torch.randn(4, 8, 24))
+    assert module.calls == 2
+
+
+def test_two_backward_passes_of_one_graph_and_none():
+    module, x = attached(GatedAttention(0.3)), torch.randn(4, 8, 24)
+    gc.collect()
+    gc.disable()
+    try:
+        y = module(x)
+        kept = [weakref.ref(t) for t in gc.get_objects() if isinstance(t, Tensor)]
+        first, second = (
+            torch.autograd.grad(y.sum(), list(module.parameters()), retain_graph=True) for _ in "ab"
+        )
+        assert all(map(torch.equal, first, second))
+        before = sum(ref() is not None for ref in kept)
+        del y, first, second
+        assert sum(ref() is not None for ref in kept) < before  # without a garbage collector
+        y = module(x)
+        del y
+    finally:
+        gc.enable()
+
+
+def test_within_a_checkpoint():
+    module, x = attached(GatedAttention(0.3), "dense"), torch.randn(4, 8, 24)
+    want = gradients(module, x)
+    checkpointed = gradients(nn.ModuleList([module]).train() and _Checkpointed(module), x)
+    for name, value in checkpointed.items():
+        torch.testing.assert_close(value, want[name.removeprefix("inner.")])
+
+
+class _Checkpointed(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.inner, x, use_reentrant=False)
+
+
+class ChangedAttention(GatedAttention):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        y = super().forward(x, mask).softmax(-1)
+        x.add_(1)
+        return y * y
+
+
+class MovingAttention(GatedAttention):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        y = super().forward(x, mask).softmax(-1)
+        return (y * y) * y if self.calls == 1 else y
+
+
+def test_code_that_cannot_run_again_is_refused():
+    x = torch.randn(4, 8, 24, requires_grad=True)
+    with pytest.raises(UsageError, match=r"\(ChangedAttention\) changes an argument in place"):
+        attached(ChangedAttention())(x * 1)
+    y = attached(MovingAttention())(x)
+    with pytest.raises(UsageError, match=r"\(MovingAttention\) does other operations"):
+        y.sum().backward()
+
+
+DECODER = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50}
+EXPERTS = {**DECODER, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 48}
+EXPERTS |= {"num_local_experts": 4, "num_experts_per_tok": 2}
+T5 = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2, "vocab_size": 50}
+WINDOWS = {"img_size": 32, "patch_size": 2, "embed_dim": 32, "depths": (2,), "num_heads": (2,)}
+IMAGES = {"image_size": 32, "patch_size": 2, "embed_dim": 32, "depths": [2], "num_heads": [2]}
+# Model, the layers that code runs again in, and the largest share of full's bytes at 0.9.
+BUILDERS = {
+    "t5": (lambda: T5Model(T5Config(**T5, dropout_rate=0.0)), "T5Attention", 0.25),
+    "gpt-oss": (lambda: GptOssModel(GptOssConfig(**EXPERTS)), "GptOssExperts", 0.25),
+    "mixtral": (lambda: MixtralModel(MixtralConfig(**EXPERTS)), "MixtralTopKRouter", 0.25),
+    "bloom": (lambda: BloomModel(BloomConfig(**DECODER)), "BloomAttention", 0.5),
+    "swin": (lambda: SwinModel(SwinConfig(**IMAGES, window_size=4)), "SwinAttention", 0.3),
+    "swin v2": (
+        lambda: Swinv2Model(Swinv2Config(**IMAGES, window_size=4)), "Swinv2SelfAttention", 0.6,
+    ),
+    "timm swin": (lambda: SwinTransformer(**WINDOWS, window_size=4), "WindowAttention", 0.3),
+    "timm swin v2": (lambda: SwinTransformerV2(**WINDOWS, window_size=4), "WindowAttention", 0.5),
+    "torchvision swin v2": (
+        lambda: TorchvisionSwin(
+            [2, 2], 32, [2], [2], [4, 4], stochastic_depth_prob=0.0, block=SwinTransformerBlockV2
+        ),
+        "ShiftedWindowAttentionV2",
+        0.5,
+    ),
+}  # fmt: skip
+
+
+def build(name: str) -> tuple[nn.Module, dict | Tensor]:
+    torch.manual_seed(0)
+    model = BUILDERS[name][0]().train()
+    for parameter in model.parameters():
+        if not parameter.detach().any():  # it would let no gradient pass, or hide a wrong one
+            nn.init.normal_(parameter, std=0.1)
+    if "swin" in name:
+        x = torch.randn(4, 3, 32, 32)
+        return model, {"pixel_values": x} if isinstance(model, PreTrainedModel) else x
+    ids = torch.randint(3, 50, (4, 24))
+    more = {"decoder_input_ids": ids} if name == "t5" else {"use_cache": False}
+    return model, {"input_ids": ids, "attention_mask": (ids > 5).long(), **more}
+
+
+def run(model: nn.Module, inputs: dict | Tensor, autocast: bool) -> tuple[Tensor, Tensor, set]:
+    model.zero_grad()
+    torch.manual_seed(2)  # of drop path
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        out = forward(model, inputs)
+    y = out if isinstance(out, Tensor) else out[0]
+    y.backward(torch.randn_like(y))
+    grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return y.detach(), torch.cat([g.flatten() for g in grads.values()]), set(grads)
+
+
+def forward(model: nn.Module, inputs: dict | Tensor) -> object:
+    return model(**inputs) if isinstance(inputs, dict) else model(inputs)
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_models_of_libraries(name):
+    model, inputs = build(name)
+    _, kind, most = BUILDERS[name]
+    want = [run(model, inputs, cast) for cast in (False, True)]
+    full = traced_bytes(model, inputs)
+    sparsify(model, Recipe("half"))
+    assert any(type(m).__name__ == f"Razor{kind}" for m in model.modules())
+    for cast, (y, gradient, names) in zip((False, True), want, strict=True):
+        got = run(model, inputs, cast)
+        assert torch.equal(got[0], y)
+        assert got[2] == names
+        assert torch.cosine_similarity(got[1], gradient, 0) > (0.995 if cast else 0.9999)
+    restore(model)
+    assert not any(isinstance(m, RazorLayer) for m in model.modules())
+    sparsify(model, Recipe(ratio=0.9))
+    traced = traced_bytes(model, inputs)
+    assert traced < most * full
+    kept = kept_storages(model, lambda: forward(model, inputs), lambda: None)
+    assert sum(storage.size for storage in kept) == traced
