@@ -240,6 +240,7 @@ TINY = {
 }
 CASES |= {
     "transposed linear": Case(lambda: Conv1D(17, 33), (*ROWS, (33,)), exact=True),
+    "squared relu": Case(activations.ReLUSquaredActivation, ROWS),
     "falcon linear": Case(lambda: FalconLinear(33, 17), (*ROWS, (33,)), exact=True),
     "llama rms norm": Case(lambda: norm(LlamaRMSNorm(33)), ROWS),
     "olmo rms norm": Case(lambda: norm(Olmo2RMSNorm(33)), ROWS),

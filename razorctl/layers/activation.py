@@ -23,7 +23,7 @@ from razorctl.ops.images import memory_format, pixels, unrolled
 from razorctl.ops.kernels import fused
 from razorctl.ops.slopes import slope_bits, slope_grad
 from razorctl.rules.base import Rule
-from razorctl.rules.derived import DerivedCopy
+from razorctl.rules.derived import DerivedCall, DerivedCopy
 from razorctl.rules.packed import Packed
 from razorctl.spans import packing
 
@@ -291,6 +291,42 @@ class Hardsigmoid(TwoSlopes):
 
     def slopes(self) -> tuple[float, float]:
         return 1 / 6, 0.0
+
+
+class SquaredReLUFunction(torch.autograd.Function):
+    """y = max(x, 0)^2, the stock forward, and dx = 2 max(x', 0) dy, with x' the packed values."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: "SquaredReLU", packed: Packed) -> Tensor:
+        save(ctx, packed)
+        return layer.stock(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        (packed,) = saved(ctx)
+        x = packed.values().to(dy.dtype).view(dy.shape)
+        return x.clamp(min=0).mul_(2).mul_(dy), None, None
+
+
+class SquaredReLU(Activation):
+    """max(x, 0)^2; its output is made again where its input is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (self.saving and x.requires_grad):
+            return self.stock(x)
+        derived = self.derived_rows(x)
+        with packing(), torch.no_grad():
+            copy = copy_of(flat(x.detach()), self.rules) if derived is None else derived
+        y: Tensor = SquaredReLUFunction.apply(x, self, copy)
+        if self.memo is not None and derived is not None:
+            again = DerivedCall(derived.shape, derived.dtype, (derived,), call=_squared_relu)
+            self.memo.derive(y, DerivedCopy(y.shape, y.dtype, (again,)))
+        return y
+
+
+def _squared_relu(x: Tensor) -> Tensor:
+    return x.clamp(min=0).square()
 
 
 # By the name of a function, the razor class of modules that compute it in another way.

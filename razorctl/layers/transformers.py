@@ -28,7 +28,7 @@ from transformers.models.t5 import modeling_t5
 from transformers.models.vit import modeling_vit
 from transformers.pytorch_utils import Conv1D
 
-from razorctl.layers.activation import GELU, QuickGELU, SiLU, TanhGELU
+from razorctl.layers.activation import GELU, QuickGELU, SiLU, SquaredReLU, TanhGELU
 from razorctl.layers.adding import Adding
 from razorctl.layers.attention_again import ExpertsAgain
 from razorctl.layers.base import RazorLayer, Swaps
@@ -337,6 +337,7 @@ SWAPS: Swaps = {
     stock.FastGELUActivation: TanhGELU,
     stock.QuickGELUActivation: QuickGELU,
     stock.SiLUActivation: SiLU,
+    stock.ReLUSquaredActivation: SquaredReLU,
 }
 
 _BERT_BRANCHES = (
