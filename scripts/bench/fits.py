@@ -4,10 +4,11 @@
 
 Each is what `--batch-size auto` takes: with the model's default optimizer, of `full` and of `razor`
 at the largest ratio that `plan` calls close. Where not even one example fits, LEAN is tried too.
-Batches above MOST are not counted. The script writes results/fits.json. It measures nothing: every
-figure is predicted, on fake tensors.
+Batches above MOST are not counted. The script writes results/fits.json, where rows of models that
+are not asked for stay. It measures nothing: every figure is predicted, on fake tensors.
 """
 
+import json
 import platform
 import sys
 from dataclasses import asdict, dataclass, replace
@@ -99,21 +100,24 @@ def main() -> None:
     parser.add_argument("--gpus", nargs="+", default=GPUS)
     parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
     args = parser.parse_args()
-    cache, rows = traces.Cache(), []
-    for model in args.models:
-        data, size = MODELS[model]
-        job = Job(model, data, input_size=size, precision="bf16")
-        for gpu in args.gpus:
-            rows.append(row(job, gpu, gpus.load(gpu), cache))
-            print(rows[-1], flush=True)
+    cache = traces.Cache()
     document = {
         **head(f"none; traced on a CPU, {platform.machine()}", *LIBRARIES),
         "most": MOST,
         "ratio": Job.max_ratio,
         "lean": LEAN,
-        "rows": [asdict(row) for row in rows],
     }
-    write(args.out, document)
+    old = json.loads(args.out.read_text())["rows"] if args.out.exists() else []
+    rows_of = {model: [row for row in old if row["model"] == model] for model in MODELS}
+    for model in args.models:
+        data, size = MODELS[model]
+        job = Job(model, data, input_size=size, precision="bf16")
+        rows_of[model] = []
+        for gpu in args.gpus:
+            rows_of[model].append(asdict(row(job, gpu, gpus.load(gpu), cache)))
+            print(rows_of[model][-1], flush=True)
+        rows = [one for of_model in rows_of.values() for one in of_model]
+        write(args.out, {**document, "rows": rows})
 
 
 if __name__ == "__main__":
