@@ -185,7 +185,7 @@ class _Times(nn.Module):
 def _twin(module: nn.Module, parts: Parts) -> nn.Module:
     """A module with small layers in place of those of another, for an example of WIDTH columns."""
     twin = copy.copy(module)
-    twin._modules = dict(module._modules)
+    twin.training, twin._modules = True, dict(module._modules)
     for number, name in enumerate((*parts.layers, *filter(None, [parts.down]))):
         out = WIDTH * (2 if len(parts.layers) == 1 and name in parts.layers else 1)
         layer = nn.Linear(WIDTH, out, device="meta")  # which draws no values

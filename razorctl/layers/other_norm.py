@@ -92,6 +92,7 @@ def form_of(module: nn.Module) -> Form | None:
     if columns < 2 or module._buffers or not module._parameters.keys() <= {"weight", "bias"}:
         return None
     twin = copy.copy(module)
+    twin.training = True
     at = torch.arange(columns, device="cpu")
     weight, bias = (at * 0.7).sin(), (at * 1.3).cos()
     values = {"weight": weight, "bias": bias}

@@ -1,9 +1,9 @@
 """The razor class of a module: that of its type, or one by what the module computes.
 
-A type that nobody has listed is recognized by its values. Its forward runs on a small example, and
-is compared with the formula of a norm, an activation function or a gated MLP. Attention is known by
-its code (`attention_again`). Otherwise the razor class calls the functions of a forward
-(`functional`), or there is none.
+A type that nobody has listed is recognized by its values. Its forward runs on a small example as it
+does in training, and is compared with the formula of a norm, an activation function or a gated MLP.
+Attention is known by its code (`attention_again`). Otherwise the razor class calls the functions of
+a forward (`functional`), or there is none.
 """
 
 import copy
@@ -53,10 +53,14 @@ def _by_values(module: nn.Module, kind: type[nn.Module]) -> type[RazorLayer] | N
     if not (module._modules or "norm" in kind.__name__.lower()):
         if module._parameters or module._buffers:
             return None
-        of, recognizes = partial(kind.forward, copy.copy(module)), by_values
+        twin = copy.copy(module)
+        twin.training = True
+        of, recognizes = partial(kind.forward, twin), by_values
     with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.random.fork_rng([]):
+        before = torch.get_rng_state()
         razor: type[RazorLayer] | None = recognizes(of)
-    return razor
+        draws = not torch.equal(torch.get_rng_state(), before)  # its values are those of a draw
+    return None if draws else razor
 
 
 @cache

@@ -19,7 +19,8 @@ from transformers.models.t5.modeling_t5 import T5DenseGatedActDense
 from transformers.models.vitdet.modeling_vitdet import VitDetLayerNorm
 
 from razorctl import Recipe, restore, sparsify
-from razorctl.layers.activation import TanhGELU
+from razorctl.layers.activation import ReLU, TanhGELU
+from razorctl.layers.functional import Calling
 from razorctl.layers.other_gated_mlp import OtherGatedMLP
 from razorctl.layers.other_norm import Form, OtherChannelNorm, OtherNorm, form_of
 from razorctl.layers.recognition import razor_for
@@ -121,6 +122,38 @@ def test_norms(kind):
     layer.detach()
     assert type(layer) is kind
     assert vars(layer).keys() == vars(kind(WIDTH)).keys()
+
+
+class NoisyNorm(nn.LayerNorm):
+    """A norm that draws in training."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y * torch.rand_like(y) if self.training else y
+
+
+class Noisy(nn.Module):
+    """An activation function that draws in training, here what leaves it as it is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.rand_like(x).ceil() * torch.relu(x) if self.training else torch.relu(x)
+
+
+class NoisyMLP(nn.Module):
+    """A gated MLP that draws in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.c(F.silu(self.a(x)) * self.b(x))
+        return y * torch.rand_like(y) if self.training else y
+
+
+@pytest.mark.parametrize("build", [lambda: NoisyNorm(WIDTH), Noisy, NoisyMLP])
+def test_what_draws_in_training_is_not_recognized_in_evaluation(build):
+    assert not issubclass(razor_for(build().eval()) or Calling, (OtherNorm, OtherGatedMLP, ReLU))
 
 
 @pytest.mark.parametrize("build", [OuterEpsNorm, Scored, lambda: Gemma3nRMSNorm(0, 1e-6, False)])
