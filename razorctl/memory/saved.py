@@ -233,16 +233,18 @@ def kept_storages(
 
     A graph that `forward` has dropped keeps nothing. place: is called when a storage is kept.
     """
-    resident = {storage_key(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    resident = resident_keys(model)
     # The storages are kept alive, so that no key is used again.
     storages = dict[int, tuple[torch.UntypedStorage, int, list[tuple[Any, weakref.ref[_Kept]]]]]()
 
     def pack(tensor: Tensor) -> _Kept:
-        key, storage, kept = storage_key(tensor), tensor.untyped_storage(), _Kept(tensor)
-        if key not in resident:
-            if key not in storages:
-                storages[key] = storage, storage.nbytes(), []
-            storages[key][-1].append((place(), weakref.ref(kept)))
+        kept = _Kept(tensor)
+        for part in _parts(tensor):
+            key, storage = storage_key(part), part.untyped_storage()
+            if key not in resident:
+                if key not in storages:
+                    storages[key] = storage, storage.nbytes(), []
+                storages[key][-1].append((place(), weakref.ref(kept)))
         return kept
 
     with torch.autograd.graph.saved_tensors_hooks(pack, attrgetter("tensor")):
@@ -253,6 +255,19 @@ def kept_storages(
             kept.append(KeptStorage(key, size, places))
     del result  # until here its graph was needed
     return kept
+
+
+def resident_keys(model: nn.Module) -> set[int]:
+    """The keys of the storages of a model's parameters and buffers."""
+    tensors = (*model.parameters(), *model.buffers())
+    return {storage_key(part) for tensor in tensors for part in _parts(tensor)}
+
+
+def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    """The tensors that have storages: those of a sparse one are its indices and its values."""
+    if tensor.layout is torch.strided:
+        return (tensor,)
+    return (tensor._indices(), tensor._values()) if tensor.layout is torch.sparse_coo else ()
 
 
 def storage_key(tensor: Tensor) -> int:

@@ -16,7 +16,7 @@ from razorctl.config import registry
 from razorctl.layers.base import RazorLayer
 from razorctl.layers.second_run import unknown
 from razorctl.layers.sharing import Memo, TensorCache
-from razorctl.memory.saved import storage_key, storages_by_module
+from razorctl.memory.saved import resident_keys, storage_key, storages_by_module
 from razorctl.surgery import reruns
 
 
@@ -64,7 +64,7 @@ class TracedBlocks:
 
     def __init__(self, twin: nn.Module, inputs: Any, run: Mapping[str, Any]) -> None:
         self.modules = {name: Module() for name, _ in twin.named_modules()}
-        self._resident = {storage_key(tensor) for tensor in (*twin.parameters(), *twin.buffers())}
+        self._resident = resident_keys(twin)
         self._numbers, self._count, memo = TensorCache[int](), count(), Memo()
         hooks, self._alive = list[RemovableHandle](), list[torch.UntypedStorage]()
         for name, module in twin.named_modules():

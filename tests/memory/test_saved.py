@@ -12,7 +12,7 @@ from transformers import BatchEncoding, BeitConfig, BeitModel
 
 from razorctl import Recipe, profile, restore, saved_bytes, sparsify
 from razorctl.errors import UsageError
-from razorctl.memory.saved import traced_bytes, traced_bytes_by_module
+from razorctl.memory.saved import kept_storages, traced_bytes, traced_bytes_by_module
 from razorctl.methods import METHODS
 from razorctl.models import find
 from razorctl.sampling.joint import Blocks
@@ -47,6 +47,25 @@ def test_bytes_of_a_linear_layer(autocast, width, ratio):
     assert measured("backrazor") == round(density * n) * width + n // 8
     assert measured("prebackrazor-") == columns * (ROWS * width + 8)
     assert measured("prebackrazor") == columns * (ROWS * width + 12)
+
+
+class OfSparse(nn.Module):
+    """A layer that keeps its input, and a sparse tensor of four values that it makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        at = torch.arange(4)
+        sparse = torch.sparse_coo_tensor(torch.stack((at, at)), torch.ones(4), (8, 8))
+        return torch.sparse.mm(sparse, self.linear(x))
+
+
+def test_of_a_sparse_tensor_its_indices_and_values_count():
+    kept = kept_storages(OfSparse().train(), partial(OfSparse().train(), torch.ones(8, 8)), int)
+    assert sorted(storage.size for storage in kept)[-1] == 8 * 8 * 4
+    assert 2 * 4 * 8 in [storage.size for storage in kept]
 
 
 def test_ratio_zero_saves_what_full_saves():
