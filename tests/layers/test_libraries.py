@@ -166,7 +166,9 @@ def test_attention_of_a_user_beside_the_known_runs_stock():
     model.bert.encoder.layer[0].attention.self.__class__ = Mine
     want, _ = run(model, "bert")
     sparsify(model, Recipe("prebackrazor++"))
-    assert type(model.bert.encoder.layer[0].attention.self) is Mine
+    mine = model.bert.encoder.layer[0].attention.self
+    assert isinstance(mine, Mine)
+    assert not isinstance(mine, Attention)  # its dropout may be known
     got, grads = run(model, "bert")
     assert torch.equal(got, want)
     assert all(grad is None or grad.isfinite().all() for grad in grads)
