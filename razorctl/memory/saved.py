@@ -153,6 +153,8 @@ def tracing(model: nn.Module, mode: FakeTensorMode | None) -> Iterator[None]:
             why = f"makes a tensor whose size depends on values ({error.func})"
         elif isinstance(error, UnsupportedOperatorException):
             why = f"runs {error.func}, which has no fake implementation"
+        elif "its data is not allocated yet" in str(error):
+            why = "writes to places that depend on values"
         elif ".numpy() is not supported" in str(error):
             why = "reads the values of a tensor (.numpy())"
         else:
