@@ -89,10 +89,12 @@ def code_of(layer: RazorLayer, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
     It does in a compiled program, and where an argument may hold tensors unseen.
     """
+    if torch.compiler.is_compiling() or not layer.saving:
+        return None
     values = [without_cache(layer, value) for value in (*args, *kwargs.values())]
     leaves = tree_leaves(values)
     tensors = any(isinstance(leaf, Tensor) for leaf in leaves)
-    if not layer.saving or not tensors or unknown(leaves) or torch.compiler.is_compiling():
+    if not tensors or unknown(leaves):
         return None
     parts = [part for part in layer.modules() if isinstance(part, WeightLayer)]
     kind: Any = stock_type(layer)
