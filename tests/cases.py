@@ -360,7 +360,7 @@ CASES |= {  # whose code runs again
         attention="sparse-flash",
     ),
     "router": Case(lambda: norm(MixtralTopKRouter(MIXTRAL)), ((13, 24),)),
-    "experts": Case(experts, ((13, 24),)),
+    "experts": Case(experts, ((17, 24),)),  # fewer rows are kept as they are
 }
 for backend in ("stored", "sparse-flash"):
     CASES |= {

@@ -21,13 +21,13 @@ from razorctl.surgery import freezing, reruns
 from razorctl.surgery.budget_search import BudgetSearch, Reruns
 from razorctl.surgery.sparsify import (
     RECIPE,
-    log_stock,
     recipe_of,
     refuse_sparsified,
     restore,
     sparsify,
     swap,
 )
+from razorctl.surgery.stock_modules import log_stock
 
 log = logging.getLogger(__name__)
 

@@ -39,7 +39,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import razorctl.methods
 from razorctl import Recipe, restore, sparsify
 from razorctl.memory.saved import Forward, traced_bytes
-from razorctl.methods import EXACT, FAMILIES, Family
+from razorctl.methods import CLOSE, EXACT, FAMILIES, Family
 from razorctl.rules.allocation import FILE
 
 # The layer kinds of each family of models; the rules of one do not depend on those of the other.
@@ -272,8 +272,10 @@ def frontier(
         if any(other.beats(choice) for other in itertools.chain(*every)):
             continue
         level = levels[choice.level]
-        # In models unlike these it is packed as where nothing is made again.
-        packed = next((c for c in every[0] if c.ratio >= choice.ratio), every[0][-1])
+        # In models unlike these it is packed as where nothing is made again, as far as that is
+        # close: a cosine c is a squared error of about 2 (1 - c).
+        close = [c for c in every[0] if c.error <= 2 * (1 - CLOSE)] or every[0]
+        packed = next((c for c in close if c.ratio >= choice.ratio), close[-1])
         rest = {kind: packed.rules[kind] for kind in unused(choice.level, traced)}
         choices.append(replace(choice, rules=at(level, {**choice.rules, **rest})))
     return choices

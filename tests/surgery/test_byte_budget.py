@@ -119,7 +119,8 @@ class TestWithin:
     def test_refuses_with_the_largest_that_can_be_kept(self):
         model, x = small()
         full = traced_bytes(model, x)
-        with pytest.raises(UsageError, match="with this batch; the largest that can is") as error:
+        kept = r"with this batch: .+ in 4 bits; the largest that can is"
+        with pytest.raises(UsageError, match=kept) as error:
             sparsify_within(model, Recipe("razor", largest()), x)
         assert not any(isinstance(module, RazorLayer) for module in model.modules())
         possible = float(str(error.value).split()[-1].rstrip("."))

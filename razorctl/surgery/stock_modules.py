@@ -1,0 +1,147 @@
+"""The modules of a sparsified model that stay stock, in messages."""
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from torch import nn
+
+from razorctl import units
+from razorctl.config import registry
+from razorctl.layers.attention import Attention
+from razorctl.layers.attention_again import AttentionAgain
+from razorctl.layers.base import RazorLayer, WeightLayer, stock_type
+from razorctl.layers.recognition import razor_for
+from razorctl.recipe import Recipe
+from razorctl.rules.allocation import largest
+from razorctl.surgery import reruns
+
+log = logging.getLogger(__name__)
+
+# Leaves that keep nothing worth pruning; containers are leaves if they are empty, as in PEFT.
+LIGHT = (
+    nn.Identity,
+    nn.Flatten,
+    nn.Unflatten,
+    nn.Embedding,
+    nn.ModuleDict,
+    nn.ModuleList,
+    nn.ParameterDict,
+    nn.ParameterList,
+)
+MUCH = 0.2  # share of a model from which on a warning says that it stays stock
+
+
+def unknown_attention(model: nn.Module, swapped: set[nn.Module]) -> dict[str, nn.Module]:
+    """Modules that call themselves attention and neither are swapped nor hold one that is."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if "Attention" in type(module).__name__ and swapped.isdisjoint(module.modules())
+    }
+
+
+def log_stock(model: nn.Module, recipe: Recipe) -> None:
+    """Logs which modules of a sparsified model have stayed stock."""
+    if not recipe.prunes:
+        return
+    again = _running_again(model)
+    leaves = {
+        name: module
+        for name, module in model.named_modules()
+        if module not in again
+        and not isinstance(module, (RazorLayer, *LIGHT))
+        and not any(module.children())
+    }
+    if leaves:
+        log.info("stock, so kept in full: %s", _grouped(leaves))
+    if "attention" in recipe.rules and (
+        strange := {n: m for n, m in _strange_attention(model).items() if m not in again}
+    ):
+        log.warning("unknown attention, so stock and kept in full: %s", _grouped(strange))
+
+
+def _running_again(model: nn.Module) -> set[nn.Module]:
+    """The modules that run again in the backward pass, with all inside them."""
+    wholes = (
+        module
+        for module in model.modules()
+        if reruns.attached(module) or (isinstance(module, RazorLayer) and module.covers(module))
+    )
+    return {part for whole in wholes for part in whole.modules()}
+
+
+def _strange_attention(model: nn.Module) -> dict[str, nn.Module]:
+    """The unknown attention of a sparsified model, by name."""
+    known = Attention, AttentionAgain
+    return unknown_attention(model, {m for m in model.modules() if isinstance(m, known)})
+
+
+def _grouped(modules: Mapping[str, nn.Module]) -> str:
+    """Modules as text, by name with their classes; names that differ in numbers alone are one."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, module in modules.items():
+        kind = stock_type(module).__name__
+        groups.setdefault((registry.starred(name), kind), []).append(name or "the model")
+    return ", ".join(
+        f"{len(names)} x {stars} ({kind})" if names[1:] else f"{names[0]} ({kind})"
+        for (stars, kind), names in groups.items()
+    )
+
+
+def _multiplies(module: nn.Module) -> bool:
+    """Whether a module has trainable weights of its own: `weight`, or matrices of other names."""
+    own = module._parameters
+    return any(
+        p is not None and p.requires_grad and (name == "weight" or (p.dim() > 1 and len(p) > 1))
+        for name, p in own.items()
+    )
+
+
+def warn_of_excess(model: nn.Module, recipe: Recipe) -> None:
+    """Warns if a model is likely to exceed its byte budget, which only a trace of inputs shows.
+
+    It is likely if the share of its layers with weights that are of unknown kinds, and so kept in
+    full, is larger than 1 - ratio. Each unknown attention counts as one such layer. It is likely
+    too if most of the layers are convolutions, whose inputs are not made again. Warns in other
+    words if MUCH of the layers or of their weights stays stock at any ratio.
+    """
+    if not recipe.has_byte_budget:
+        return
+    attention = set(_strange_attention(model).values()) if "attention" in recipe.rules else set()
+    again = _running_again(model)
+    weighted = [
+        m for m in model.modules() if not isinstance(m, LIGHT) and m not in again and _multiplies(m)
+    ]
+    alone = [m for m in weighted if not isinstance(m, RazorLayer) and razor_for(m) is None]
+    unknown = attention.union(alone)
+    strange = [m for m in model.modules() if m in unknown]
+    of_layers = len(strange) / max(1, len(attention.union(weighted)))
+    share = max(of_layers, _weights(alone) / max(1, _weights(weighted)))
+    count = Counter(m.kind for m in weighted if isinstance(m, WeightLayer))
+    kinds = Counter(stock_type(module).__name__ for module in strange)
+    names = ", ".join(f"{kind} ({count})" for kind, count in kinds.most_common())
+    allowed = f"the {units.percent(1 - recipe.ratio)} that ratio {recipe.ratio:g} allows"
+    likely = f"is likely to keep more for backward than {allowed}, since"
+    if of_layers > 1 - recipe.ratio:
+        what = f"{likely} it has layers that are not compressed: {names}"
+    elif count["conv"] > count["linear"] and recipe.ratio > largest("convolution"):
+        what = (
+            f"{likely} {count['conv']} layers are convolutions, whose inputs are kept in 2 bits at "
+            "least"
+        )
+    elif share >= MUCH:
+        what = f"stays stock in about {units.percent(share)} of its layers or weights: {names}"
+    else:
+        return
+    log.warning(
+        "%s %s; razorctl.saved_bytes(model, inputs) says how much it keeps, and "
+        "razorctl.sparsify_within keeps less, where that can mend it.",
+        stock_type(model).__name__,
+        what,
+    )
+
+
+def _weights(modules: Iterable[nn.Module]) -> int:
+    """The number of weights of modules, without those inside them."""
+    return sum(p.numel() for m in modules for p in m._parameters.values() if p is not None)
