@@ -24,6 +24,7 @@ SHARES = {
     "transformers gemma2": 0.09,
     "transformers qwen3": 0.11,
     "transformers mixtral": 0.06,
+    "transformers qwen2_moe": 0.01,
     "transformers phi3": 0.09,
     "transformers bloom": 0.15,
     "transformers falcon": 0.13,

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from razorctl.layers.attention_again import CodeLayer
 from razorctl.layers.base import LayerSettings, RazorLayer, stock_type
 from razorctl.layers.functional import twin_of
 from razorctl.layers.gated_mlp import GatedMLP
@@ -140,7 +141,7 @@ def _multiplies(kind: type[nn.Module]) -> bool:
 
 def _linear(kind: type[nn.Module]) -> bool:
     razor = razor_of(kind)
-    return razor is not None and razor.kind == "linear"
+    return razor is not None and razor.kind == "linear" and not issubclass(razor, CodeLayer)
 
 
 def _function(act: nn.Module | None) -> str | None:
