@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.flop_counter import flop_registry
 
+from razorctl.memory.saved import storage_key
 from razorctl.memory.trace_cache import KernelWork
 from razorctl.ops import kernels
 from razorctl.ops.op import OPS, Fused
@@ -164,7 +165,7 @@ def _inside(name: str, leaves: tuple[Any, ...], tree: Any) -> OpCost:
         args, kwargs = tree_unflatten(blanks, tree)
         with _Watch() as watch:
             result = OPS[name].body(*OPS[name].grouped((*args, *kwargs.values())))
-        outputs = {_storage(t): t.untyped_storage().nbytes() for t in tensors((result,))}
+        outputs = {storage_key(t): t.untyped_storage().nbytes() for t in tensors((result,))}
     return OpCost(watch.kernels, watch.most - sum(outputs.values()))
 
 
@@ -181,11 +182,11 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        storages = {_storage(tensor) for tensor in tensors((*args, *kwargs.values()))}
+        storages = {storage_key(tensor) for tensor in tensors((*args, *kwargs.values()))}
         result = func(*args, **kwargs)
         self.kernels.update(_kernels(func, args, kwargs, result))
         for tensor in tensors((result,)):
-            if _storage(tensor) not in storages:
+            if storage_key(tensor) not in storages:
                 storage = tensor.untyped_storage()
                 self._add(storage.nbytes())
                 weakref.finalize(storage, self._add, -storage.nbytes())
@@ -203,8 +204,8 @@ def _kernels(operation: Any, args: Any, kwargs: Any, result: Any) -> list[Kernel
         return []
     if outputs and not any(tensor.numel() for tensor in outputs):
         return []
-    storages = {_storage(tensor) for tensor in inputs}
-    if not operation._schema.is_mutable and all(_storage(t) in storages for t in outputs):
+    storages = {storage_key(tensor) for tensor in inputs}
+    if not operation._schema.is_mutable and all(storage_key(t) in storages for t in outputs):
         return []
     packet = operation.overloadpacket
     copies = [_pass(t, t) for t in _rearranged(packet, args)]
@@ -352,8 +353,8 @@ def _written(operation: Any, args: Any, kwargs: Any, outputs: list[Tensor]) -> l
         and argument.name != "grads"
     ]
     in_place = tensors(changed)
-    storages = {_storage(tensor) for tensor in in_place}
-    return [*in_place, *(tensor for tensor in outputs if _storage(tensor) not in storages)]
+    storages = {storage_key(tensor) for tensor in in_place}
+    return [*in_place, *(tensor for tensor in outputs if storage_key(tensor) not in storages)]
 
 
 def _bytes(tensor: Tensor) -> int:
@@ -389,8 +390,3 @@ def _workspace(operation: Any, args: Any) -> int:
 
 def _up(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
-
-
-def _storage(tensor: Tensor) -> int:
-    key: int = tensor.untyped_storage()._cdata
-    return key
