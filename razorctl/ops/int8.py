@@ -32,6 +32,11 @@ def inverse(scale: Tensor) -> Tensor:
     return torch.where(scale > 0, 1 / scale, 0).nan_to_num(0, 0, 0)
 
 
+def _rounded(x: Tensor) -> Tensor:
+    """x / scale rounded to codes, in place; what is infinite has an outmost one."""
+    return x.round_().clamp_(-LEVELS, LEVELS)
+
+
 def transposed(codes: Tensor) -> Tensor:
     """Codes [rows, columns] as [columns, rows], in the layout of the device's GEMMs.
 
@@ -68,7 +73,7 @@ def int8_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return codes, scale.zero_(), total
     for rows in chunks(x):
         scale[rows] = scale_of(x[rows], 1)
-        codes[rows] = (x[rows] * inverse(scale[rows])).round_()
+        codes[rows] = _rounded(x[rows] * inverse(scale[rows]))
     return codes, scale, total
 
 
@@ -107,7 +112,7 @@ def int8_columns(x: Tensor) -> tuple[Tensor, Tensor]:
     scale = scale_of(x, 0)
     factor = inverse(scale)
     for rows in chunks(x):
-        codes[rows] = (x[rows] * factor).round_()
+        codes[rows] = _rounded(x[rows] * factor)
     return transposed(codes), scale.squeeze(0)
 
 

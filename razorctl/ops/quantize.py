@@ -151,9 +151,7 @@ def quantize(
         if seed is not None:
             start = part.rows.start * x.shape[1]
             values += uniform(seed, start, values.numel()).view(values.shape)
-        if seed is not None or clip:  # only then can values exceed the range of codes
-            values.clamp_(0, 2**bits - 0.5)
-        return values.to(dtype).view(torch.uint8)
+        return values.clamp_(0, 2**bits - 0.5).to(dtype).view(torch.uint8)
 
     return packed_of(x, bits, tile_rows, codes), zero_point.to(torch.int16), scale
 

@@ -96,6 +96,16 @@ def test_a_row_with_a_nan_has_a_scale_of_nan(device):
         assert torch.equal(balanced, expected)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("run", ["kernel", "body"])
+def test_what_is_infinite_has_an_outmost_code(run, dtype, device):
+    x = torch.tensor([[1, torch.inf, -torch.inf, 0] * 16], device=device).to(dtype)
+    of_rows, of_columns = ((op, op.body)[run == "body"] for op in (int8_rows, int8_columns))
+    for codes in (of_rows(x)[0], of_rows(x.t().contiguous())[0].t()):
+        assert codes[0, 1:3].tolist() == [LEVELS, -LEVELS]
+    assert of_columns(x.contiguous())[0][1:3].tolist() == [[LEVELS], [-LEVELS]]
+
+
 def test_registration():
     x = torch.randn(20, 16)
     opcheck(int8_rows, (x,))

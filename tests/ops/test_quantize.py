@@ -128,6 +128,21 @@ def test_degenerate_tiles(bits, dtype, device):
     assert round_trip(torch.empty(2, 0, 3, device=device), bits).shape == (2, 0, 3)
 
 
+@some_widths
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("run", [quantize, quantize.body], ids=["kernel", "body"])
+def test_what_is_beyond_the_limit_has_an_outmost_code(run, dtype, bits, device):
+    most = min(torch.finfo(dtype).max, torch.finfo(torch.float32).max)
+    ends = [(0, most), (-most, 0), (-most, most), (-torch.inf, torch.inf)]
+    x = torch.tensor(ends, device=device).to(dtype).t().repeat(1, 16)
+    got, want = run(x, bits, 2), references.quantize(x, bits, 2)
+    low, high = unpack(got[0], bits, *x.shape)
+    assert low.max() == 0
+    assert high.min() >= 2**bits - 2  # a scale is rounded up
+    for ours, theirs in zip(got, want, strict=False):
+        assert torch.equal(ours, theirs)
+
+
 @pytest.mark.parametrize("bits", [8, 4])
 def test_registration(bits):
     x = torch.randn(18, 5)

@@ -30,7 +30,7 @@ def quantize(
         "quantize", x=x, dtype=DTYPES[x.dtype], row_stride=x.stride(0), mean=single(mean),
         rstd=single(rstd), rows=rows, columns=columns, tile_rows=tile_rows, bits=bits,
         reach=op.CLIP.get(bits, 0.0) if seed is None else 0.0,
-        limit=op.limit(x.dtype), seed=seed,
+        limit=op.limit(x.dtype if rstd is None else torch.float32), seed=seed,
         line=line_for(packed, rows, columns, bits),
         packed=packed, zero_point=zero_point, scale=scale,
     )  # fmt: skip
