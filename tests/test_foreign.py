@@ -3,6 +3,7 @@
 import foreign
 import passes
 import pytest
+import torch
 from torch import nn
 
 from razorctl import Recipe, restore, sparsify
@@ -65,7 +66,7 @@ def test_forward_gradients_bytes_and_restore(model):
     want, types = passes.run(net, inputs), [type(module) for module in net.modules()]
     sparsify(net, Recipe(ratio=foreign.RATIO))
     got = passes.run(net, inputs)
-    assert not foreign.faults(got, want, foreign.RATIO)
+    assert not foreign.faults(got, want, foreign.COSINES[foreign.RATIO])
     assert got.kept <= SHARES[model] * want.kept
     restore(net)
     assert [type(module) for module in net.modules()] == types
@@ -77,5 +78,24 @@ def test_a_tenth_of_any_model(model):
     want = passes.run(net, inputs)
     sparsify_within(net, Recipe(ratio=foreign.RATIO), inputs)
     got = passes.run(net, inputs)
-    assert not foreign.faults(got, want, foreign.RATIO)
+    assert not foreign.faults(got, want, foreign.COSINES[foreign.RATIO])
     assert got.kept <= (1 - foreign.RATIO) * want.kept
+
+
+def test_a_gradient_that_is_worse_than_bf16_explains_is_a_fault(monkeypatch):
+    net, inputs = made("torch Linear, Softplus")
+
+    def disturb(net: nn.Module, *_: object, **__: object) -> None:
+        for weight in net.parameters():
+            hooks.append(weight.register_hook(lambda g: g + torch.randn_like(g) * g.std()))
+
+    hooks: list[torch.utils.hooks.RemovableHandle] = []
+    exact = passes.run(net, inputs)
+    monkeypatch.setattr(foreign, "sparsify_within", lambda *_, **__: None)
+    kept = "within: it keeps more than it is traced to"
+    assert foreign.under_autocast(net, inputs, exact)[1] == [kept]
+    monkeypatch.setattr(foreign, "sparsify", disturb)
+    monkeypatch.setattr(foreign, "restore", lambda net: [hook.remove() for hook in hooks])
+    row, faults = foreign.under_autocast(net, inputs, exact)
+    assert faults == ["0.9: the cosine is low", kept]
+    assert row["cosine_full"] > 0.999 > row["cosine_0.9"]

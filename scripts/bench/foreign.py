@@ -5,15 +5,18 @@
 The models are every class without a head that tiny.py can build of transformers, the smallest model
 of each file of timm, layers of torch, models of torchvision, and adapters of PEFT. All are small
 and of random weights. A row has the bytes that a step keeps for backward, of full's, at ratio 0.9
-by `sparsify` and by `sparsify_within`, or the refusal of the latter; whether the forward pass is
-stock's to the bit, in fp32 and under bf16 autocast; and the cosine of the gradient to the exact
-one, at 0.5 and 0.9. Each model runs in a process of its own. The script writes results/foreign.json
-and exits with 1 if a model has a fault. It needs the `bench` extra and takes half an hour on one
-core.
+by `sparsify` and by `sparsify_within`, or the refusal of the latter; the cosine of the whole
+gradient to the stock model's at the same precision; and the same under bf16 autocast, with the
+cosine of the stock model's own gradient there to that in fp32. A model has a fault if its forward
+pass is not stock's to the bit, a gradient is missing or not finite, or a cosine is low: below 0.98
+at 0.9 and 0.999 at 0.5, in bf16 below 0.98 by more than twice what bf16 takes from the stock
+model's. Each model runs in a process of its own. The script writes results/foreign.json and exits
+with 1 if a model has a fault. It needs the `bench` extra and takes an hour on one core.
 """
 
 import json
 import logging
+import signal
 import sys
 import time
 import warnings
@@ -39,12 +42,13 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from razorctl import Recipe, restore, sparsify
 from razorctl.errors import UsageError
-from razorctl.memory.saved import traced_bytes
 from razorctl.surgery.byte_budget import sparsify_within
 
 RATIO, LOOSE = 0.9, 0.5
 COSINES = {RATIO: 0.98, LOOSE: 0.999}
 REPEATED = 1 - 1e-9  # cosine of two passes of the stock model
+ROUNDINGS = 2  # cosines that two passes in bf16 may differ by, of that of one to fp32
+STOCK_SECONDS, SECONDS = 10, 90  # of a core, that a stock model may take, and then its check
 BF16 = torch.bfloat16
 Made = tuple[nn.Module, Any]  # a model in train mode, and its inputs
 
@@ -195,88 +199,178 @@ class Warnings(logging.Handler):
         self.said.append(record.getMessage())
 
 
-def faults(got: Pass, want: Pass, ratio: float | None) -> list[str]:
+def faults(got: Pass, want: Pass, least: float) -> list[str]:
     """The faults of a pass, in words.
 
     Args:
         got: of the sparsified model.
         want: of the stock model, at the same precision.
-        ratio: whose cosine it has to reach; None for any.
+        least: the cosine that it has to reach.
     """
     every = {
         "the forward pass is not stock's": not equal(got, want),
         "other parameters have gradients": got.gradients.keys() != want.gradients.keys(),
         "a gradient is not finite": not all(g.isfinite().all() for g in got.gradients.values()),
-        "the cosine is low": ratio is not None and not cosine(got, want) >= COSINES[ratio],
+        "the cosine is low": not cosine(got, want) >= least,
     }
     return [fault for fault, there in every.items() if there]
+
+
+class Comparison:
+    """A row, or the part of one in bf16, of a model compared with the `want` of its stock pass."""
+
+    def __init__(self, model: nn.Module, inputs: Any, want: Pass, autocast: torch.dtype | None):
+        self.model, self.inputs, self.want, self.autocast = model, inputs, want, autocast
+        self.row: dict[str, Any] = {"full": want.kept}
+        self.faults: list[str] = []
+
+    def plain(self, ratio: float, least: float) -> None:
+        """Adds what `sparsify` does; nothing if it knows no layer of the model."""
+        with suppress(UsageError):
+            self._add(str(ratio), partial(sparsify, self.model, Recipe(ratio=ratio)), least)
+
+    def within(self, least: float) -> None:
+        """Adds what `sparsify_within` does, or why it refuses the ratio."""
+        more = {"autocast": self.autocast, "full": self.want.kept}
+        try:
+            way = partial(sparsify_within, self.model, Recipe(ratio=RATIO), self.inputs, **more)
+            self._add("within", way, least)
+            self.row["refusal"] = None
+        except UsageError as refusal:
+            self.row |= {"share_within": None, "refusal": str(refusal), "cosine_within": None}
+        if (self.row.get("share_within") or 0) > 1 - RATIO:
+            self.faults.append("within: it keeps more than it is traced to")
+
+    def _add(self, way: str, change: Callable[[], object], least: float) -> None:
+        """Adds a pass of the sparsified model; raises UsageError if it cannot be sparsified."""
+        changed = False
+        try:
+            change()
+            changed = True
+            got = run(self.model, self.inputs, self.autocast)
+            self.row[f"share_{way}"] = got.kept / self.want.kept
+            self.row[f"cosine_{way}"] = cosine(got, self.want)
+            self.faults += [f"{way}: {fault}" for fault in faults(got, self.want, least)]
+        except Exception as error:
+            if isinstance(error, TimeoutError) or (isinstance(error, UsageError) and not changed):
+                raise
+            self.faults.append(f"{way}: {reason(error)}")
+        finally:
+            restore(self.model)
+
+
+class UnsteadyError(ValueError):
+    """A stock model whose passes differ, or whose gradients are infinite."""
+
+
+def repeated(model: nn.Module, inputs: Any, autocast: torch.dtype | None = None) -> Pass:
+    """A pass of the stock model; raises UnsteadyError if a second one differs."""
+    want, again = run(model, inputs, autocast), run(model, inputs, autocast)
+    if not (equal(want, again) and cosine(want, again) > REPEATED):  # NaN too
+        raise UnsteadyError("two passes differ, or a gradient is infinite")
+    return want
 
 
 def check(make: Callable[[str], Made], name: str) -> dict[str, Any]:
     """A row of the result; `left_out` says why a model could not be made or run."""
     torch.set_num_threads(1)  # here, since its pool of threads would not outlive a fork
-    start = time.perf_counter()
+    signal.signal(signal.SIGPROF, late)
+    signal.setitimer(signal.ITIMER_PROF, STOCK_SECONDS)
+    start = time.process_time()
     try:
         model, inputs = make(name)
         run(model, inputs)  # the first pass of some models chooses an attention
-        want, again = run(model, inputs), run(model, inputs)
+        want = repeated(model, inputs)
     except Exception as error:
         return {"left_out": reason(error)}
-    if not (equal(want, again) and cosine(want, again) > REPEATED):  # NaN too
-        return {"left_out": "the stock model does not repeat itself, or its gradients are infinite"}
-    full, types = traced_bytes(model, inputs), [type(m) for m in model.modules()]
-    row: dict[str, Any] = {"parameters": sum(p.numel() for p in model.parameters()), "full": full}
-    wrong, said = [], Warnings()
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    types, said = [type(module) for module in model.modules()], Warnings()
     logging.getLogger("razorctl").addHandler(said)
-    for ratio in COSINES:
-        with suppress(UsageError):  # it knows no layer of the model
-            sparsify(model, Recipe(ratio=ratio))
-            got = run(model, inputs)
-            row |= {
-                f"share_{ratio}": traced_bytes(model, inputs) / full,
-                f"cosine_{ratio}": cosine(got, want),
-            }
-            wrong += [f"ratio {ratio}: {fault}" for fault in faults(got, want, ratio)]
-            restore(model)
-    row["warnings"] = list(dict.fromkeys(said.said))
-    try:
-        sparsify_within(model, Recipe(ratio=RATIO), inputs)
-        got = run(model, inputs)
-        row |= {"share_within": traced_bytes(model, inputs) / full, "refusal": None}
-        row["cosine_within"] = cosine(got, want)
-        wrong += [f"within: {fault}" for fault in faults(got, want, RATIO)]
-    except UsageError as refusal:
-        row |= {"share_within": None, "refusal": str(refusal), "cosine_within": None}
-    restore(model)
-    row["faults"] = wrong + under_autocast(model, inputs)
+    exact = Comparison(model, inputs, want, None)
+    for ratio, least in COSINES.items():
+        exact.plain(ratio, least)
+    warned = list(dict.fromkeys(said.said))
+    exact.within(COSINES[RATIO])
+    bf16, wrong = under_autocast(model, inputs, want)
+    wrong = exact.faults + [f"bf16, {fault}" for fault in wrong]
     if types != [type(module) for module in model.modules()]:
-        row["faults"].append("restore left other types")
-    return row | {"seconds": time.perf_counter() - start}
+        wrong.append("restore left other types")
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        **exact.row,
+        "bf16": bf16,
+        "warnings": warned,
+        "faults": wrong,
+        "seconds": time.process_time() - start,
+    }
 
 
-def under_autocast(model: nn.Module, inputs: Any) -> list[str]:
-    """The faults of a step in bf16, but for its cosine: bf16 itself rounds."""
+def under_autocast(
+    model: nn.Module, inputs: Any, exact: Pass
+) -> tuple[dict[str, Any] | None, list[str]]:
+    """The part of a row in bf16, None if the stock model has no such step; and its faults.
+
+    Args:
+        model, inputs: as `run` takes them.
+        exact: the stock pass in fp32.
+    """
     try:
-        want, again = run(model, inputs, BF16), run(model, inputs, BF16)
-    except RuntimeError:  # the stock model has no such step
-        return []
-    if not equal(want, again):
-        return []
-    try:
-        sparsify(model, Recipe(ratio=RATIO))
-    except UsageError:
-        return []
-    wrong = [f"bf16: {fault}" for fault in faults(run(model, inputs, BF16), want, None)]
-    restore(model)
-    return wrong
+        want = repeated(model, inputs, BF16)
+    except (RuntimeError, UnsteadyError):
+        return None, []
+    own = cosine(want, exact)
+    least = COSINES[RATIO] - ROUNDINGS * (1 - own)
+    compared = Comparison(model, inputs, want, BF16)
+    compared.plain(RATIO, least)
+    compared.within(least)
+    return compared.row | {"cosine_full": own}, compared.faults
 
 
-def earlier(file: Path, again: set[tuple[str, str]]) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """The rows of a result and what it left out, without the models that are to run again."""
-    document = json.loads(file.read_text())
-    rows = [row for row in document["rows"] if (row["library"], row["model"]) not in again]
-    names = {f"{library} {name}" for library, name in again}
-    return rows, {name: why for name, why in document["left_out"].items() if name not in names}
+def late(*_: object) -> None:
+    raise TimeoutError(f"it takes more than {STOCK_SECONDS} s in full, or {SECONDS} s in all")
+
+
+class Result:
+    """The file of results, whose rows are replaced one by one."""
+
+    def __init__(self, file: Path, add: bool) -> None:
+        self.file = file
+        self.rows = dict[tuple[str, str], dict[str, Any]]()
+        self.left_out = dict[str, str]()
+        if add:
+            document = json.loads(file.read_text())
+            self.rows = {(row["library"], row["model"]): row for row in document["rows"]}
+            self.left_out = document["left_out"]
+
+    def rest(self, every: list[tuple[str, str]]) -> list[tuple[str, str]]:
+        """The models that have not run, and then the models that have not run in bf16."""
+        new = [key for key in every if key not in self.rows and " ".join(key) not in self.left_out]
+        return new + [key for key in every if key in self.rows and "bf16" not in self.rows[key]]
+
+    def put(self, library: str, name: str, row: dict[str, Any]) -> None:
+        """Adds the row of a model, or why it is left out, and writes the file."""
+        self.left_out.pop(f"{library} {name}", None)
+        self.rows.pop((library, name), None)
+        if "left_out" in row:
+            self.left_out[f"{library} {name}"] = row["left_out"]
+        else:
+            self.rows[library, name] = {"library": library, "model": name, **row}
+        order = {key: at for at, key in enumerate(listed())}
+        document = {
+            **head(f"1 of {device_name()}", "torch", *LIBRARIES),
+            "ratio": RATIO,
+            "cosines_at_least": {str(ratio): least for ratio, least in COSINES.items()},
+            "roundings": ROUNDINGS,
+            "listed": {library: len(names) for library, (_, names) in LIBRARIES.items()},
+            "left_out": dict(sorted(self.left_out.items())),
+            "rows": [self.rows[key] for key in sorted(self.rows, key=order.__getitem__)],
+        }
+        write(self.file, document)
+
+
+def listed() -> list[tuple[str, str]]:
+    """The library and the name of every model."""
+    return [(library, name) for library, (_, names) in LIBRARIES.items() for name in names]
 
 
 def main() -> None:
@@ -289,41 +383,22 @@ def main() -> None:
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
-    every = [
-        (library, make, name)
-        for library in args.libraries
-        for make, names in [LIBRARIES[library]]
-        for name in names
-        if args.models is None or name in args.models
-    ]
+    result = Result(args.out, args.add)
+    every = [key for key in listed() if key[0] in args.libraries]
+    if args.models:
+        every = [key for key in every if key[1] in args.models]
+    elif args.add:
+        every = result.rest(every)
     with torch.device("meta"):  # what libraries import late they import once, not in each process
         small = transformers.LlamaConfig(hidden_size=64, num_hidden_layers=1, intermediate_size=64)
         loaded, tokens = transformers.LlamaModel(small), torch.zeros(4, 64, dtype=torch.int64)
     sparsify_within(loaded, Recipe(ratio=RATIO), tokens)
-    rows, left_out = list[dict[str, Any]](), dict[str, str]()
-    if args.add:
-        again = {(library, name) for library, _, name in every if args.models}
-        rows, left_out = earlier(args.out, again)
-        before = {(row["library"], row["model"]) for row in rows}
-        every = [way for way in every if (way[0], way[2]) not in before]
-        every = [way for way in every if f"{way[0]} {way[2]}" not in left_out]
-    for library, make, name in track(every, console=Console(stderr=True)):
-        row = guarded(check, make, name)
-        if "left_out" in row:
-            left_out[f"{library} {name}"] = row["left_out"]
-            continue
-        rows.append({"library": library, "model": name, **row})
-        document = {
-            **head(f"1 of {device_name()}", "torch", *LIBRARIES),
-            "ratio": RATIO,
-            "cosines_at_least": {str(ratio): least for ratio, least in COSINES.items()},
-            "left_out": left_out,
-            "rows": rows,
-        }
-        rows.sort(key=lambda row: list(LIBRARIES).index(row["library"]))
-        write(args.out, document)
-        print(library, name, row.get("share_0.9"), row.get("share_within"), row["faults"])
-    sys.exit(any(row["faults"] for row in rows))
+    for library, name in track(every, console=Console(stderr=True)):
+        row = guarded(check, LIBRARIES[library][0], name)
+        result.put(library, name, row)
+        shares = [row.get(key) for key in ("share_0.9", "share_within")]
+        print(library, name, *shares, row.get("left_out") or row["faults"], flush=True)
+    sys.exit(any(row["faults"] for row in result.rows.values()))
 
 
 if __name__ == "__main__":

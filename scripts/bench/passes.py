@@ -1,5 +1,6 @@
 """Compares passes through a model: outputs and gradients of stock and razor layers."""
 
+import math
 import multiprocessing
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -43,16 +44,25 @@ def run(model: nn.Module, inputs: Any, autocast: torch.dtype | None = None) -> P
         kept = sum(storage.size for storage in kept_storages(model, forward, lambda: None))
     every = [y for y in tree_leaves(outputs) if isinstance(y, Tensor)]
     pulled = [y for y in every if y.requires_grad]
-    torch.autograd.backward(pulled, [torch.randn_like(y) for y in pulled])
+    torch.autograd.backward(pulled, [_gradient(y) for y in pulled])
     gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
     return Pass([y.detach() for y in every], gradients, kept)
 
 
+def _gradient(y: Tensor) -> Tensor:
+    """A random gradient of an output: at any precision the same one, rounded."""
+    return torch.randn_like(y, dtype=torch.promote_types(y.dtype, torch.float32)).to(y.dtype)
+
+
 def cosine(a: Pass, b: Pass) -> float:
     """The cosine of all gradients together, of the parameters that have one in both passes."""
-    both = a.gradients.keys() & b.gradients.keys()
-    whole = (torch.cat([p.gradients[n].flatten().double() for n in sorted(both)]) for p in (a, b))
-    return torch.cosine_similarity(*whole, 0).item()
+    products = [0.0] * 3
+    for name in sorted(a.gradients.keys() & b.gradients.keys()):
+        x, y = (p.gradients[name].flatten().double() for p in (a, b))
+        for at, (one, other) in enumerate(((x, y), (x, x), (y, y))):
+            products[at] += one.dot(other).item()
+    dot, *squares = products
+    return dot / math.sqrt(math.prod(squares)) if all(squares) else 0.0
 
 
 def equal(a: Pass, b: Pass) -> bool:
