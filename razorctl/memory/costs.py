@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.flop_counter import flop_registry
 
-from razorctl.memory.saved import storage_key
+from razorctl.memory.fake_mode import storage_key
 from razorctl.memory.trace_cache import KernelWork
 from razorctl.ops import kernels
 from razorctl.ops.op import OPS, Fused

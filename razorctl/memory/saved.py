@@ -25,6 +25,7 @@ from razorctl.errors import UsageError, ValuesError
 from razorctl.layers.base import stock_type
 from razorctl.memory.draws import hold_largest
 from razorctl.memory.fake import fake_copies, mode_of, without_caches
+from razorctl.memory.fake_mode import storage_key
 
 Forward = Callable[[nn.Module, Any], Any]  # runs a model on inputs
 T = TypeVar("T")
@@ -270,8 +271,3 @@ def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
     if tensor.layout is torch.strided:
         return (tensor,)
     return (tensor._indices(), tensor._values()) if tensor.layout is torch.sparse_coo else ()
-
-
-def storage_key(tensor: Tensor) -> int:
-    key: int = tensor.untyped_storage()._cdata
-    return key

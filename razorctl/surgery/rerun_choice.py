@@ -16,7 +16,8 @@ from razorctl.config import registry
 from razorctl.layers.base import RazorLayer
 from razorctl.layers.second_run import unknown
 from razorctl.layers.sharing import Memo, TensorCache
-from razorctl.memory.saved import resident_keys, storage_key, storages_by_module
+from razorctl.memory.fake_mode import storage_key
+from razorctl.memory.saved import resident_keys, storages_by_module
 from razorctl.surgery import reruns
 
 

@@ -1,0 +1,147 @@
+"""The mode of fake tensors in which steps are traced."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._mode_utils import no_dispatch
+
+# Operations whose results depend on values, or that change the sizes of an argument.
+_UNKNOWN = frozenset(
+    (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
+)
+_CONSTANTS = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device))
+_CONSTANTS |= {torch.layout, torch.memory_format}
+
+
+class _Result(NamedTuple):
+    """A tensor that an operation returned.
+
+    source: the index, among the tensors of the arguments, of the one whose storage it has; None if
+    it is new. same: whether it is that tensor itself.
+    """
+
+    source: int | None
+    same: bool
+    dtype: torch.dtype
+    device: torch.device
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    def make(self, mode: FakeTensorMode, sources: Sequence[FakeTensor]) -> FakeTensor:
+        if self.source is None:
+            with no_dispatch():
+                meta = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+            return FakeTensor(mode, meta, self.device)
+        source = sources[self.source]
+        if self.same:
+            return source
+        with no_dispatch():
+            meta = torch.empty((), dtype=self.dtype, device="meta")
+            meta.set_(source.untyped_storage(), self.offset, self.shape, self.stride)
+        return FakeTensor(mode, meta, self.device)
+
+
+class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
+    """A fake mode that knows what an operation returns for arguments of sizes that it has had.
+
+    FakeTensorMode does so too, but not for operations of other libraries, and its keys, which may
+    have symbols, take longer to make than most results.
+    """
+
+    # Operation and arguments -> the type of the list of results, None if it is one, and these.
+    _known: ClassVar[dict[Any, tuple[Any, list[_Result | None]]]] = {}
+
+    def dispatch(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, sources = kwargs or {}, list[FakeTensor]()
+        key = self._key(func, args, kwargs, sources)
+        if key in self._known:
+            kind, results = self._known[key]
+            made = [result and result.make(self, sources) for result in results]
+            return made[0] if kind is None else kind(made)
+        returned: Any = super().dispatch(func, types, args, kwargs)
+        if key is not None and key == self._key(func, args, kwargs, []):
+            kind = next((t for t in (list, tuple) if isinstance(returned, t)), None)
+            learned = _results([returned] if kind is None else returned, sources)
+            if learned is not None:
+                self._known[key] = kind, learned
+        return returned
+
+    def _key(self, func: Any, args: Any, kwargs: Any, sources: list[FakeTensor]) -> Any:
+        """The key of a call, whose tensors `sources` gets; None if results cannot be known."""
+        key = [func, torch.get_default_dtype()]
+        values = (*args, *kwargs, *kwargs.values()) if kwargs else args
+        if func.namespace == "prim" or not self._append(key, values, sources):
+            return None
+        if not (sources and _UNKNOWN.isdisjoint(func.tags)) or torch.is_inference_mode_enabled():
+            return None
+        return tuple(key)
+
+    def _append(self, key: list[Any], values: Iterable[Any], sources: list[FakeTensor]) -> bool:
+        """Whether a key, which gets these arguments, says all about them."""
+        for value in values:
+            kind = type(value)
+            if kind is FakeTensor:
+                if value.fake_mode is not self or not _plain(value):
+                    return False
+                key += _facts(value)
+                sources.append(value)
+            elif kind in _CONSTANTS:
+                key += kind, value
+            elif kind is list or kind is tuple:
+                key += kind, len(value)
+                if not self._append(key, value, sources):
+                    return False
+            else:
+                return False
+        return True
+
+
+def storage_key(tensor: Tensor) -> int:
+    """The key of a tensor's storage, its own while it lives."""
+    key: int = tensor.untyped_storage()._cdata
+    return key
+
+
+def _facts(tensor: FakeTensor) -> tuple[Any, ...]:
+    shape, stride = tensor.shape, tensor.stride()
+    return tensor.dtype, tensor.fake_device, shape, stride, tensor.storage_offset()
+
+
+def _plain(tensor: FakeTensor) -> bool:
+    """Whether `_facts` are all that operations see of a tensor."""
+    strided = tensor.constant is None and tensor.layout is torch.strided
+    return strided and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _results(returned: Sequence[Any], sources: Sequence[FakeTensor]) -> list[_Result | None] | None:
+    """What makes such results again; None if nothing does."""
+    keys = [storage_key(source) for source in sources]
+    results = list[_Result | None]()
+    for tensor in returned:
+        if tensor is None:
+            results.append(None)
+            continue
+        if type(tensor) is not FakeTensor or not _plain(tensor) or tensor.requires_grad:
+            return None
+        key = storage_key(tensor)
+        # Of arguments that share a storage, the one that is returned may be any.
+        if keys.count(key) > 1 or (key not in keys and not _alone(tensor, returned)):
+            return None
+        source = keys.index(key) if key in keys else None
+        same = source is not None and sources[source] is tensor
+        results.append(_Result(source, same, *_facts(tensor)))
+    return results
+
+
+def _alone(tensor: Tensor, others: Sequence[Tensor]) -> bool:
+    """Whether a tensor has a storage of its own, and no more of it than it needs."""
+    key = storage_key(tensor)
+    shared = sum(other is not None and storage_key(other) == key for other in others) > 1
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    size = (1 + sum((n - 1) * step for n, step in steps)) * (tensor.numel() > 0)
+    whole = tensor.untyped_storage().nbytes() == size * tensor.itemsize
+    return bool(whole and not shared and not tensor.storage_offset())
