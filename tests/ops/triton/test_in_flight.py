@@ -156,7 +156,7 @@ COPIES = """
 )
 def test_bytes_that_a_thread_has_requested(code, between, most, monkeypatch):
     line = f"\n        /*0040*/                   {between} ;" if between else ""
-    monkeypatch.setattr("scripts.bench.cubins._dumped", lambda *args: code.format(line))
+    monkeypatch.setattr("scripts.bench.cubins._sass", lambda _: code.format(line))
     kernel = CompiledKernel(32, 0, 0, warps=4, ttir="", ttgir="", ptx="", cubin=b"")
     assert kernel.outstanding == most
     assert kernel.in_flight == 4 * 32 * most
