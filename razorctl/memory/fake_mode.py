@@ -118,7 +118,7 @@ def _plain(tensor: FakeTensor) -> bool:
 
 
 def _results(returned: Sequence[Any], sources: Sequence[FakeTensor]) -> list[_Result | None] | None:
-    """What makes such results again; None if nothing does."""
+    """The results to make tensors like those returned; None if some cannot be made again."""
     keys = [storage_key(source) for source in sources]
     results = list[_Result | None]()
     for tensor in returned:
