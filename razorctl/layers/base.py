@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.fx import Proxy
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
@@ -28,9 +29,9 @@ PARAMETRIZED = "parametrizations"  # where `torch.nn.utils.parametrize` keeps wh
 
 
 def transforming() -> bool:
-    """Whether a transform of torch.func or a trace of torch.fx runs; they take stock layers."""
+    """Whether torch.func, forward-mode AD or a trace of torch.fx runs; they take stock layers."""
     in_func = torch._C._functorch.peek_interpreter_stack() is not None
-    return in_func or is_fx_symbolic_tracing()
+    return in_func or forward_ad._current_level >= 0 or is_fx_symbolic_tracing()
 
 
 def _no_rules(kind: str, columns: int) -> Rules | None:

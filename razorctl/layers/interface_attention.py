@@ -7,6 +7,7 @@ Eager attention stays eager: its own function runs forward, and again in the bac
 
 import sys
 import threading
+from copy import copy as shallow_copy
 from functools import cache, partial
 from types import FunctionType
 from typing import Any, ClassVar
@@ -14,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.integrations.sdpa_attention import use_gqa_in_sdpa
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import output_capturing
@@ -23,7 +24,7 @@ from razorctl.layers.attention import Attention, apply_mask
 from razorctl.layers.base import stock_base
 from razorctl.layers.bytecode import forward_names
 from razorctl.layers.code_again import CodeAgain, code_of
-from razorctl.layers.second_run import unknown
+from razorctl.layers.second_run import CACHES, unknown
 from razorctl.rules.derived import DerivedCall, DerivedCopy
 
 
@@ -50,9 +51,8 @@ class InterfaceAttention(Attention):
         if self.memo is None:
             return self.redirected_forward(self, *args, **kwargs)
         self.memo.note_views(True)
-        cache = kwargs.get("past_key_values")
-        if isinstance(cache, DynamicCache) and not torch.compiler.is_compiling():
-            kwargs["past_key_values"] = _Handing(cache, self)
+        if "past_key_values" in kwargs and not torch.compiler.is_compiling():
+            kwargs["past_key_values"] = _handing(kwargs["past_key_values"], self)
         y = self.redirected_forward(self, *args, **kwargs)
         self.memo.derive_view(y[0])  # for a projection outside
         self.memo.note_views(False)
@@ -139,6 +139,17 @@ class _Handing:
             if memo is not None and x.shape == y.shape:
                 memo.derive(y, DerivedCopy(y.shape, y.dtype, (copy,)))
         return both
+
+
+def _handing(cache: Any, attention: InterfaceAttention) -> Any:
+    """A cache, or that of an encoder and a decoder, with `_Handing` in place of what it knows."""
+    if isinstance(cache, DynamicCache):
+        return _Handing(cache, attention)
+    if isinstance(cache, EncoderDecoderCache):
+        cache = shallow_copy(cache)
+        for part in CACHES:
+            setattr(cache, part, _handing(getattr(cache, part), attention))
+    return cache
 
 
 INPUTS = ("query", "key", "value", "attention_mask")

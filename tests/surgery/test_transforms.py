@@ -1,10 +1,11 @@
-"""Second derivatives, torch.func and torch.fx of sparsified models in training."""
+"""Second derivatives, forward mode, torch.func and torch.fx of sparsified models in training."""
 
 import copy
 
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.func import functional_call, grad, vmap
 from torch.fx import symbolic_trace
 
@@ -47,6 +48,19 @@ def test_functions_of_torch_func_transform_stock_layers(name):
     sparsify(net, Recipe("int8"))
     got = vmap(grad(loss), (None, 0), randomness="different")(parameters, x)
     assert all(torch.equal(got[key], want[key]) for key in want)
+
+
+def test_forward_mode_differentiates_stock_layers():
+    net, x = mlp().train(), torch.randn(5, 8)
+
+    def tangent():
+        with forward_ad.dual_level():
+            y = net(forward_ad.make_dual(x, torch.ones_like(x)))
+            return forward_ad.unpack_dual(y).tangent
+
+    want = tangent()
+    sparsify(net, Recipe("int8"))
+    assert torch.equal(tangent(), want)
 
 
 @pytest.mark.parametrize("training", [True, False])
