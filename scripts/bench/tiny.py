@@ -84,6 +84,7 @@ OWN: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1], "num_key_value_heads": 2, "mamba_n_heads": 8},
     "bit": RESNET | {"num_groups": 8},
     "conditional_detr": DETR,
+    "cpmant": {"init_std": 0.02, "dim_ff": 2 * WIDTH, "dim_head": WIDTH // HEADS},
     "dab-detr": DETR,
     "deformable_detr": DETR,
     "detr": DETR,
@@ -250,9 +251,11 @@ def _known(model: nn.Module) -> Iterator[dict[str, Tensor]]:
         "hidden_states": draw(ROWS * 64, patches),
         "grid_thw": torch.tensor([[1, 8, 8]] * ROWS),
     }
-    yield {  # of the width of the model
+    embedded = {name: draw(ROWS, TOKENS, WIDTH) for name in EMBEDDED}
+    yield {**embedded, "decoder_input_ids": text["decoder_input_ids"]}
+    yield {
         **text,
-        **{name: draw(ROWS, TOKENS, WIDTH) for name in EMBEDDED},
+        "pixel_values": draw(ROWS, frames, *images[1:]),
         "visual_feats": draw(ROWS, 36, _setting(config, "visual_feat_dim", WIDTH)),
         "visual_pos": draw(ROWS, 36, 4),
     }
