@@ -51,7 +51,7 @@ class InterfaceAttention(Attention):
         if self.memo is None:
             return self.redirected_forward(self, *args, **kwargs)
         self.memo.note_views(True)
-        if "past_key_values" in kwargs and not torch.compiler.is_compiling():
+        if "past_key_values" in kwargs:
             kwargs["past_key_values"] = _handing(kwargs["past_key_values"], self)
         y = self.redirected_forward(self, *args, **kwargs)
         self.memo.derive_view(y[0])  # for a projection outside
@@ -128,7 +128,8 @@ class _Handing:
         self, keys: Tensor, values: Tensor, layer: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """`DynamicCache.update`."""
-        again = torch._C._current_graph_task_id() != -1  # in a backward pass
+        compiling = torch.compiler.is_compiling()
+        again = not compiling and torch._C._current_graph_task_id() != -1  # in a backward pass
         if again and self.cache.get_seq_length(layer) == keys.shape[-2]:
             return keys, values
         parts = keys, values
@@ -145,7 +146,7 @@ def _handing(cache: Any, attention: InterfaceAttention) -> Any:
     """A cache, or that of an encoder and a decoder, with `_Handing` in place of what it knows."""
     if isinstance(cache, DynamicCache):
         return _Handing(cache, attention)
-    if isinstance(cache, EncoderDecoderCache):
+    if isinstance(cache, EncoderDecoderCache) and not torch.compiler.is_compiling():
         cache = shallow_copy(cache)
         for part in CACHES:
             setattr(cache, part, _handing(getattr(cache, part), attention))

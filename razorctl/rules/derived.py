@@ -94,6 +94,15 @@ class Derived(Packed):
     def tensors(self) -> tuple[Tensor | None, ...]:
         return *self.others, *[t for source in self.sources for t in source.tensors]
 
+    @property
+    def narrow(self) -> bool:
+        """Whether functions of its values take less time than those of its codes.
+
+        So it is on a CPU in 16 bits, by PyTorch's functions.
+        """
+        first = next(t for t in self.tensors if t is not None)
+        return on_cpu(first.device) and self.dtype.itemsize < 4
+
     def holding(self, tensors: Sequence[Tensor | None]) -> Self:
         count = len(self.others)
         sources: list[Packed] = []
@@ -230,6 +239,11 @@ class DerivedLinear(Derived):
         shape = torch.Size((copy[0].numel() // weight.shape[0], weight.shape[0]))
         return PackedCodes(shape, self.dtype, FewBitCopy(*copy, BITS, COPY_ROWS))
 
+    def function_grad(self, function: str, dy: Tensor) -> Tensor:
+        if self.cell is None and self.int8 and not self.narrow:  # f(x) is made from these codes
+            return self.make_codes().function_grad(function, dy)
+        return super().function_grad(function, dy)
+
     def _used(self) -> tuple[Tensor, Tensor | None]:
         """W [out, in] and b."""
         weight, bias = self.others
@@ -257,10 +271,7 @@ class DerivedFunction(Derived):
         return y.mul_(self.sources[1].values()) if self.sources[1:] else y
 
     def make_codes(self) -> PackedCodes:
-        first = next(t for t in self.tensors if t is not None)
-        # On a CPU, PyTorch's functions of values in 16 bits take less time than those of codes.
-        narrow = on_cpu(first.device) and self.dtype.itemsize < 4
-        if self.sources[1:] or narrow:
+        if self.sources[1:] or self.narrow:
             return super().make_codes()
         x = self.sources[0].codes()  # serves the derivative too
         return x.of_function(self.function) or in_codes(applied(self.function, x.values()))
