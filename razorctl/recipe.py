@@ -162,12 +162,17 @@ class Recipe:
         rules = _same_for_all_widths(HEAD if self.lora or self.activation_checkpointing else {})
         if self.has_effect:
             if method.ratio == "bytes":
-                rules |= {**allocate(self.ratio), **_same_for_all_widths(EXACT)}
+                rules |= {**self.allocated, **_same_for_all_widths(EXACT)}
             rules |= _same_for_all_widths(method.rules)
         drawn = self.joint_budget < 1 and self.joint == "weights"
         if drawn and not set(WEIGHTS) <= set(rules):
             rules = _same_for_all_widths(dict.fromkeys(WEIGHTS, "dense")) | rules
         return rules
+
+    @property
+    def allocated(self) -> Mapping[str, Names]:
+        """Layer kind -> names of the rules that the ratio of a byte budget sets."""
+        return allocate(self.ratio)
 
     @property
     def prunes(self) -> bool:

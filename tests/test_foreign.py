@@ -51,8 +51,14 @@ SHARES = {
     "timm resnet": 0.13,
     "timm efficientnet": 0.08,
 }
-# Of these plain `sparsify` knows no layer, or keeps far too much.
-WITHIN = ("torch LSTM", "torch Linear, Softplus")
+# Of these plain `sparsify` knows no layer, or keeps too much.
+WITHIN = (
+    "torch LSTM",
+    "torch Linear, Softplus",
+    "transformers segformer",  # its convolutions stay close
+    "transformers vit_mae",  # its embeddings run again
+    "transformers switch_transformers",  # its router converts itself
+)
 
 
 def made(model: str) -> tuple[nn.Module, object]:

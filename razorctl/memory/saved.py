@@ -158,6 +158,8 @@ def tracing(model: nn.Module, mode: FakeTensorMode | None) -> Iterator[None]:
             why = "writes to places that depend on values"
         elif ".numpy() is not supported" in str(error):
             why = "reads the values of a tensor (.numpy())"
+        elif "_apply(): Couldn't swap" in str(error):
+            why = "converts the weights of a module"
         else:
             raise
         raise ValuesError(

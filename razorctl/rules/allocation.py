@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from razorctl.errors import UsageError
-from razorctl.methods import FAMILIES, Family
+from razorctl.methods import CLOSE, FAMILIES, Family
 
 # The share of the byte budget that is left free, for models unlike those measured. In 16 bits it
 # would cost accuracy.
@@ -56,17 +56,29 @@ def largest(family: Family = "attention") -> float:
     return math.floor(1000 * (1 - max(kept))) / 1000
 
 
+@cache
+def closest(family: Family, width: str) -> float:
+    """The largest ratio whose rules are predicted to be close, down to three decimals."""
+    most = 2 * (1 - CLOSE)  # a cosine c is a squared error of about 2 (1 - c)
+    close = (choice for choice in _choices(family, width) if choice["error"] <= most)
+    kept: float = min(1 - choice["ratio"] for choice in close) / (1 - RESERVE[width])
+    return math.floor(1000 * (1 - kept)) / 1000
+
+
 @lru_cache
-def allocate(ratio: float) -> Mapping[str, Names]:
+def allocate(ratio: float, convolution: float | None = None) -> Mapping[str, Names]:
     """The names of the rules of each layer kind; raises UsageError if none meet the ratio.
 
-    Where only convolutions cannot meet it, they have the fewest bits.
+    Where only convolutions cannot meet it, they have the fewest bits. convolution: a ratio of their
+    own.
     """
     if ratio > largest():
         raise UsageError(f"ratio {ratio:g} cannot be met; the largest that can is {largest():g}.")
     names: dict[str, Names] = {}
+    of_convolutions = ratio if convolution is None else convolution
     for family in FAMILIES:
-        wide, narrow = _best(family, "wide", ratio), _best(family, "narrow", ratio)
+        own = of_convolutions if family == "convolution" else ratio
+        wide, narrow = _best(family, "wide", own), _best(family, "narrow", own)
         names |= {kind: Names(rule, narrow[kind]) for kind, rule in wide.items()}
     return names
 

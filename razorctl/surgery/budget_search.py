@@ -5,11 +5,13 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count, product
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from razorctl.config.registry import starred
@@ -19,23 +21,35 @@ from razorctl.memory.fake import mode_of
 from razorctl.memory.saved import bytes_by_module, storages_by_module
 from razorctl.methods import METHODS
 from razorctl.recipe import Recipe
-from razorctl.rules.allocation import RESERVE, largest
+from razorctl.rules.allocation import Names, allocate, closest, largest
 from razorctl.surgery import reruns
 from razorctl.surgery.rerun_choice import TracedBlocks, groups, unfit
 from razorctl.surgery.sparsify import restore, swap
 
 TIGHTER = 0.97  # of the bytes, from one try to the next
-RERUN_BITS = (8, 6, 4)  # of copies of the inputs of blocks that run again
+# Of copies of the inputs of blocks that run again; None: as they are.
+RERUN_BITS = (None, reruns.HALF, 8, 6, 4)
+
+
+@dataclass(frozen=True)
+class Tightened(Recipe):
+    """A recipe whose rules of convolutions are those of the ratio `convolution`, if less."""
+
+    convolution: float = 1.0
+
+    @property
+    def allocated(self) -> Mapping[str, Names]:
+        return allocate(self.ratio, min(self.ratio, self.convolution))
 
 
 class Reruns(NamedTuple):
-    """The ratio of the rules, None if none will do; blocks that run again, by name.
+    """A recipe of the rules, None if none will do; blocks that run again, by name.
 
     bits: of the copies of their inputs; None keeps these as they are. refusal: a sentence about a
     block that cannot.
     """
 
-    ratio: float | None
+    recipe: Recipe | None
     bits: int | None = None
     names: tuple[str, ...] = ()
     refusal: str = ""
@@ -64,16 +78,23 @@ class BudgetSearch:
 
     budget: float  # in bytes
     close: float  # the ratio up to which rules are close
+    convolution: float  # that of rules of convolutions
 
     def __init__(
         self, twin: nn.Module, inputs: Any, recipe: Recipe, run: Mapping[str, Any]
     ) -> None:
         self.twin, self.inputs, self.run = twin, inputs, run
         self.recipe = replace(recipe, activation_checkpointing=False)
-        method = METHODS[recipe.method]
-        close = min(method.close_up_to("attention", width) for width in RESERVE)
+        dtypes = (run.get("autocast"), *(p.dtype for p in twin.parameters()))
+        dtype = next(filter(None, dtypes), torch.float32)
+        width = "wide" if dtype.itemsize > 2 else "narrow"
+        close = METHODS[recipe.method].close_up_to("attention", width)
         # Blocks that run again do not go with activation checkpointing.
         self.close = largest() if recipe.activation_checkpointing else close
+        convolution = closest("convolution", width)
+        # Where even those of the recipe's ratio are not close, fewer bits are no worse a choice.
+        holds = convolution >= recipe.ratio and not recipe.activation_checkpointing
+        self.convolution = convolution if holds else self.close
         # What depends on values, such as a choice of experts, may differ at the values of copies,
         # and so the shapes of what is kept.
         self.real = mode_of(twin.parameters()) is None
@@ -82,19 +103,23 @@ class BudgetSearch:
     def put(self, again: Reruns) -> None:
         """Sparsifies the copy."""
         restore(self.twin)
-        ratio = again.ratio or self.recipe.ratio
-        swap(self.twin, replace(self.recipe, ratio=ratio), some=False)
+        swap(self.twin, again.recipe or self.recipe, some=False)
         again.attach(self.twin)
+
+    def at(self, ratio: float) -> Recipe:
+        """The recipe with the rules of a ratio."""
+        fields = vars(replace(self.recipe, ratio=ratio))
+        return Tightened(**fields, convolution=self.convolution)
 
     def traced(self, ratio: float) -> TracedBlocks:
         """The step by the rules of a ratio; ratios of the same rules share it."""
-        rules = replace(self.recipe, ratio=ratio).rules
+        recipe = self.at(ratio)
         for before, traced in self._traced:
-            if before == rules:
+            if before == recipe.rules:
                 return traced
-        self.put(Reruns(ratio))
+        self.put(Reruns(recipe))
         traced = TracedBlocks(self._copy(), self.inputs, self.run)
-        self._traced.append((rules, traced))
+        self._traced.append((recipe.rules, traced))
         return traced
 
     def parts(self) -> dict[str, int]:
@@ -112,11 +137,12 @@ class BudgetSearch:
         """
         ratio = self.recipe.ratio
         near, far = max(ratio, self.close), max(ratio, largest())
-        for most, ratios in ((near, dict.fromkeys((ratio, near))), (far, (far,))):
-            again = Reruns(self.ratio(most))
-            if again.ratio is None:
-                again = self.reruns(ratios)
-            if again.ratio is not None:
+        both = dict.fromkeys((ratio, near))
+        for most, convolution, ratios in ((near, self.convolution, both), (far, far, (far,))):
+            self.convolution = max(ratio, convolution)
+            of_rules = self.ratio(most)
+            again = self.reruns(ratios) if of_rules is None else Reruns(self.at(of_rules))
+            if again.recipe is not None:
                 break
         return again
 
@@ -158,16 +184,16 @@ class BudgetSearch:
         Elements of lists are tried first, then any module, and both with the rules of each ratio.
         If nothing meets it, the copy is left with what keeps least by the rules of the last.
         """
-        refusal, least = "", Reruns(self.recipe.ratio)
+        refusal, least = "", Reruns(self.recipe)
         for ratio in ratios:
             traced = self.traced(ratio)
-            fewest, least = traced.kept(), Reruns(ratio)
+            fewest, least = traced.kept(), Reruns(self.at(ratio))
             for again in self._ways(traced, ratio):
                 kept = traced.kept(again.names, again.bits)
-                if kept <= self.budget and self.meets(again):
-                    exact = again._replace(bits=None)
-                    whole = traced.kept(exact.names, None) <= self.budget and self.meets(exact)
-                    return exact if whole else again
+                if kept <= self.budget:
+                    for way in dict.fromkeys((self._needed(traced, again), again)):
+                        if self.meets(way):
+                            return way
                 fewest, least = min((fewest, least), (kept, again), key=itemgetter(0))
             if name := unfit(traced.modules):
                 kind = stock_type(self.twin.get_submodule(name)).__name__
@@ -179,10 +205,18 @@ class BudgetSearch:
             refusal = f"{least.stars()} would run again, and their inputs are kept {how}"
         return Reruns(None, refusal=refusal)
 
+    def _needed(self, traced: TracedBlocks, again: Reruns) -> Reruns:
+        """The way without the blocks that spare least, as far as the rest meets the budget."""
+        for name in sorted(again.names, key=partial(traced.spared, bits=again.bits)):
+            rest = again._replace(names=tuple(other for other in again.names if other != name))
+            if traced.kept(rest.names, again.bits) <= self.budget:
+                again = rest
+        return again
+
     def _ways(self, traced: TracedBlocks, ratio: float) -> Iterator[Reruns]:
         """The ways to run blocks again, in the order in which they are tried."""
-        for listed, bits in product((True, False), (None,) if self.real else RERUN_BITS):
+        for bits, listed in product((None,) if self.real else RERUN_BITS, (True, False)):
             names = tuple[str, ...]()
             for group in groups(traced, self.budget, listed, bits):
                 names += tuple(group)
-                yield Reruns(ratio, bits, names)
+                yield Reruns(self.at(ratio), bits, names)

@@ -5,7 +5,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -48,10 +47,11 @@ def sparsify_within(
     """Sparsifies a model so that a step on `inputs` keeps at most 1 - ratio of what full keeps.
 
     `sparsify` alone chooses rules that meet the byte budget on the models that they were measured
-    on. This function traces the model at hand and takes rules of fewer bits where it keeps more. If
-    none that are close meet the budget, blocks whose layers stay stock run again in the backward
-    pass, from their inputs where that suffices or the model reads values, else from copies of them
-    in 8 bits or fewer (`reruns`); those that spare most are first. A method without a byte budget
+    on. This function traces the model at hand and takes rules of fewer bits where it keeps more,
+    down to those that are close; convolutions are so only with more bits than other layers. If none
+    of these meet the budget, blocks run again in the backward pass, from their inputs where that
+    suffices or the model reads values, else from copies of them in 16 bits or fewer (`reruns`);
+    those that spare most are first, and only those that are needed. A method without a byte budget
     is left to `sparsify`. Activation checkpointing changes no rule: the budget is met without it,
     and must be met with it too.
 
@@ -72,8 +72,8 @@ def sparsify_within(
     refuse_sparsified(model)
     run: dict[str, Any] = {"autocast": autocast, "forward": forward}
     again, full = on_copies(partial(_tried, recipe, full, run), model, inputs)
-    assert again.ratio is not None
-    names = (*again.names, *swap(model, replace(recipe, ratio=again.ratio), some=False))
+    assert again.recipe is not None
+    names = (*again.names, *swap(model, again.recipe, some=False))
     again.attach(model)
     if recipe.activation_checkpointing:
         _check_checkpointed(model, recipe, traced_bytes(model, inputs, **run), full)
@@ -102,7 +102,7 @@ def _tried(
             f"again from packed inputs ({again.stars()}), which its own activation checkpointing "
             "keeps whole; leave activation checkpointing out."
         )
-    if again.ratio is None:
+    if again.recipe is None:
         least = search.parts()
         reasons = [uncompressed(twin, least, known, search.budget), again.refusal]
         possible = math.floor(1000 * (1 - sum(least.values()) / known)) / 1000

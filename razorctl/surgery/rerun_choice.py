@@ -43,11 +43,13 @@ class Input(NamedTuple):
 class Module:
     """A module that may run again.
 
-    held: the bytes that it keeps with all inside it, and that nothing else keeps. calls: how often
-    it ran. unknown: the type of an argument with which it cannot run again.
+    held: the bytes that it keeps with all inside it, and that nothing else keeps. own: those that
+    its own code keeps. calls: how often it ran. unknown: the type of an argument with which it
+    cannot run again.
     """
 
     held: int = 0
+    own: int = 0
     calls: int = 0
     inputs: list[Input] = field(default_factory=list)
     unknown: str = ""
@@ -90,6 +92,8 @@ class TracedBlocks:
         for places, size in self._sizes.items():
             for outer in set(_outer(places[0])).intersection(*map(_outer, places)):
                 self.modules[outer].held += size
+            if len(places) == 1:
+                self.modules[places[0]].own += size
 
     def _note(self, rerun: reruns.Rerun, block: nn.Module, args: Any, kwargs: Any) -> None:
         """Adds what a module is called with to what is known of it."""
@@ -158,39 +162,18 @@ def groups(traced: TracedBlocks, budget: float, listed: bool, bits: int | None) 
     Args:
         traced: the model.
         budget: in bytes.
-        listed: whether blocks are elements of lists and sequences alone; otherwise any module with
-            none inside is too, unless it has parts and is most of the model.
+        listed: as of `_fit`.
         bits: of copies of their inputs, as of `TracedBlocks.kept`.
     """
-    modules, inside = traced.modules, dict[str, list[str]]()
-    for name in modules:
-        if name:
-            inside.setdefault(name.rpartition(".")[0], []).append(name)
-
-    @cache
-    def able(name: str) -> bool:
-        module = modules[name]
-        return bool(module.calls and not module.unknown and traced.spared(name, bits) > 0)
-
-    elements = {name for name in modules if name.rpartition(".")[2].isdigit() and able(name)}
-    # What elements are inside of is the model, more or less, and would save nothing at its peak.
-    above = {outer for name in elements for outer in _outer(name.rpartition(".")[0])}
-
-    def whole(name: str) -> bool:
-        most = 2 * modules[name].held > modules[""].held
-        return most and name in inside
-
-    def fit(name: str) -> bool:
-        any_fits = not listed and name not in above and not whole(name)
-        return name in elements or (any_fits and able(name))
-
+    modules, inside = traced.modules, _inside(traced)
+    fit = _fit(traced, budget, listed, bits)
     largest = Counter[str]()  # of a group, so that its blocks are chosen together
-    for name in filter(fit, modules):
+    for name in fit:
         stars = registry.starred(name)
         largest[stars] = max(largest[stars], modules[name].held)
 
     def chosen(name: str, most: int) -> Iterator[str]:
-        if fit(name) and largest[registry.starred(name)] <= most:
+        if name in fit and largest[registry.starred(name)] <= most:
             yield name
         else:
             for child in inside.get(name, ()):
@@ -206,6 +189,45 @@ def groups(traced: TracedBlocks, budget: float, listed: bool, bits: int | None) 
     for name in best:
         by_stars.setdefault(registry.starred(name), []).append(name)
     return sorted(by_stars.values(), key=lambda names: traced.kept(names, bits))
+
+
+def _inside(traced: TracedBlocks) -> dict[str, list[str]]:
+    """Module name -> the names of the modules right inside it, if there are any."""
+    inside: dict[str, list[str]] = {}
+    for name in filter(None, traced.modules):
+        inside.setdefault(name.rpartition(".")[0], []).append(name)
+    return inside
+
+
+def _fit(traced: TracedBlocks, budget: float, listed: bool, bits: int | None) -> dict[str, None]:
+    """The names of modules that may be blocks, in the order of the model.
+
+    listed: whether these are elements of lists and sequences alone; otherwise any module with none
+    inside is one too, unless it has parts and is most of the model, and any that holds no more than
+    the budget, or whose own code keeps most of what it holds.
+    """
+    modules, inside = traced.modules, _inside(traced)
+
+    def able(name: str) -> bool:
+        module = modules[name]
+        return bool(module.calls and not module.unknown and traced.spared(name, few) > 0)
+
+    few = bits and min(
+        bits, 8
+    )  # what two blocks keep together, and would spare, is held by neither
+    names = list(filter(able, modules))
+    elements = {name for name in names if name.rpartition(".")[2].isdigit()}
+    # What elements are inside of is the model, more or less, and would save nothing at its peak.
+    above = {outer for name in elements for outer in _outer(name.rpartition(".")[0])}
+
+    def fits(name: str) -> bool:
+        held = modules[name].held
+        if name and (held <= budget or 2 * modules[name].own > held):
+            return True
+        whole = name in inside and 2 * held > modules[""].held
+        return name not in above and not whole
+
+    return dict.fromkeys(n for n in names if n in elements or (not listed and fits(n)))
 
 
 def unfit(modules: Mapping[str, Module]) -> str:

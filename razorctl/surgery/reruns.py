@@ -30,10 +30,13 @@ from razorctl.layers.second_run import (
 from razorctl.layers.sharing import Memo
 from razorctl.ops.images import memory_format
 from razorctl.ops.quantize import empty_copy
+from razorctl.rules.base import Rule
+from razorctl.rules.dense import Half
 from razorctl.rules.packed import TILE, Packed
 from razorctl.rules.quantized import Quantized
 
 NOTHING = torch.empty(0, device="meta")
+HALF = 16  # bits of an element in half precision
 # Layers -> the attribute with the number of their channels, which are axis 1 of their input.
 CHANNELS: dict[type[nn.Module], str] = {
     **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), "in_channels"),
@@ -106,6 +109,8 @@ class Rows(NamedTuple):
 
     def bytes(self, bits: int) -> int:
         """Bytes of a copy."""
+        if bits == HALF:
+            return 2 * self.length * self.columns
         return sum(t.nbytes for t in empty_copy(NOTHING, self.length, self.columns, bits, TILE))
 
 
@@ -114,14 +119,16 @@ class Rerun:
 
     def __init__(self, owner: nn.Module, name: str, bits: int | None, memo: Memo) -> None:
         self.owner, self.name, self.memo = owner, name, memo
-        self.rule = None if bits is None else Quantized(bits)
+        self.rule: Rule | None = None
+        if bits is not None:
+            self.rule = Half() if bits == HALF else Quantized(bits)
         self.inner: Any = vars(owner).get("forward")  # None: that of its class
         names = list(signature(owner.forward).parameters.values())
         self.names = [
             p.name for p in names if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
         ]
-        sizes = [(m, CHANNELS[type(m)]) for m in owner.modules() if type(m) in CHANNELS]
-        self.channels = {getattr(module, size) for module, size in sizes}
+        sizes = [(module, CHANNELS.get(stock_type(module))) for module in owner.modules()]
+        self.channels = {getattr(module, size) for module, size in sizes if size is not None}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not (self.owner.training and torch.is_grad_enabled()):
@@ -300,7 +307,8 @@ def attach(block: nn.Module, name: str, bits: int | None, memo: Memo) -> None:
     Args:
         block: of any type.
         name: its name in its model, for messages.
-        bits: of an element of its packed inputs; None keeps them as they are.
+        bits: of an element of its packed inputs, HALF for half precision; None keeps them as they
+            are.
         memo: where blocks find copies of each other's inputs.
     """
     block.forward = Rerun(block, name, bits, memo)

@@ -17,7 +17,7 @@ from razorctl.layers.base import RazorLayer
 from razorctl.layers.registry import swaps
 from razorctl.memory.saved import traced_bytes
 from razorctl.methods import FAMILIES
-from razorctl.rules.allocation import ENOUGH, FILE, RESERVE, _choices, allocate, largest
+from razorctl.rules.allocation import ENOUGH, FILE, RESERVE, _choices, allocate, closest, largest
 from razorctl.rules.registry import RULES
 from razorctl.surgery.byte_budget import sparsify_within
 from razorctl.units import percent
@@ -66,6 +66,14 @@ class TestAllocations:
         assert errors == sorted(errors)
         assert levels == sorted(levels)
         assert (levels[0], levels[-1] > 0) == (0, family == "attention")
+
+
+def test_rules_of_convolutions_may_have_a_ratio_of_their_own():
+    kinds = {"conv", "channel-norm"}
+    loose, tight, mixed = allocate(0.9), allocate(0.95), allocate(0.95, 0.9)
+    assert {kind for kind in mixed if mixed[kind] != tight[kind]} == kinds
+    assert all(mixed[kind] == loose[kind] for kind in kinds)
+    assert closest("convolution", "narrow") < 0.9 < closest("convolution", "wide") < 0.95
 
 
 def test_a_ratio_beyond_all_is_refused_with_the_largest():
