@@ -1,4 +1,4 @@
-"""What a trace knows of an operation is what the operation returns."""
+"""A trace knows of an operation just what the operation returns."""
 
 import pytest
 import torch
