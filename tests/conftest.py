@@ -19,7 +19,6 @@ os.environ.pop("LINES", None)
 import pytest
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 gc.disable()  # until all tests are imported, which leaves no garbage
 torch.set_num_threads(1)  # tests are small, and processes run them side by side
@@ -244,7 +243,9 @@ def vit() -> tuple[nn.Module, torch.Tensor]:
     """ViT-B/16 and a batch of 128 images of 224 px, for traces, which need no values."""
     import timm
 
-    with FakeTensorMode():
+    from razorctl.memory.fake_mode import TraceMode
+
+    with TraceMode():
         x = torch.empty(128, 3, 224, 224)
     with torch.device("meta"):
         return timm.create_model("vit_base_patch16_224", num_classes=100), x
@@ -255,7 +256,9 @@ def bert() -> tuple[nn.Module, dict[str, torch.Tensor]]:
     """BERT-base and a batch of 32 texts of 128 tokens, for traces, which need no values."""
     from transformers import BertConfig, BertForSequenceClassification
 
-    with FakeTensorMode():
+    from razorctl.memory.fake_mode import TraceMode
+
+    with TraceMode():
         ids = torch.zeros(32, 128, dtype=torch.long)
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     with torch.device("meta"):

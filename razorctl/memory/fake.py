@@ -40,14 +40,14 @@ def mode_of(tensors: Iterable[Tensor]) -> FakeTensorMode | None:
     return next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None)
 
 
-def copied(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
-    """A copy of a model whose parameters and buffers are fake."""
+def copied(model: nn.Module, mode: FakeTensorMode, device: torch.device | str = "cpu") -> nn.Module:
+    """A copy of a model whose parameters and buffers are fake, on `device` if they were meta."""
     tensors = [*model.parameters(), *model.buffers()]
     users = Counter(storage_key(tensor) for tensor in tensors if _simple(tensor))
     # To copy a fake tensor, the mode would return an earlier copy that is still alive; a real one
     # takes it ten times as long.
     new = {
-        id(tensor): _stand_in(tensor, mode, tensor.device)
+        id(tensor): _stand_in(tensor, mode, device if tensor.is_meta else tensor.device)
         for tensor in tensors
         if isinstance(tensor, FakeTensor) or (_simple(tensor) and users[storage_key(tensor)] == 1)
     }
@@ -60,8 +60,8 @@ def copied(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
 
 
 def _simple(tensor: Tensor) -> bool:
-    """Whether a real tensor is all of its storage, and no number that a model may read."""
-    if type(tensor) not in (Tensor, nn.Parameter) or tensor.is_meta or not tensor.dim():
+    """Whether a tensor is all of its storage, and no number that a model may read."""
+    if type(tensor) not in (Tensor, nn.Parameter) or not tensor.dim():
         return False
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_conj():
         return False
@@ -104,7 +104,7 @@ def fake_copies(model: nn.Module, inputs: Any) -> tuple[FakeTensorMode, nn.Modul
     def stand_in(tensor: Tensor) -> Tensor:
         return _fake_like(tensor, mode, device) if tensor.is_meta else mode.from_tensor(tensor)
 
-    model = copied(model, mode).train()
+    model = copied(model, mode, device).train()
     fake(model, mode, device)
     return mode, model, tree_map_only(Tensor, stand_in, inputs)
 

@@ -34,10 +34,10 @@ from numpy.typing import NDArray
 from pretrained import CACHE
 from record import head, options, write
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import razorctl.methods
 from razorctl import Recipe, restore, sparsify
+from razorctl.memory.fake_mode import TraceMode
 from razorctl.memory.saved import Forward, traced_bytes
 from razorctl.methods import CLOSE, EXACT, FAMILIES, Family
 from razorctl.rules.allocation import FILE
@@ -300,7 +300,7 @@ def of_family(name: str) -> Family:
 
 def large_models() -> list[tuple[str, nn.Module, Any]]:
     """Models that are only traced."""
-    with FakeTensorMode():
+    with TraceMode():
         images = torch.empty(128, 3, 224, 224)
         ids = torch.zeros(32, 128, dtype=torch.long)
         texts = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

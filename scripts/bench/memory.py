@@ -21,12 +21,12 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
 from transformers import BertConfig, BertForSequenceClassification
 
 from razorctl import Job, Recipe, data, models, restore
 from razorctl.errors import UsageError
+from razorctl.memory.fake_mode import TraceMode
 from razorctl.memory.saved import traced_bytes
 from razorctl.methods import METHODS
 from razorctl.planning.job_trace import trace
@@ -65,19 +65,19 @@ class Traced:
 
 
 def timm_model(name: str, batch: int) -> tuple[nn.Module, Any]:
-    with FakeTensorMode():
+    with TraceMode():
         images = torch.empty(batch, 3, 224, 224)
     return timm.create_model(name, num_classes=100), images
 
 
 def mobile() -> tuple[nn.Module, Any]:
-    with FakeTensorMode():
+    with TraceMode():
         images = torch.empty(8, 3, 224, 224)
     return models.find(MOBILE).bare(100, None), images
 
 
 def bert() -> tuple[nn.Module, Any]:
-    with FakeTensorMode():
+    with TraceMode():
         ids = torch.zeros(32, 128, dtype=torch.long)
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     return BertForSequenceClassification(BertConfig()), inputs
