@@ -164,7 +164,7 @@ class Rerun:
         devices = {x.device: x for x in tensors if x is not None}
         places = [x.new_empty(0) for x in devices.values()]
         result = checkpoint(again, held, *places, use_reentrant=False)
-        self._check(_changed(versions), tensors)
+        self._check(_changed(versions), [*tensors, *_parameters(leaves)])
         return result
 
     @property
@@ -205,7 +205,8 @@ class Rerun:
         """The tensors to keep, and for each leaf of the arguments how it is kept, or itself."""
         tensors, forms, seen = list[Tensor | None](), list[Any](), dict[int, int]()
         for leaf, rows in self.leaves(arguments):
-            if not isinstance(leaf, Tensor):
+            # Hooks of autograd, as save_on_cpu, return a plain tensor in place of a parameter.
+            if not isinstance(leaf, Tensor) or isinstance(leaf, nn.Parameter):
                 forms.append(leaf)
             elif id(leaf) in seen:
                 forms.append(_Same(seen[id(leaf)]))
@@ -269,7 +270,7 @@ class _Again:
             changed = watching_buffers(self.owner)
             result = self._run(leaves)
             self.changed = changed()
-            self.weights = _versions(self.owner.parameters())
+            self.weights = _versions([*self.owner.parameters(), *_parameters(leaves)])
             return result
         leaves, rest = list[Any](), unpacked(held.grad_fn, self.label)
         if _changed(self.weights):
@@ -289,6 +290,11 @@ class _Again:
         args = [value for key, value in arguments.items() if isinstance(key, int)]
         named = {key: value for key, value in arguments.items() if isinstance(key, str)}
         return self.forward(*args, **named)
+
+
+def _parameters(leaves: Iterable[Any]) -> list[nn.Parameter]:
+    """The parameters among arguments."""
+    return [leaf for leaf in leaves if isinstance(leaf, nn.Parameter)]
 
 
 def _versions(tensors: Iterable[Tensor]) -> list[tuple[Tensor, int]]:

@@ -229,6 +229,37 @@ def test_a_change_before_the_backward_pass(what):
         y.sum().backward()
 
 
+class PromptAttention(nn.Module):
+    """Attention to a parameter of its model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x, prompt):
+        scores = self.q(x) @ self.k(prompt * 1).T
+        return scores.softmax(-1) @ self.v(prompt)
+
+
+def test_a_parameter_among_arguments_stays_one():
+    block, prompt = PromptAttention().train(), nn.Parameter(torch.randn(32, 16))
+    x = torch.randn(32, 16, requires_grad=True)
+
+    def run():
+        with torch.autograd.graph.save_on_cpu():
+            return block(x * 1, prompt).square().sum()
+
+    want = gradients(block, run())
+    sparsify(block, Recipe(ratio=0.9))
+    assert isinstance(block, RazorLayer)
+    reruns.attach(block, "h.0", 8, Memo())
+    assert cosine_similarity(want, gradients(block, run()), dim=0) > 0.99
+    y = run()
+    prompt.detach().zero_()
+    with pytest.raises(UsageError, match=r"input of h\.0 \(PromptAttention\) was changed in place"):
+        y.backward()
+
+
 def test_arguments_that_view_each_other():
     block, x = Block().train(), torch.randn(4, 8, 16, requires_grad=True)
     stock = copy.deepcopy(block)
