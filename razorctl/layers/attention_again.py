@@ -20,8 +20,10 @@ from razorctl.rules.prune import Centered
 class CodeLayer(RazorLayer):
     """Base of layers whose code runs again in the backward pass, from copies."""
 
+    feeds: ClassVar[bool] = False  # whether their output is made again for other layers
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        code = code_of(self, args, kwargs)
+        code = code_of(self, args, kwargs, self.feeds)
         return self.stock(*args, **kwargs) if code is None else code.first(*args, **kwargs)
 
 

@@ -17,8 +17,8 @@ from torch.fx import Proxy
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
 from razorctl.errors import UsageError
-from razorctl.layers.autocast import compute_dtype
-from razorctl.layers.sharing import Memo
+from razorctl.layers.autocast import compute_dtype, to_compute_dtype
+from razorctl.layers.sharing import Memo, copy_of
 from razorctl.rules.base import Rule, Rules
 from razorctl.rules.derived import Derived, DerivedCopy
 from razorctl.rules.packed import Packed
@@ -161,6 +161,21 @@ class RazorLayer(nn.Module):
             return derived[0].rows(dtype)
         return DerivedCopy(flat_shape(x), dtype, derived)
 
+    def copy_rows(self, x: Tensor) -> Packed:
+        """The copy of `x` [..., columns] as rows in the dtype of a GEMM: derived, or a new one."""
+        return self.derived_rows(x) or copy_of(flat(to_compute_dtype(x.detach())), self.rules)
+
+    def shared(
+        self, x: Tensor, layout: Hashable, make: Callable[[], Packed]
+    ) -> tuple[Packed, bool]:
+        """`Memo.pack` by this layer, without gradients; makes a copy if there is no memo."""
+
+        def timed() -> Packed:
+            with packing(), torch.no_grad():
+                return make()
+
+        return (timed(), False) if self.memo is None else self.memo.pack(x, layout, timed, self)
+
 
 Swaps = dict[type[nn.Module], type[RazorLayer]]
 
@@ -259,15 +274,7 @@ class WeightLayer(RazorLayer):
             p = self.blocks.probability(self.block)
         if not (p and weight.requires_grad):
             return weight.detach(), p, None
-
-        def make_timed() -> Packed:
-            with packing(), torch.no_grad():
-                return make()
-
-        if self.memo is None:
-            copy, shared = make_timed(), False
-        else:
-            copy, shared = self.memo.pack(input, layout, make_timed, self)
+        copy, shared = self.shared(input, layout, make)
         if self.blocks is not None:
             self.blocks.packed(self.block, 0 if shared else input.numel())
         return weight, p, copy
@@ -321,17 +328,14 @@ def saved(ctx: Any) -> list[Any]:
     return parts
 
 
-def unpacked(ctx: Any, name: str = "") -> tuple[Tensor, ...]:
-    """The tensors that autograd kept; raises UsageError if one has changed in place since.
-
-    name: of the module that kept them, where it is no razor layer.
-    """
+def unpacked(ctx: Any) -> tuple[Tensor, ...]:
+    """The tensors that autograd kept; raises UsageError if one has changed in place since."""
     try:
         tensors: tuple[Tensor, ...] = ctx.saved_tensors
     except RuntimeError as error:
         if "modified by an inplace operation" not in str(error):
             raise
-        raise UsageError(changed_since(name or _layer_of(ctx))) from error
+        raise UsageError(changed_since(_layer_of(ctx))) from error
     return tensors
 
 
@@ -348,10 +352,12 @@ def _layer_of(ctx: Any) -> str:
     """The name and the class of the layer of an autograd function, as far as they are known."""
     layers = [layer for form in ctx.forms if form is not None for layer in form.changed()]
     layer = next(iter(layers), getattr(ctx, "layer", None))
-    if layer is None:
-        return "a layer"
-    kind = stock_type(layer).__name__
-    return f"{layer.place} ({kind})" if layer.place else f"a {kind}"
+    return getattr(ctx, "label", "a layer") if layer is None else name_of(layer)
+
+
+def name_of(layer: RazorLayer) -> str:
+    """The name and the class of a layer, for messages."""
+    return f"{layer.place or 'a layer'} ({stock_type(layer).__name__})"
 
 
 def flat(x: Tensor) -> Tensor:

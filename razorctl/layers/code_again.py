@@ -11,25 +11,21 @@ the values of the copies. The layers inside keep by rules of their own, and do n
 made again for the layer that it feeds.
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from razorctl.layers.base import RazorLayer, WeightLayer, saved, stock_type
-from razorctl.layers.code_forms import RESULT, Code, CodeInputs, Context
-from razorctl.layers.code_runs import FirstRun, KeptByCode, SecondRun, calling, first_of
-from razorctl.layers.fused_attention import replaying
-from razorctl.layers.second_run import (
-    names_of,
-    unchanged,
-    unknown,
-    watching_buffers,
-    without_cache,
-)
+from razorctl.layers import layouts
+from razorctl.layers.autocast import compute_dtype
+from razorctl.layers.base import RazorLayer, WeightLayer, flat, name_of, saved, stock_type
+from razorctl.layers.code_forms import RESULT, Code, CodeInputs, CodeOutput, KeptByCode
+from razorctl.layers.code_runs import FirstRun, SecondRun, calling, first_of
+from razorctl.layers.second_run import Context, Rows, by_position, unknown, without_cache
+from razorctl.rules.packed import Packed
 
 
 class CodeAgain(Code):
@@ -37,20 +33,21 @@ class CodeAgain(Code):
 
     def first(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the code; raises UsageError if it changes an argument in place."""
-        arguments: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
-        run = FirstRun(self, arguments, self.unpack)
-        changed = watching_buffers(self.owner)
-        self.context = Context.now(run.device)
+        run = FirstRun(self, {**dict(enumerate(args)), **kwargs})
+        if not any(t.requires_grad for t in (*run.tensors, *self.owner.parameters())):
+            return self.call(*args, **kwargs)
+        if not self.parts:  # it makes no copy that could serve here, and may change what it gets
+            run.form()
+        self.context = Context(self.owner, self.name, self.parts, run.tensors)
         with calling(self.parts, run.through), run.hooks():
             result = self.call(*args, **kwargs)
-        self.buffers = changed()
+        self.context.end()
         run.end()
         if self.feeds and self.likes:
             run.offer(first_of(result), RESULT)
         return result
 
     def unpack(self, kept: KeptByCode) -> Tensor:
-        """A tensor that the code keeps, of the second run."""
         if kept.number not in self.kept:
             (inputs,) = saved(self.keeper)
             self.again(inputs)
@@ -70,21 +67,53 @@ class CodeAgain(Code):
         """Runs the code again, as far as the inputs reach; fills `kept` and `read`."""
         run = SecondRun(self, inputs)
         state = dict(vars(self.owner))
-        with ExitStack() as stack:
-            for each in (
-                replaying(self.context.random, run.device),
-                torch.enable_grad(),
-                self.context.autocast(run.device),
-                unchanged(self.buffers),
-                calling(self.parts, run.replayed),
-                torch.autograd.graph.saved_tensors_hooks(run.pack, _never),
-            ):
-                stack.enter_context(each)
+        with (
+            self.context.again(),
+            calling(self.parts, run.replayed),
+            torch.autograd.graph.saved_tensors_hooks(run.pack, _never),
+        ):
             run.run()
         vars(self.owner).update(state)  # what the code leaves there is of the first run
 
 
-def code_of(layer: RazorLayer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CodeAgain | None:
+class LayerCode(CodeAgain):
+    """Code of a razor layer, which packs by its rules."""
+
+    owner: RazorLayer
+
+    def derive(self, views: Sequence[Tensor]) -> Sequence[Packed]:
+        linear = self.owner.kind == "linear"  # whose copies are rows
+        return () if linear or not views else self.owner.derived(*views)
+
+    def copy(self, x: Tensor, rows: Rows) -> Packed:
+        owner, dtype = self.owner, compute_dtype(x)
+        if rows.images:
+            return owner.rules.of(x.dtype).pack_images(x.detach(), x.dtype)
+        if owner.kind == "linear":
+            return owner.shared(x, layouts.of_rows(dtype), lambda: owner.copy_rows(x))[0]
+        if derived := owner.derived(x):
+            return derived[0]
+        if owner.memo is not None:
+            copy = owner.memo.find(x, layouts.of_rows(dtype), owner)
+            if copy is not None and copy.elementwise:
+                return copy
+        return owner.rules.of(dtype).pack(flat(x.detach()))
+
+    def offer(self, x: Tensor, inputs: Callable[[], CodeInputs], number: int) -> None:
+        memo = self.owner.memo
+        if memo is not None and memo.derives:
+            form = CodeOutput(x.shape, x.dtype, (inputs(),), code=self, number=number)
+            memo.derive(x, form, whole=number != RESULT)
+
+
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return by_position(kind.forward)[1:]
+
+
+def code_of(
+    layer: RazorLayer, args: Sequence[Any], kwargs: Mapping[str, Any], feeds: bool = False
+) -> CodeAgain | None:
     """The code of a layer's stock forward; None if it runs in full.
 
     It does in a compiled program, and where an argument may hold tensors unseen.
@@ -97,8 +126,8 @@ def code_of(layer: RazorLayer, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     if not tensors or unknown(leaves):
         return None
     parts = [part for part in layer.modules() if isinstance(part, WeightLayer)]
-    kind: Any = stock_type(layer)
-    return CodeAgain(layer, layer.stock, parts, names_of(kind))
+    kind: Any = stock_type(layer)  # which mypy takes for unhashable
+    return LayerCode(layer, name_of(layer), layer.stock, parts, _names(kind), feeds)
 
 
 def _never(number: int) -> Tensor:

@@ -1,6 +1,6 @@
 """Code that runs again, and the forms in which it keeps; see `code_again`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -8,11 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from razorctl.errors import UsageError
-from razorctl.layers.autocast import AVAILABLE
-from razorctl.layers.base import RazorLayer, stock_type
-from razorctl.layers.fused_attention import random_state
-from razorctl.layers.second_run import Buffer
+from razorctl.layers.second_run import Context, Rows
 from razorctl.rules.derived import Derived
+from razorctl.rules.packed import Packed
 
 RESULT = -1  # the place of the result of the code among `Code.read`
 
@@ -31,6 +29,13 @@ class Place(NamedTuple):
     packed: bool
     like: tuple[torch.Size, torch.dtype, tuple[int, ...], bool]
     images: torch.memory_format | None = None
+
+    def read(self, copy: Packed) -> Tensor:
+        """The values of the copy that was made of the tensor."""
+        shape, dtype, *_ = self.like
+        if self.images is None:
+            return copy.values().to(dtype).reshape(shape)
+        return copy.images(shape, dtype, self.images)
 
 
 class PartOutput(NamedTuple):
@@ -51,10 +56,15 @@ class PartOutput(NamedTuple):
 class CodeInputs(Derived):
     """The copies and the tensors that code runs again with: `sources` and `others`."""
 
-    def read(self) -> list[Tensor]:
+    def read(self, places: Sequence[Place]) -> list[Tensor]:
         """The values of the copies; each is read once for all that keep this form."""
+
+        def read() -> list[Tensor]:
+            pairs = zip(self.sources, places, strict=False)  # later ones are of no use yet
+            return [place.read(source) for source, place in pairs]
+
         assert self.cell is not None
-        given: list[Tensor] = self.cell.take(lambda: [source.values() for source in self.sources])
+        given: list[Tensor] = self.cell.take(read)
         return given
 
 
@@ -84,58 +94,79 @@ class CodeOutput(Derived):
         return made
 
 
-class Context(NamedTuple):
-    """The state of randomness and of autocast in which the code ran first."""
+class KeptByCode(NamedTuple):
+    """The object that autograd holds in place of a tensor that code keeps."""
 
-    random: Tensor | None = None
-    dtype: torch.dtype | None = None
-
-    @classmethod
-    def now(cls, device: torch.device) -> "Context":
-        kind = device.type
-        on = kind in AVAILABLE and torch.is_autocast_enabled(kind)
-        return cls(random_state(device), torch.get_autocast_dtype(kind) if on else None)
-
-    def autocast(self, device: torch.device) -> Any:
-        return torch.autocast(device.type, self.dtype, enabled=self.dtype is not None)
+    code: Any
+    number: int
 
 
 class Code:
     """Some code, and what its two runs tell each other.
 
     Args:
-        owner: the layer whose code it is; it packs by its rules.
+        owner: the module whose code it is.
+        name: the name and class of the owner, for messages.
         call: the code.
         parts: the layers that it calls, which do not run again.
         names: of its arguments, as far as they are positional.
         feeds: whether a layer outside makes the first of its results again.
     """
 
+    channels: Collection[int] = ()  # how many an image among the arguments has
+    context: Context
+
     def __init__(
         self,
-        owner: RazorLayer,
+        owner: nn.Module,
+        name: str,
         call: Callable[..., Any],
         parts: Sequence[nn.Module] = (),
         names: Sequence[str] = (),
         feeds: bool = False,
     ) -> None:
-        self.owner, self.call, self.parts = owner, call, parts
+        self.owner, self.name, self.call, self.parts = owner, name, call, parts
         self.names, self.feeds = names, feeds
         self.likes: list[tuple[torch.Size, torch.dtype]] = []  # of what autograd keeps of the code
         self.kept: dict[int, Tensor] = {}  # of the last run
         self.read: dict[int, Tensor] = {}  # what the parts got in it, by number of the call
         self.wanted: set[int] = set()  # numbers in `read` that other layers make again
         self.outputs: list[PartOutput] = []
-        self.leaves: list[Any] = []  # of the arguments: a `Place` for each tensor
+        self.leaves: list[Any] = []  # of the arguments: a `Place` for each that is kept
+        self.packed: list[Place] = []  # of all copies
         self.tree: Any = None
         self.keeper: Any = None
-        self.buffers: list[Buffer] = []
-        self.context = Context()
+
+    def pack(self, t: Tensor) -> KeptByCode:
+        """The object that autograd holds in place of a tensor that the code keeps."""
+        self.likes.append((t.shape, t.dtype))
+        return KeptByCode(self, len(self.likes) - 1)
+
+    def unpack(self, kept: KeptByCode) -> Tensor:
+        """A tensor that the code keeps, of the second run."""
+        raise NotImplementedError
+
+    def derive(self, views: Sequence[Tensor]) -> Sequence[Packed]:
+        """The derived copies of arguments, together, since they may view one tensor; or none."""
+        return ()
+
+    def copy(self, x: Tensor, rows: Rows) -> Packed | None:
+        """The copy of an activation, which may be another layer's; None keeps it as it is."""
+        raise NotImplementedError
+
+    def offer(self, x: Tensor, inputs: Callable[[], CodeInputs], number: int) -> None:
+        """Offers what the code makes of its inputs to the layer that it feeds."""
+
+    def changes(self) -> UsageError:
+        """The error of code that changes an argument in place."""
+        return UsageError(
+            f"{self.name} changes an argument in place, so it cannot be run again; change a clone "
+            "of it."
+        )
 
     def differs(self) -> UsageError:
         """The error of code whose second run is not like its first."""
-        kind = stock_type(self.owner).__name__
         return UsageError(
-            f"{self.owner.place or 'a layer'} ({kind}) does other operations when it runs again in "
-            "the backward pass; choose method 'full' for this model."
+            f"{self.name} does other operations when it runs again in the backward pass; choose "
+            "method 'full' for this model."
         )

@@ -21,9 +21,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import output_capturing
 
 from razorctl.layers.attention import Attention, apply_mask
-from razorctl.layers.base import stock_base
+from razorctl.layers.base import name_of, stock_base
 from razorctl.layers.bytecode import forward_names
-from razorctl.layers.code_again import CodeAgain, code_of
+from razorctl.layers.code_again import LayerCode, code_of
 from razorctl.layers.second_run import CACHES, unknown
 from razorctl.rules.derived import DerivedCall, DerivedCopy
 
@@ -242,7 +242,7 @@ def _attention(
             return out.transpose(1, 2).contiguous(), None
     call = partial(stock, razor)
     if again and not torch.compiler.is_compiling() and not unknown(tree_leaves(kwargs)):
-        code = CodeAgain(razor, call, names=INPUTS, feeds=True)
+        code = LayerCode(razor, name_of(razor), call, names=INPUTS, feeds=True)
         return code.first(*inputs, **kwargs)  # type: ignore[no-any-return]
     return call(*inputs, **kwargs)  # type: ignore[no-any-return]
 

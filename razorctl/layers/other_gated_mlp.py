@@ -13,7 +13,6 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from razorctl.layers.attention_again import CodeLayer
 from razorctl.layers.base import LayerSettings, RazorLayer, stock_type
 from razorctl.layers.functional import twin_of
 from razorctl.layers.gated_mlp import GatedMLP
@@ -115,7 +114,7 @@ def parts_of(module: nn.Module) -> Parts | None:
     if module._parameters or module._buffers or None in modules.values() or not _multiplies(kind):
         return None
     kinds = {name: stock_type(part) for name, part in modules.items() if part is not None}
-    layers = [name for name, kind in kinds.items() if _linear(kind)]
+    layers = [name for name, kind in kinds.items() if _linear(kind, modules[name])]
     dropouts = [name for name, kind in kinds.items() if kind is nn.Dropout]
     acts = [name for name in kinds if name not in (*layers, *dropouts)]
     if not 1 <= len(layers) <= 3 or len(acts) > 1 or len(dropouts) > 2:
@@ -139,9 +138,10 @@ def _multiplies(kind: type[nn.Module]) -> bool:
     )
 
 
-def _linear(kind: type[nn.Module]) -> bool:
+def _linear(kind: type[nn.Module], layer: nn.Module | None) -> bool:
+    """Whether a layer multiplies by its weight; experts have several."""
     razor = razor_of(kind)
-    return razor is not None and razor.kind == "linear" and not issubclass(razor, CodeLayer)
+    return razor is not None and razor.kind == "linear" and hasattr(layer, "weight")
 
 
 def _function(act: nn.Module | None) -> str | None:

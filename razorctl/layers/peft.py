@@ -10,18 +10,19 @@ from peft.tuners import lora
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
+from razorctl.layers.attention_again import CodeLayer
 from razorctl.layers.autocast import compute_dtype
 from razorctl.layers.base import RazorLayer, Swaps, stock_type
 from razorctl.layers.registry import linear_types
-from razorctl.layers.run_again import RunAgain
 from razorctl.rules.base import Rule
 from razorctl.rules.derived_norms import DerivedSum
 
 
-class Adapter(RunAgain):
-    """An adapter of any kind of a linear layer."""
+class Adapter(CodeLayer):
+    """An adapter of any kind of a linear layer, which runs again from a copy of its input."""
 
     kind: ClassVar[str] = "linear"
+    feeds = True
     merged: bool
     disable_adapters: bool
 
@@ -34,8 +35,14 @@ class Adapter(RunAgain):
         assert isinstance(module, BaseTunerLayer)
         return rule.tiled and stock_type(module.get_base_layer()) in linear_types()
 
-    def runs_again(self, x: Tensor) -> bool:
-        return not (self.merged or self.disable_adapters) and super().runs_again(x)
+    @classmethod
+    def covers(cls, module: nn.Module) -> bool:
+        return True
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if self.merged or self.disable_adapters:
+            return self.stock(x, *args, **kwargs)
+        return super().forward(x, *args, **kwargs)
 
 
 class AdaptedLinear(Adapter):

@@ -1,16 +1,23 @@
-"""Arguments and buffers of a module that runs a second time, in the backward pass."""
+"""All that a module reads that runs a second time, in the backward pass: arguments and states."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from enum import Enum
-from functools import cache
 from inspect import signature
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
+
+from razorctl.errors import UsageError
+from razorctl.layers.autocast import AVAILABLE
+from razorctl.layers.base import changed_since
+from razorctl.layers.fused_attention import random_state, replaying
+from razorctl.layers.sharded import gather
+from razorctl.ops.quantize import empty_copy
+from razorctl.rules.packed import TILE
 
 ROWS = 16  # an input of fewer rows is kept as it is
 # So is an argument with one of these in its name: its values may be near -inf, or are few.
@@ -25,6 +32,8 @@ CACHES = ("self_attention_cache", "cross_attention_cache")
 # The attributes that have the number of a block's part of a cache.
 PLACES = ("layer_idx", "layer_id")
 Buffer = tuple[nn.Module, str]
+NOTHING = torch.empty(0, device="meta")
+HALF = 16  # bits of an element in half precision
 
 
 def unknown(leaves: Iterable[Any]) -> str:
@@ -48,10 +57,118 @@ def without_cache(block: nn.Module, value: Any) -> Any:
     return value if any(isinstance(leaf, Tensor) for leaf in held) else None
 
 
-@cache
-def names_of(kind: Any) -> tuple[str, ...]:
-    """The names of the arguments of a class's forward."""
-    return tuple(signature(kind.forward).parameters)[1:]
+def by_position(forward: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of the arguments that a function takes by position."""
+    parameters = signature(forward).parameters.values()
+    places = (p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
+    return tuple(p.name for p in places)
+
+
+class Rows(NamedTuple):
+    """The rows and columns that a tensor is packed in; images: whether rows are its pixels."""
+
+    length: int
+    columns: int
+    images: bool
+
+    def bytes(self, bits: int) -> int:
+        """Bytes of a copy in so many bits."""
+        if bits == HALF:
+            return 2 * self.length * self.columns
+        return sum(t.nbytes for t in empty_copy(NOTHING, self.length, self.columns, bits, TILE))
+
+
+def rows_of(x: Tensor, images: bool = False, first: bool = False) -> Rows | None:
+    """The rows that a tensor is packed in: an activation with enough of them.
+
+    It has a gradient, or is the first argument, as what a model gets is to its first block.
+    """
+    columns = max(1, x.shape[1 if images else -1]) if x.dim() else 1
+    activation = x.is_floating_point() and not isinstance(x, nn.Parameter)
+    activation = activation and (x.requires_grad or first)
+    if activation and x.layout is torch.strided and x.numel() >= ROWS * columns:
+        return Rows(x.numel() // columns, columns, images)
+    return None
+
+
+def leaves_of(
+    arguments: Mapping[Any, Any], names: Sequence[str], channels: Iterable[int] = ()
+) -> Iterator[tuple[Any, Rows | None]]:
+    """Each leaf of arguments, and the rows that it is packed in, if it is.
+
+    Args:
+        arguments: by number or name.
+        names: of those with a number.
+        channels: how many an image has, whose channels are axis 1.
+    """
+    first = True
+    for key, value in arguments.items():
+        name = names[key] if isinstance(key, int) and key < len(names) else str(key)
+        exact = any(part in name for part in EXACT)
+        for x in tree_leaves(value):
+            packs = isinstance(x, Tensor) and not exact
+            images = packs and x.dim() > 2 and x.shape[1] in channels
+            yield x, rows_of(x, images, first) if packs else None
+            first = False
+
+
+class Context:
+    """All that a run of a module reads beside its arguments, as it was.
+
+    Args:
+        owner: the module, before it runs.
+        name: its name and class, for messages.
+        parts: the modules inside that do not run again.
+        tensors: among its arguments.
+    """
+
+    def __init__(
+        self,
+        owner: nn.Module,
+        name: str,
+        parts: Sequence[nn.Module],
+        tensors: Sequence[Tensor],
+    ) -> None:
+        self.owner, self.name, self.parts = owner, name, parts
+        self.given = [t for t in tensors if isinstance(t, nn.Parameter)]
+        places = tuple(dict.fromkeys((torch.device("cpu"), *(t.device for t in tensors))))
+        self.random = [(random_state(device), device) for device in places]
+        self.autocast = [
+            (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+            for kind in dict.fromkeys(device.type for device in places)
+            if kind in AVAILABLE
+        ]
+        self._changed = watching_buffers(owner)
+
+    def end(self) -> None:
+        """Ends the run."""
+        self.buffers = self._changed()
+        del self._changed
+        apart = {id(p) for part in self.parts for p in part.parameters()}
+        weights = (p for p in (*self.owner.parameters(), *self.given) if id(p) not in apart)
+        self.weights = [(p, p._version) for p in weights]
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Inside, the module runs as it ran; raises UsageError if a weight has changed since."""
+        for weight, version in self.weights:
+            if weight._version != version:
+                raise UsageError(changed_since(self.name))
+            gather(self.owner, weight)
+        with ExitStack() as stack:
+            for state, device in self.random:
+                stack.enter_context(replaying(state, device))
+            for kind, dtype, on in self.autocast:
+                stack.enter_context(torch.autocast(kind, dtype, enabled=on))
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(unchanged(self.buffers))
+            yield
+
+
+def split(arguments: Mapping[Any, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments by number or name as those by position, and those by name."""
+    places = [value for key, value in arguments.items() if isinstance(key, int)]
+    return places, {key: value for key, value in arguments.items() if isinstance(key, str)}
 
 
 def watching_buffers(owner: nn.Module) -> Callable[[], list[Buffer]]:

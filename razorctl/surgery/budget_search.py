@@ -16,6 +16,7 @@ from torch import nn
 
 from razorctl.config.registry import starred
 from razorctl.layers.base import stock_type
+from razorctl.layers.second_run import HALF
 from razorctl.layers.sharing import Memo
 from razorctl.memory.fake import mode_of
 from razorctl.memory.saved import bytes_by_module, storages_by_module
@@ -28,7 +29,7 @@ from razorctl.surgery.sparsify import restore, swap
 
 TIGHTER = 0.97  # of the bytes, from one try to the next
 # Of copies of the inputs of blocks that run again; None: as they are.
-RERUN_BITS = (None, reruns.HALF, 8, 6, 4)
+RERUN_BITS = (None, HALF, 8, 6, 4)
 
 
 @dataclass(frozen=True)

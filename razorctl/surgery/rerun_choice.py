@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from razorctl.config import registry
 from razorctl.layers.base import RazorLayer
-from razorctl.layers.second_run import unknown
+from razorctl.layers.second_run import Rows, unknown
 from razorctl.layers.sharing import Memo, TensorCache
 from razorctl.memory.fake_mode import storage_key
 from razorctl.memory.saved import resident_keys, storages_by_module
@@ -29,7 +29,7 @@ class Input(NamedTuple):
     """
 
     number: int
-    rows: reruns.Rows | None
+    rows: Rows | None
     key: int
     size: int
     wanted: bool

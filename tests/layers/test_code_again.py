@@ -35,6 +35,7 @@ from razorctl.errors import UsageError
 from razorctl.layers.attention_again import AttentionAgain
 from razorctl.layers.base import LayerSettings, RazorLayer
 from razorctl.layers.linear import Linear
+from razorctl.layers.second_run import leaves_of
 from razorctl.memory.saved import kept_storages, traced_bytes
 from razorctl.rules.quantized import Quantized
 from razorctl.rules.registry import RULES, RuleSettings
@@ -137,6 +138,23 @@ def test_two_backward_passes_of_one_graph_and_none():
         del y
     finally:
         gc.enable()
+
+
+def test_the_graph_holds_no_argument_and_finds_a_changed_weight():
+    module, x = attached(GatedAttention()), torch.randn(4, 8, 24, requires_grad=True) * 1
+    y = module(x)
+    freed = weakref.ref(x)
+    del x
+    assert freed() is None
+    module.position.detach().zero_()
+    with pytest.raises(UsageError, match=r"\(GatedAttention\) was changed in place"):
+        y.sum().backward()
+
+
+def test_a_bias_by_name_is_no_activation():
+    x = torch.randn(32, 8, requires_grad=True)
+    leaves = leaves_of({0: x, "position_bias": x, "states": x}, ("states", "other"))
+    assert [rows is None for _, rows in leaves] == [False, True, False]
 
 
 def test_within_a_checkpoint():

@@ -11,8 +11,8 @@ from transformers import LlamaConfig, LlamaModel
 
 from razorctl import Recipe, restore, sparsify
 from razorctl.errors import UsageError
+from razorctl.layers.code_forms import CodeOutput
 from razorctl.layers.peft import Adapter
-from razorctl.layers.run_again import DerivedRun
 from razorctl.memory.saved import traced_bytes
 
 SIZES = {
@@ -83,13 +83,13 @@ def test_the_gradient_is_that_of_the_stock_layer_at_the_values_of_the_copy():
     assert isinstance(layer, Adapter)
     x, dy = torch.randn(4, 16, 32, requires_grad=True), torch.randn(4, 16, 64)
     parameters = [p for p in layer.parameters() if p.requires_grad]
-    values = layer.copy(x).values().view(x.shape).requires_grad_()
+    values = layer.copy_rows(x).values().view(x.shape).requires_grad_()
     torch.manual_seed(1)
     wanted = torch.autograd.grad(layer.stock(values), [values, *parameters], dy)
     torch.manual_seed(1)
     y = layer(x)
     (offer,) = layer.memo.derived((y,), model)
-    assert isinstance(offer, DerivedRun)
+    assert isinstance(offer, CodeOutput)
     for got, want in zip(torch.autograd.grad(y, [x, *parameters], dy), wanted, strict=True):
         assert torch.equal(got, want)
     assert not torch.equal(values, x)
