@@ -8,6 +8,7 @@ stock class is taken over.
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, ClassVar
 
 import torch
@@ -307,7 +308,7 @@ def save(ctx: Any, *parts: Tensor | Packed | None) -> None:
     for part in parts:
         if isinstance(part, Packed):
             part.saved_by(ctx)
-            forms.append(part.holding([None] * len(part.tensors)))
+            forms.append(part.holding(repeat(None)))
             tensors.extend(part.tensors)
         else:
             forms.append(None)
@@ -320,12 +321,8 @@ def saved(ctx: Any) -> list[Any]:
     """The arguments of `save`, in the same order."""
     if ctx.parts is not None:
         return list(ctx.parts)
-    tensors, parts = list(unpacked(ctx)), []
-    for form in ctx.forms:
-        count = 1 if form is None else len(form.tensors)
-        first, tensors = tensors[:count], tensors[count:]
-        parts.append(first[0] if form is None else form.holding(first))
-    return parts
+    tensors = iter(unpacked(ctx))
+    return [next(tensors) if form is None else form.holding(tensors) for form in ctx.forms]
 
 
 def unpacked(ctx: Any) -> tuple[Tensor, ...]:

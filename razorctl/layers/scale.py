@@ -9,6 +9,7 @@ so that no pass makes dx = dy gamma. Elsewhere it keeps x by its rule.
 
 import weakref
 from collections import OrderedDict
+from itertools import repeat
 from typing import Any, ClassVar
 
 import torch
@@ -76,7 +77,7 @@ class ScaledLinearFunction(torch.autograd.Function):
         ctx.hooks = _hooks_of(x, call.node)
         ctx.int8 = call.layer.int8_gemms(a)
         # The linear layer, in whose place it reads the copy, is the reader that is counted.
-        ctx.forms = [call.copy.holding([None] * len(call.copy.tensors))]
+        ctx.forms = [call.copy.holding(repeat(None))]
         ctx.save_for_backward(weight, bias, gamma, *call.copy.tensors)
         return x * gamma
 
@@ -84,7 +85,7 @@ class ScaledLinearFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         weight, bias, gamma, *tensors = unpacked(ctx)
-        packed, layer = ctx.forms[0].holding(tensors), ctx.layer
+        packed, layer = ctx.forms[0].holding(iter(tensors)), ctx.layer
         layer.gather(weight)
         da = dw = db = None
         with no_autocast(dy.device):

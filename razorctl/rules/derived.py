@@ -12,8 +12,9 @@ torch.compile makes it anew for each reader, and then joins equal computations i
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -103,15 +104,10 @@ class Derived(Packed):
         first = next(t for t in self.tensors if t is not None)
         return on_cpu(first.device) and self.dtype.itemsize < 4
 
-    def holding(self, tensors: Sequence[Tensor | None]) -> Self:
-        count = len(self.others)
-        sources: list[Packed] = []
-        others, left = tuple(tensors[:count]), tensors[count:]
-        for source in self.sources:
-            count = len(source.tensors)
-            sources.append(source.holding(left[:count]))
-            left = left[count:]
-        return self.replaced(others=others, sources=tuple(sources))
+    def holding(self, tensors: Iterator[Tensor | None]) -> Self:
+        others = tuple(islice(tensors, len(self.others)))
+        sources = tuple([source.holding(tensors) for source in self.sources])
+        return self.replaced(others=others, sources=sources)
 
     def changed(self) -> tuple[Any, ...]:
         layers = [layer for source in self.sources for layer in source.changed()]

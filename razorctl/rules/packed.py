@@ -5,8 +5,9 @@ gradients of it. It names its fields that are tensors, which autograd keeps.
 """
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, ClassVar, Self
 
 import torch
@@ -122,15 +123,9 @@ class Packed:
         ctx = vars(self).get("_ctx")
         return ctx is None or ctx() is not None
 
-    def holding(self, tensors: Sequence[Tensor | None]) -> Self:
-        """A copy of this form with other tensors."""
-        if torch.compiler.is_compiling():
-            return self.replaced(**dict(zip(self.TENSORS, tensors, strict=True)))
-        twin = object.__new__(type(self))
-        fields = vars(twin)
-        fields.update(vars(self))
-        fields.update(zip(self.TENSORS, tensors, strict=True))
-        return twin
+    def holding(self, tensors: Iterator[Tensor | None]) -> Self:
+        """A copy of this form with the next tensors, as many as it has."""
+        return self.replaced(**dict(zip(self.TENSORS, tensors, strict=False)))
 
     def replaced(self, **changes: Any) -> Self:
         """`dataclasses.replace`, in less of the host's time, or as torch.compile can trace it."""
@@ -222,8 +217,8 @@ class PackedCentered(Packed):
     def tensors(self) -> tuple[Tensor | None, ...]:
         return self.mean, *self.rest.tensors
 
-    def holding(self, tensors: Sequence[Tensor | None]) -> Self:
-        return self.replaced(mean=tensors[0], rest=self.rest.holding(tensors[1:]))
+    def holding(self, tensors: Iterator[Tensor | None]) -> Self:
+        return self.replaced(mean=next(tensors), rest=self.rest.holding(tensors))
 
     def values(self) -> Tensor:
         return self.rest.values() + self.mean
@@ -253,8 +248,8 @@ class PackedCodes(Packed):
         packed, zero_point, scale, *_, bias = self.copy
         return packed, zero_point, scale, bias
 
-    def holding(self, tensors: Sequence[Any]) -> Self:
-        packed, zero_point, scale, bias = tensors
+    def holding(self, tensors: Iterator[Any]) -> Self:
+        packed, zero_point, scale, bias = islice(tensors, 4)
         _, _, _, bits, tile_rows, _ = self.copy
         return self.replaced(copy=FewBitCopy(packed, zero_point, scale, bits, tile_rows, bias))
 
@@ -339,10 +334,8 @@ class PackedGated(Packed):
     def tensors(self) -> tuple[Tensor | None, ...]:
         return *self.gate.tensors, *self.up.tensors
 
-    def holding(self, tensors: Sequence[Tensor | None]) -> Self:
-        first = len(self.gate.tensors)
-        gate, up = self.gate.holding(tensors[:first]), self.up.holding(tensors[first:])
-        return self.replaced(gate=gate, up=up)
+    def holding(self, tensors: Iterator[Tensor | None]) -> Self:
+        return self.replaced(gate=self.gate.holding(tensors), up=self.up.holding(tensors))
 
     def values(self) -> Tensor:
         return FUNCTIONS[self.function].forward(self.gate.values()).mul_(self.up.values())
