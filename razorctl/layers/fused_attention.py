@@ -14,6 +14,7 @@ from razorctl.layers.autocast import no_autocast, to_compute_dtype
 from razorctl.layers.base import RazorLayer, save, saved
 from razorctl.layers.handover import Int8, Int8Gradient
 from razorctl.layers.once_differentiable import once_differentiable
+from razorctl.ops.attention_again import attention_again
 from razorctl.ops.int8 import adjoined, int8_heads
 from razorctl.rules.base import Rule
 from razorctl.rules.derived import Derived
@@ -99,7 +100,7 @@ class Attended(Derived):
     def values(self) -> Tensor:
         if self.cell is None:  # in a compiled program
             q, k, v = self.q_k_v()
-            return fused_attention(q, k, v, self.mask, **self.options)
+            return fused_attention(q, k, v, self.mask, again=True, **self.options)
         out: Tensor = self.cell.read(self.run)[1]
         return out.detach()
 
@@ -230,13 +231,26 @@ def _as_cast(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def fused_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, repeats: int = 1, **options: Any
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    repeats: int = 1,
+    again: bool = False,
+    **options: Any,
 ) -> Tensor:
-    """`F.scaled_dot_product_attention`, with each head of k and v in place of `repeats` heads."""
+    """`F.scaled_dot_product_attention`, with each head of k and v in place of `repeats` heads.
+
+    again: whether a compiled program makes an output again, which it then does once for all
+    readers.
+    """
     if repeats > 1:
         k, v = (t.unsqueeze(2).expand(-1, -1, repeats, -1, -1).flatten(1, 2) for t in (k, v))
     # A compiled program redirects F's to `Attention.attend`, planning to that of a card.
     if torch.compiler.is_compiling():
+        if again and q.dim() == 4:  # without dropout: see `random_state`
+            settings = (options[name] for name in ("is_causal", "scale", "enable_gqa"))
+            return attention_again(q, k, v, mask, *settings).transpose(1, 2)
         out: Tensor = aten.scaled_dot_product_attention(q, k, v, mask, **options)
         return out
     return F.scaled_dot_product_attention(q, k, v, mask, **options)

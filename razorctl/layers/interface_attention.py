@@ -25,7 +25,7 @@ from razorctl.layers.base import name_of, stock_base
 from razorctl.layers.bytecode import forward_names
 from razorctl.layers.code_again import LayerCode, code_of
 from razorctl.layers.second_run import CACHES, unknown
-from razorctl.rules.derived import DerivedCall, DerivedCopy
+from razorctl.rules.derived import DerivedCall
 
 
 class InterfaceAttention(Attention):
@@ -52,7 +52,7 @@ class InterfaceAttention(Attention):
             return self.redirected_forward(self, *args, **kwargs)
         self.memo.note_views(True)
         if "past_key_values" in kwargs:
-            kwargs["past_key_values"] = _handing(kwargs["past_key_values"], self)
+            kwargs["past_key_values"] = _handing(kwargs["past_key_values"])
         y = self.redirected_forward(self, *args, **kwargs)
         self.memo.derive_view(y[0])  # for a projection outside
         self.memo.note_views(False)
@@ -114,12 +114,13 @@ class InterfaceAttention(Attention):
 class _Handing:
     """A cache of keys and values, which models fill in training too unless they are told not to.
 
-    What it returns for the first keys and values are copies of them, as they are made again. A
-    checkpointed region that runs again finds its own keys there, and must not append them twice.
+    The first keys and values are returned themselves, not the copies that it has of them, so that
+    the attention finds how they are made again. A checkpointed region that runs again finds its own
+    keys there, and must not append them twice.
     """
 
-    def __init__(self, cache: DynamicCache, attention: InterfaceAttention) -> None:
-        self.cache, self.attention = cache, attention
+    def __init__(self, cache: DynamicCache) -> None:
+        self.cache = cache
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.cache, name)
@@ -132,24 +133,18 @@ class _Handing:
         again = not compiling and torch._C._current_graph_task_id() != -1  # in a backward pass
         if again and self.cache.get_seq_length(layer) == keys.shape[-2]:
             return keys, values
-        parts = keys, values
-        both: tuple[Tensor, Tensor] = self.cache.update(*parts, layer, *args, **kwargs)
-        memo, rules = self.attention.memo, self.attention.rules
-        derived = () if rules is None else self.attention.derived(*parts, by=DynamicCache)
-        for x, y, copy in zip(parts, both, derived, strict=False):
-            if memo is not None and x.shape == y.shape:
-                memo.derive(y, DerivedCopy(y.shape, y.dtype, (copy,)))
-        return both
+        both: tuple[Tensor, Tensor] = self.cache.update(keys, values, layer, *args, **kwargs)
+        return (keys, values) if both[0].shape == keys.shape else both
 
 
-def _handing(cache: Any, attention: InterfaceAttention) -> Any:
+def _handing(cache: Any) -> Any:
     """A cache, or that of an encoder and a decoder, with `_Handing` in place of what it knows."""
     if isinstance(cache, DynamicCache):
-        return _Handing(cache, attention)
+        return _Handing(cache)
     if isinstance(cache, EncoderDecoderCache) and not torch.compiler.is_compiling():
         cache = shallow_copy(cache)
         for part in CACHES:
-            setattr(cache, part, _handing(getattr(cache, part), attention))
+            setattr(cache, part, _handing(getattr(cache, part)))
     return cache
 
 

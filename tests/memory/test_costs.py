@@ -124,6 +124,8 @@ CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
         *(torch.randn(3, 21, 40, 40).bfloat16(), torch.randint(21, (3, 320, 320))),
         *(False, None, None, 255, 0.1, None, True),
     ),
+    # So few tokens that the scores are small, which it has on the meta device alone.
+    "attention_again": lambda: (*torch.randn(3, 64, 2, 4, 64), None, True, None, False),
     "balance": lambda: (torch.ones(ALL, 1024, dtype=torch.int8), torch.ones(ALL, 1)),
     "cast": lambda: (torch.randn(WIDE), torch.bfloat16),
     "gather_columns": lambda: (torch.randn(6304, 1024), torch.arange(50)),
