@@ -14,14 +14,16 @@ def architectures() -> str:
     document = load("architectures")
     rows = sorted(document["rows"], key=lambda row: row["cosine"])
     cut = sum(bool(row["options"]) for row in rows)
-    faults = [f"{row['model']}: {', '.join(row['faults'])}" for row in rows if row["faults"]]
+    faults = [f"`{row['model']}`: {', '.join(row['faults'])}" for row in rows if row["faults"]]
+    same = not any("forward pass" in fault for fault in faults)
     return (
         f"timm defines its models in {len(rows)} files. Here "
         f"`{document['recipe']['method']}` runs at ratio {document['recipe']['ratio']} on the "
         "smallest model of each file, in fp32, with\nrandom weights and images; "
         f"{cut} of these models are cut down further. "
-        + (f"Faults: {'; '.join(faults)}" if faults else "Every forward pass is stock's to the bit")
-        + f".\nThe cosine of the whole gradient to the exact one is {rows[0]['cosine']:.5f} or "
+        + ("Every forward pass is stock's to the bit.\n" if same else "")
+        + (f"Faults: {'; '.join(faults)}.\n" if faults else "")
+        + f"The cosine of the whole gradient to the exact one is {rows[0]['cosine']:.5f} or "
         "more.\n\n"
         + source("architectures", document)
         + "<details><summary>Every model, lowest cosine first</summary>\n\n"
