@@ -1,4 +1,4 @@
-"""A trace knows of an operation just what the operation returns."""
+"""Operations of a trace return what the trace knows of them."""
 
 import pytest
 import torch
