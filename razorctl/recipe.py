@@ -21,6 +21,7 @@ from razorctl.methods import (
 from razorctl.rules.allocation import Names, allocate, width
 
 Joint = Literal["weights", "branches"]
+LOOSE = 0.5  # a ratio that window attention lets a model meet without running again
 
 
 def _same_for_all_widths(rules: Mapping[str, str]) -> dict[str, Names]:
@@ -173,6 +174,15 @@ class Recipe:
     def allocated(self) -> Mapping[str, Names]:
         """Layer kind -> names of the rules that the ratio of a byte budget sets."""
         return allocate(self.ratio)
+
+    @property
+    def runs_again(self) -> bool:
+        """Whether attention that razor knows by its code alone runs again in the backward pass.
+
+        It stays stock, which is faster, under a LOOSE byte budget.
+        """
+        loose = self.has_byte_budget and self.ratio <= LOOSE
+        return self.backend == "sparse-flash" and "attention" in self.rules and not loose
 
     @property
     def prunes(self) -> bool:

@@ -153,8 +153,9 @@ class BudgetSearch:
         loosest = self.traced(ratio)
         if loosest.kept() <= self.budget:
             return ratio
-        # What stock modules keep is the same by all rules.
-        if ratio >= most or loosest.stock > self.budget or not self._meets(most):
+        # What stock modules keep is the same by all rules, if attention does not run again by some.
+        stays = loosest.stock > self.budget and self.at(ratio).runs_again
+        if ratio >= most or stays or not self._meets(most):
             return None
         steps = math.ceil(math.log((1 - most) / (1 - ratio), TIGHTER))
         return self._loosest([1 - (1 - ratio) * TIGHTER**step for step in range(steps)] + [most])

@@ -231,7 +231,7 @@ def _candidates(
     # A model's last linear layer is its classifier: small, and its output is what is learned.
     skips = METHODS[recipe.method].skip_last_linear and len(linear) > 1
     skipped = linear[-1] if skips and linear[-1] not in head_types else None
-    again = recipe.backend == "sparse-flash" and Attention.kind in recipe.rules
+    again = recipe.runs_again
     for name, module in model.named_modules():
         razor = razor_for(module, again)
         if "head" in kinds:

@@ -3,13 +3,14 @@
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from torch import nn
 
 from razorctl import units
 from razorctl.config import registry
 from razorctl.layers.attention import Attention
-from razorctl.layers.attention_again import AttentionAgain
+from razorctl.layers.attention_again import AttentionAgain, is_attention
 from razorctl.layers.base import RazorLayer, WeightLayer, stock_type
 from razorctl.layers.recognition import razor_for
 from razorctl.recipe import Recipe
@@ -56,7 +57,7 @@ def log_stock(model: nn.Module, recipe: Recipe) -> None:
     if leaves:
         log.info("stock, so kept in full: %s", _grouped(leaves))
     if "attention" in recipe.rules and (
-        strange := {n: m for n, m in _strange_attention(model).items() if m not in again}
+        strange := {n: m for n, m in _strange_attention(model, recipe).items() if m not in again}
     ):
         log.warning("unknown attention, so stock and kept in full: %s", _grouped(strange))
 
@@ -71,10 +72,15 @@ def _running_again(model: nn.Module) -> set[nn.Module]:
     return {part for whole in wholes for part in whole.modules()}
 
 
-def _strange_attention(model: nn.Module) -> dict[str, nn.Module]:
-    """The unknown attention of a sparsified model, by name."""
-    known = Attention, AttentionAgain
-    return unknown_attention(model, {m for m in model.modules() if isinstance(m, known)})
+def _strange_attention(model: nn.Module, recipe: Recipe) -> dict[str, nn.Module]:
+    """The unknown attention of a sparsified model, by name; not what the recipe leaves stock."""
+
+    def known(module: nn.Module) -> bool:
+        kind: Any = stock_type(module)  # which mypy takes for unhashable
+        by_code = isinstance(module, AttentionAgain) or not recipe.runs_again
+        return isinstance(module, Attention) or (by_code and is_attention(kind))
+
+    return unknown_attention(model, set(filter(known, model.modules())))
 
 
 def _grouped(modules: Mapping[str, nn.Module]) -> str:
@@ -108,7 +114,8 @@ def warn_of_excess(model: nn.Module, recipe: Recipe) -> None:
     """
     if not recipe.has_byte_budget:
         return
-    attention = set(_strange_attention(model).values()) if "attention" in recipe.rules else set()
+    strangers = _strange_attention(model, recipe) if "attention" in recipe.rules else {}
+    attention = set(strangers.values())
     again = _running_again(model)
     weighted = [
         m for m in model.modules() if not isinstance(m, LIGHT) and m not in again and _multiplies(m)

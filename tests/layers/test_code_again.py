@@ -39,6 +39,8 @@ from razorctl.layers.second_run import leaves_of
 from razorctl.memory.saved import kept_storages, traced_bytes
 from razorctl.rules.quantized import Quantized
 from razorctl.rules.registry import RULES, RuleSettings
+from razorctl.surgery import reruns
+from razorctl.surgery.byte_budget import sparsify_within
 from tests.cases import both
 
 
@@ -273,3 +275,20 @@ def test_models_of_libraries(name):
     assert traced < most * full
     kept = kept_storages(model, lambda: forward(model, inputs), lambda: None)
     assert sum(storage.size for storage in kept) == traced
+
+
+def test_attention_stays_stock_under_a_loose_byte_budget(caplog):
+    model, inputs = build("timm swin")
+    full, kinds = traced_bytes(model, inputs), {}
+    for ratio in (0.5, 0.6):
+        sparsify(model, Recipe(ratio=ratio))
+        kinds[ratio] = [isinstance(m, AttentionAgain) for m in model.modules()]
+        kept = traced_bytes(model, inputs)
+        assert kept < 0.5 * full
+        restore(model)
+    assert not any(kinds[0.5])
+    assert any(kinds[0.6])
+    assert "unknown attention" not in caplog.text
+    sparsify_within(model, Recipe(ratio=0.5), inputs, full=full // 2)  # rules of a larger ratio
+    assert any(isinstance(m, AttentionAgain) for m in model.modules())
+    assert not any(map(reruns.attached, model.modules()))
