@@ -58,7 +58,8 @@ def foreign() -> str:
         f"{bars['0.9']} (at ratio 0.5 {bars['0.5']}; in bf16 {bars['0.9']} less "
         f"{document['roundings']} times what bf16 takes from full's own), and `restore` brings the "
         f"stock classes\nback. The list has {listed} models; {len(rows) + len(left_out)} have been "
-        f"tried, of which {len(left_out)} are left out: {causes(left_out.values())}.\n\n"
+        f"tried, of which {len(left_out)} are left out: {causes(left_out.values())}.\n"
+        f"{sum('bf16' not in row for row in rows)} rows are of earlier code, without bf16.\n\n"
         + source("foreign", document)
         + table(
             ["library", "models", "precision", "by", *COLUMNS],

@@ -138,7 +138,7 @@ def settings(config: PreTrainedConfig) -> dict[str, Any]:
                 small[name] = [PIXELS] * len(value)
             elif name == "depths":
                 small[name] = [min(depth, 2) for depth in value]
-            elif name in CHANNELS and max(value) >= 1024:
+            elif name in CHANNELS and max(value) >= 2048:
                 small[name] = [size // 32 for size in value]
     if "kv_lora_rank" in small:  # every head has its own keys
         small["num_key_value_heads"] = HEADS
