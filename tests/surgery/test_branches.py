@@ -260,7 +260,9 @@ def test_traced_bytes_are_those_of_the_draw_that_saves_most(name, method):
     assert traced[0] > traced[1] > traced[2]
 
 
-@pytest.mark.xfail(strict=True, reason=".886: hidden values of an MLP not drawn stand beside all kept")
+@pytest.mark.xfail(
+    strict=True, reason=".886: an MLP that is not drawn runs beside all that is kept"
+)
 def test_the_peak_falls_with_the_budget():
     (saved, peak), (less, lower) = of_budgets()
     assert peak - lower >= 0.9 * (saved - less)
