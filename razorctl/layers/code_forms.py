@@ -135,6 +135,7 @@ class Code:
         self.leaves: list[Any] = []  # of the arguments: a `Place` for each that is kept
         self.packed: list[Place] = []  # of all copies
         self.tree: Any = None
+        self.caches: dict[Any, Callable[[], Any]] = {}  # makes those that the second run fills
         self.keeper: Any = None
 
     def pack(self, t: Tensor) -> KeptByCode:

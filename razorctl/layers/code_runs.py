@@ -11,7 +11,15 @@ from torch.utils._pytree import tree_structure, tree_unflatten
 
 from razorctl.layers.base import RazorLayer, save
 from razorctl.layers.code_forms import RESULT, Code, CodeInputs, PartOutput, Place
-from razorctl.layers.second_run import Rows, laid, leaves_of, rows_of, split, without_cache
+from razorctl.layers.second_run import (
+    Rows,
+    empty_cache,
+    laid,
+    leaves_of,
+    rows_of,
+    split,
+    without_cache,
+)
 from razorctl.ops.images import memory_format
 from razorctl.rules.packed import Packed
 from razorctl.spans import packing
@@ -41,6 +49,8 @@ class FirstRun:
         self.code = code
         values = {key: without_cache(code.owner, value) for key, value in arguments.items()}
         code.tree = tree_structure(values)
+        makes = {key: empty_cache(code.owner, value) for key, value in arguments.items()}
+        code.caches = {key: make for key, make in makes.items() if make is not None}
         self.leaves = [
             (x, x._version if isinstance(x, Tensor) else 0, rows)
             for x, rows in leaves_of(values, code.names, code.channels)
@@ -157,7 +167,8 @@ class SecondRun:
         places = dict.fromkeys(leaf for leaf in code.leaves if isinstance(leaf, Place))
         made = {place: self.tensor(place) for place in places}
         leaves = [made[leaf] if isinstance(leaf, Place) else leaf for leaf in code.leaves]
-        args, named = split(tree_unflatten(leaves, code.tree))
+        caches = {key: make() for key, make in code.caches.items()}
+        args, named = split({**tree_unflatten(leaves, code.tree), **caches})
         try:
             result = code.call(*args, **named)
         except _DoneError:

@@ -57,6 +57,24 @@ def without_cache(block: nn.Module, value: Any) -> Any:
     return value if any(isinstance(leaf, Tensor) for leaf in held) else None
 
 
+def empty_cache(block: nn.Module, value: Any) -> Callable[[], Any] | None:
+    """Makes a cache like one of keys and values that has nothing of a block yet.
+
+    None for any other value; linear attention computes in another way if it gets a cache.
+    """
+    caches: Any = sys.modules.get("transformers.cache_utils")
+    if caches is None or without_cache(block, value) is not None:
+        return None
+    if type(value) is caches.EncoderDecoderCache:
+        makes = [empty_cache(block, getattr(value, name)) for name in CACHES]
+        known = [make for make in makes if make is not None]
+        if len(known) == len(makes):
+            return lambda: caches.EncoderDecoderCache(*(make() for make in known))
+    states = any(hasattr(layer, "recurrent_states") for layer in getattr(value, "layers", ()))
+    make: Callable[[], Any] = caches.DynamicCache
+    return make if type(value) is make and not states else None
+
+
 def by_position(forward: Callable[..., Any]) -> tuple[str, ...]:
     """The names of the arguments that a function takes by position."""
     parameters = signature(forward).parameters.values()

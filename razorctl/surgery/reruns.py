@@ -18,6 +18,7 @@ from razorctl.layers.second_run import (
     HALF,
     Rows,
     by_position,
+    empty_cache,
     leaves_of,
     split,
     unknown,
@@ -108,7 +109,9 @@ class Rerun:
             return forward(*args, **kwargs)
         name = f"{self.name} ({stock_type(self.owner).__name__})"
         code = BlockCode(self.rule, self.memo, self.owner, name, forward, self.names, self.channels)
-        places, named = split(arguments)
+        given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+        caches = {key: value for key, value in given.items() if empty_cache(self.owner, value)}
+        places, named = split({**arguments, **caches})
         return code.first(*places, **named)
 
     def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Any, Any]:
