@@ -126,3 +126,38 @@ def without_caches() -> Iterator[None]:
         yield
     finally:
         module.is_torchdynamo_compiling = before
+
+
+@contextmanager
+def whole_rows(model: nn.Module) -> Iterator[None]:
+    """Inside it, a decoder of transformers that is given no mask and no positions makes no mask.
+
+    It looks whether a mask that it makes itself hides nothing, and whether positions that it counts
+    are those of one text in each row. They are, but fake tensors do not tell.
+    """
+    masks: Any = sys.modules.get("transformers.masking_utils")
+    if masks is None:
+        yield
+        return
+    packed, skips, told = masks.find_packed_sequence_indices, masks._ignore_causal_mask_sdpa, False
+
+    def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        nonlocal told
+        given = {name for name, value in kwargs.items() if value is not None}
+        told = len(args) > 1 or any("mask" in name or name == "position_ids" for name in given)
+
+    def indices(positions: Tensor) -> Tensor | None:
+        found: Tensor | None = packed(positions) if told else None
+        return found
+
+    def ignore(mask: Tensor | None, *args: Any, **kwargs: Any) -> bool:
+        ignored: bool = skips(mask if told else None, *args, **kwargs)
+        return ignored
+
+    hook = model.register_forward_pre_hook(note, with_kwargs=True)
+    masks.find_packed_sequence_indices, masks._ignore_causal_mask_sdpa = indices, ignore
+    try:
+        yield
+    finally:
+        masks.find_packed_sequence_indices, masks._ignore_causal_mask_sdpa = packed, skips
+        hook.remove()

@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from razorctl.errors import UsageError, ValuesError
 from razorctl.layers.base import stock_type
 from razorctl.memory.draws import hold_largest
-from razorctl.memory.fake import fake_copies, mode_of, without_caches
+from razorctl.memory.fake import fake_copies, mode_of, whole_rows, without_caches
 from razorctl.memory.fake_mode import storage_key
 
 Forward = Callable[[nn.Module, Any], Any]  # runs a model on inputs
@@ -137,8 +137,8 @@ def tracing(model: nn.Module, mode: FakeTensorMode | None) -> Iterator[None]:
     """
     devices = [] if mode else list({p.device for p in model.parameters() if p.is_cuda})
     try:
-        fakes = mode or nullcontext()
-        with fakes, without_caches(), torch.random.fork_rng(devices), torch.enable_grad():
+        fakes, rows = mode or nullcontext(), whole_rows(model) if mode else nullcontext()
+        with fakes, rows, without_caches(), torch.random.fork_rng(devices), torch.enable_grad():
             yield
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):  # of torch's batch norms

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import BatchEncoding, BeitConfig, BeitModel
+from transformers import BatchEncoding, BeitConfig, BeitModel, LlamaConfig, LlamaModel
 
 from razorctl import Recipe, profile, restore, saved_bytes, sparsify
 from razorctl.errors import UsageError
@@ -438,3 +438,14 @@ def test_a_graph_that_is_dropped_keeps_nothing():
 
     x = torch.randn(4, 8)
     assert traced_bytes(Net(), x) == 2 * x.nbytes
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_decoder_is_traced_with_the_masks_that_it_makes(padded):
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 50}
+    model = LlamaModel(LlamaConfig(**sizes, num_hidden_layers=1)).train()
+    inputs = {"input_ids": torch.randint(0, 50, (4, 16)), "use_cache": False}
+    if padded:
+        inputs["attention_mask"] = torch.ones(4, 16).index_fill_(1, torch.tensor([15]), 0).long()
+    kept = kept_storages(model, lambda: model(**inputs), lambda: None)
+    assert traced_bytes(model, inputs) == sum(storage.size for storage in kept)
