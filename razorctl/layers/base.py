@@ -30,9 +30,10 @@ PARAMETRIZED = "parametrizations"  # where `torch.nn.utils.parametrize` keeps wh
 
 
 def transforming() -> bool:
-    """Whether torch.func, forward-mode AD or a trace of torch.fx runs; they take stock layers."""
+    """Whether torch.func, forward-mode AD, torch.fx or torch.jit runs; they take stock layers."""
     in_func = torch._C._functorch.peek_interpreter_stack() is not None
-    return in_func or forward_ad._current_level >= 0 or is_fx_symbolic_tracing()
+    tracing = is_fx_symbolic_tracing() or torch._C._get_tracing_state() is not None
+    return in_func or forward_ad._current_level >= 0 or tracing
 
 
 def _no_rules(kind: str, columns: int) -> Rules | None:

@@ -63,6 +63,15 @@ def test_forward_mode_differentiates_stock_layers():
     assert torch.equal(tangent(), want)
 
 
+def test_a_trace_of_jit_takes_stock_layers():
+    net, x = mlp().train(), torch.randn(5, 8)
+    want = torch.autograd.grad(net(x).sum(), list(net.parameters()))
+    sparsify(net, Recipe("int8"))
+    traced = torch.jit.trace(net, (x,))
+    got = torch.autograd.grad(traced(x).sum(), list(net.parameters()))
+    assert all(map(torch.equal, got, want))
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_a_trace_of_fx_calls_the_layers(training):
     net = convolutions().train(training)
