@@ -177,12 +177,14 @@ class Recipe:
 
     @property
     def runs_again(self) -> bool:
-        """Whether attention that razor knows by its code alone runs again in the backward pass.
+        """Whether attention that razor knows by its code alone runs again in the backward pass."""
+        known = self.backend == "sparse-flash" and "attention" in self.rules
+        return known and not self.is_loose
 
-        It stays stock, which is faster, under a LOOSE byte budget.
-        """
-        loose = self.has_byte_budget and self.ratio <= LOOSE
-        return self.backend == "sparse-flash" and "attention" in self.rules and not loose
+    @property
+    def is_loose(self) -> bool:
+        """Whether its byte budget lets such attention stay stock, which is faster."""
+        return self.has_byte_budget and self.ratio <= LOOSE
 
     @property
     def prunes(self) -> bool:

@@ -29,8 +29,8 @@ SPLITS = 2  # more launches of such a product: one sets its int32 sums to zero, 
 
 # Seconds of the host for a call of an operation of PyTorch and of an op of razorctl, each with the
 # modules and autograd around it: by scripts/bench/host.py on a core of an AMD EPYC of 2024, where a
-# step of full took 13.8 ms for 1,444 calls, one of razor 27.9 ms for 1,102 and 292 ops.
-CALL, OP = 9.6e-6, 59e-6
+# step of full took 16.0 ms for 1,444 calls, one of razor 42.3 ms for 1,258 and 280 ops.
+CALL, OP = 11.1e-6, 101e-6
 # Of the driver for a launch, and of the replay of a CUDA graph with what it copies before: guesses,
 # since the measurement leaves both out.
 DRIVER, GRAPH = 3e-6, 50e-6

@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -73,7 +74,8 @@ def sparsify_within(
     run: dict[str, Any] = {"autocast": autocast, "forward": forward}
     again, full = on_copies(partial(_tried, recipe, full, run), model, inputs)
     assert again.recipe is not None
-    names = (*again.names, *swap(model, again.recipe, some=False))
+    rules = replace(again.recipe, activation_checkpointing=recipe.activation_checkpointing)
+    names = (*again.names, *swap(model, rules, some=False))
     again.attach(model)
     if recipe.activation_checkpointing:
         _check_checkpointed(model, recipe, traced_bytes(model, inputs, **run), full)

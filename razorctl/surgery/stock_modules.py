@@ -77,8 +77,8 @@ def _strange_attention(model: nn.Module, recipe: Recipe) -> dict[str, nn.Module]
 
     def known(module: nn.Module) -> bool:
         kind: Any = stock_type(module)  # which mypy takes for unhashable
-        by_code = isinstance(module, AttentionAgain) or not recipe.runs_again
-        return isinstance(module, Attention) or (by_code and is_attention(kind))
+        known = isinstance(module, (Attention, AttentionAgain))
+        return known or (recipe.is_loose and is_attention(kind))
 
     return unknown_attention(model, set(filter(known, model.modules())))
 
