@@ -133,7 +133,8 @@ class FirstRun:
     def end(self) -> None:
         """Keeps what a second run needs, if there is to be one."""
         code = self.code
-        while code.outputs and code.outputs[-1].likes == len(code.likes):  # nothing follows them
+        needed = max(code.wanted, default=0)  # outputs before it make what another layer keeps
+        while len(code.outputs) > needed and code.outputs[-1].likes == len(code.likes):
             last = code.outputs.pop()
             del self.copies[last.copies :], self.exact[last.exact :]
         if code.likes:

@@ -142,6 +142,29 @@ def test_two_backward_passes_of_one_graph_and_none():
         gc.enable()
 
 
+class AdditiveAttention(nn.Module):
+    """Attention whose last layer gets the sum of another one's output and a query."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.p, self.o = (nn.Linear(24, 24) for _ in "qkpo")
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = self.q(x), self.k(x)
+        y: Tensor = self.o(self.p(q.softmax(1).sum(1, keepdim=True) * k) + q)
+        return y
+
+
+def test_a_layer_may_get_a_sum_of_what_another_returned():
+    model, x = nn.Sequential(AdditiveAttention(), nn.Linear(24, 24)), torch.randn(4, 8, 24)
+    want = gradients(model.train(), x)
+    sparsify(model, Recipe(ratio=0.9))
+    assert isinstance(model[0], AttentionAgain)
+    got = gradients(model, x)
+    for name, gradient in got.items():
+        assert F.cosine_similarity(gradient.flatten(), want[name].flatten(), 0) > 0.98, name
+
+
 def test_the_graph_holds_no_argument_and_finds_a_changed_weight():
     module, x = attached(GatedAttention()), torch.randn(4, 8, 24, requires_grad=True) * 1
     y = module(x)
