@@ -212,9 +212,8 @@ def _fit(traced: TracedBlocks, budget: float, listed: bool, bits: int | None) ->
         module = modules[name]
         return bool(module.calls and not module.unknown and traced.spared(name, few) > 0)
 
-    few = bits and min(
-        bits, 8
-    )  # what two blocks keep together, and would spare, is held by neither
+    # What two blocks keep together, and would spare, is held by neither: 8 bits allow for it.
+    few = bits and min(bits, 8)
     names = list(filter(able, modules))
     elements = {name for name in names if name.rpartition(".")[2].isdigit()}
     # What elements are inside of is the model, more or less, and would save nothing at its peak.
