@@ -1,11 +1,11 @@
 """Job: the settings of training, apart from the recipe."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
-from razorctl import units
+from razorctl.config.job_checks import check_batch, check_bounds, check_pairs
 from razorctl.config.registry import unknown
 from razorctl.config.settings import check_seed, check_types
 from razorctl.defaults import FEWEST, ByRows, whole_batch
@@ -37,59 +37,6 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "task": TASKS,
     "metric": EVERY_FIGURE,
 }
-
-
-class _Bound(NamedTuple):
-    """Fields, the condition under which their value is refused, and the error."""
-
-    fields: tuple[str, ...]
-    refused: Callable[[float], bool]
-    error: str
-
-
-BOUNDS = (
-    _Bound(
-        (
-            *("input_size", "batch_size", "accumulate", "processes", "steps", "epochs"),
-            *("learning_rate", "layer_decay", "clip_norm", "evaluate_every", "save_every"),
-        ),
-        lambda value: not 0 < value < math.inf,
-        "{name} {value} is not a positive number; give one.",
-    ),
-    _Bound(
-        ("layer_decay",),
-        lambda factor: factor > 1,
-        "{name} {value:g} is above 1; give one such as 0.75.",
-    ),
-    _Bound(
-        ("label_smoothing",),
-        lambda share: share >= 1,
-        "{name} {value:g} leaves nothing of a label; give less than 1.",
-    ),
-    _Bound(
-        (
-            *("momentum", "weight_decay", "warmup_steps", "mixup", "cutmix", "label_smoothing"),
-            "patience",
-        ),
-        lambda value: not 0 <= value < math.inf,
-        "{name} {value} is negative or not finite; give 0 or more.",
-    ),
-    _Bound(
-        ("max_ratio",),
-        lambda ratio: not 0 <= ratio < 1,
-        "{name} {value!r} is outside [0, 1); give one such as 0.95.",
-    ),
-    _Bound(
-        ("validation",),
-        lambda share: not 0 <= share < 1,
-        "{name} {value} is outside [0, 1); give a share such as 0.1.",
-    ),
-    _Bound(
-        ("activation_memory_budget",),
-        lambda share: not 0 < share <= 1,
-        "{name} {value} is outside (0, 1]; give a share such as 0.1.",
-    ),
-)
 
 
 @dataclass(frozen=True)
@@ -207,55 +154,8 @@ class Job:
             value = getattr(self, name)
             if value is not None and value not in choices:
                 raise unknown(name, value, choices)
-        for names, refused, error in BOUNDS:
-            for name in names:
-                value = getattr(self, name)
-                if value is not None and refused(value):
-                    raise UsageError(error.format(name=name.replace("_", " "), value=value))
-        self._check_pairs()
-        if self.optimizer_in_backward:
-            self._check_in_backward()
-
-    def _check_pairs(self) -> None:
-        """Raises UsageError for settings that exclude each other."""
-        if self.steps is not None and self.epochs is not None:
-            raise UsageError("steps and epochs cannot both be set; give one of them.")
-        if self.image_column is not None and self.text_column is not None:
-            raise UsageError("a model takes images or texts; give an image or a text column.")
-        if self.activation_memory_budget is not None and not self.compile:
-            raise UsageError(
-                "an activation memory budget is kept by compiled steps; add --compile, or leave "
-                "--activation-memory-budget out."
-            )
-        if self.optimizer == "adamw8bit" and self.processes > 1 and self.strategy == "fsdp":
-            raise UsageError(
-                "the state of adamw8bit cannot be sharded over processes; choose --strategy ddp, "
-                "or --optimizer adamw."
-            )
-        if self.weights == "bf16" and self.precision not in ("auto", "bf16"):
-            raise UsageError(
-                f"weights of bf16 are trained in bf16, not in {self.precision}; choose --precision "
-                "bf16, or --weights fp32."
-            )
-        if self.weights == "bf16" and self.optimizer == "sgd":
-            raise UsageError(
-                "weights of bf16 need an optimizer that rounds updates at random, which sgd does "
-                "not; choose --optimizer adamw or adamw8bit."
-            )
-
-    def _check_in_backward(self) -> None:
-        """Raises UsageError for settings that need the whole gradient before an update."""
-        for name in ("accumulate", "processes"):
-            if getattr(self, name) > 1:
-                raise UsageError(
-                    "an optimizer in the backward pass updates weights after one pass, so "
-                    f"{name} must be 1; leave --optimizer-in-backward out."
-                )
-        if self.precision == "fp16":
-            raise UsageError(
-                "an optimizer in the backward pass cannot skip overflowed steps of fp16; "
-                "choose --precision bf16 or fp32, or leave --optimizer-in-backward out."
-            )
+        check_bounds(self)
+        check_pairs(self)
 
     def resolved(self, defaults: Mapping[str, Any], examples: int | None) -> "Job":
         """The job for `examples` training examples, with defaults for None and epochs as steps.
@@ -289,7 +189,7 @@ class Job:
         figures = FIGURES.get(job.task, EVERY_FIGURE)  # type: ignore[call-overload]
         if job.metric is not None and job.metric not in figures:
             raise unknown(f"metric of {job.task}", job.metric, figures)
-        job._check_batch(examples)
+        check_batch(job, examples)
         if job.epochs is not None and examples is None and job.streaming:
             raise UsageError(
                 f"the number of rows of {job.dataset} is not known before they are streamed; give "
@@ -314,30 +214,6 @@ class Job:
             patience = by_rows.patience(math.ceil(job.steps / every))
         job = replace(job, augment=augment, warmup_steps=warmup)
         return replace(job, evaluate_every=every, patience=patience)
-
-    def _check_batch(self, examples: int | None) -> None:
-        assert self.batch_size is not None
-        if examples is not None and self.batch_size > examples:
-            raise UsageError(
-                f"batch size {self.batch_size} is larger than the "
-                f"{units.count(examples, 'training example')} of {self.dataset}; use at most "
-                f"{examples}."
-            )
-        if self.batch_size % self.processes:
-            raise UsageError(
-                f"batch size {self.batch_size} cannot be split over "
-                f"{units.count(self.processes, 'process')}; give one that they divide."
-            )
-        if self.batch_size // self.processes % self.accumulate:
-            raise UsageError(
-                f"batch size {self.batch_size // self.processes} cannot be split into "
-                f"{self.accumulate} equal micro-batches; accumulate over a number that divides it."
-            )
-        if (self.mixup or self.cutmix) and self.micro_batch % 2:
-            raise UsageError(
-                "mixup and cutmix mix pairs, and a micro-batch has "
-                f"{units.count(self.micro_batch, 'image')}; give an even number."
-            )
 
     @property
     def classifies(self) -> bool:

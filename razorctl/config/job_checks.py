@@ -1,0 +1,143 @@
+"""Checks of the values of a `Job`: bounds, settings that exclude each other, how a batch splits.
+
+A job is passed as any object with its fields, since `job` imports this file.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from razorctl import units
+from razorctl.errors import UsageError
+
+
+class _Bound(NamedTuple):
+    """Fields, the condition under which their value is refused, and the error."""
+
+    fields: tuple[str, ...]
+    refused: Callable[[float], bool]
+    error: str
+
+
+BOUNDS = (
+    _Bound(
+        (
+            *("input_size", "batch_size", "accumulate", "processes", "steps", "epochs"),
+            *("learning_rate", "layer_decay", "clip_norm", "evaluate_every", "save_every"),
+        ),
+        lambda value: not 0 < value < math.inf,
+        "{name} {value} is not a positive number; give one.",
+    ),
+    _Bound(
+        ("layer_decay",),
+        lambda factor: factor > 1,
+        "{name} {value:g} is above 1; give one such as 0.75.",
+    ),
+    _Bound(
+        ("label_smoothing",),
+        lambda share: share >= 1,
+        "{name} {value:g} leaves nothing of a label; give less than 1.",
+    ),
+    _Bound(
+        (
+            *("momentum", "weight_decay", "warmup_steps", "mixup", "cutmix", "label_smoothing"),
+            "patience",
+        ),
+        lambda value: not 0 <= value < math.inf,
+        "{name} {value} is negative or not finite; give 0 or more.",
+    ),
+    _Bound(
+        ("max_ratio",),
+        lambda ratio: not 0 <= ratio < 1,
+        "{name} {value!r} is outside [0, 1); give one such as 0.95.",
+    ),
+    _Bound(
+        ("validation",),
+        lambda share: not 0 <= share < 1,
+        "{name} {value} is outside [0, 1); give a share such as 0.1.",
+    ),
+    _Bound(
+        ("activation_memory_budget",),
+        lambda share: not 0 < share <= 1,
+        "{name} {value} is outside (0, 1]; give a share such as 0.1.",
+    ),
+)
+
+
+def check_bounds(job: Any) -> None:
+    """Raises UsageError for a number outside its bounds."""
+    for names, refused, error in BOUNDS:
+        for name in names:
+            value = getattr(job, name)
+            if value is not None and refused(value):
+                raise UsageError(error.format(name=name.replace("_", " "), value=value))
+
+
+def check_pairs(job: Any) -> None:
+    """Raises UsageError for settings that exclude each other."""
+    if job.steps is not None and job.epochs is not None:
+        raise UsageError("steps and epochs cannot both be set; give one of them.")
+    if job.image_column is not None and job.text_column is not None:
+        raise UsageError("a model takes images or texts; give an image or a text column.")
+    if job.activation_memory_budget is not None and not job.compile:
+        raise UsageError(
+            "an activation memory budget is kept by compiled steps; add --compile, or leave "
+            "--activation-memory-budget out."
+        )
+    if job.optimizer == "adamw8bit" and job.processes > 1 and job.strategy == "fsdp":
+        raise UsageError(
+            "the state of adamw8bit cannot be sharded over processes; choose --strategy ddp, "
+            "or --optimizer adamw."
+        )
+    if job.weights == "bf16" and job.precision not in ("auto", "bf16"):
+        raise UsageError(
+            f"weights of bf16 are trained in bf16, not in {job.precision}; choose --precision "
+            "bf16, or --weights fp32."
+        )
+    if job.weights == "bf16" and job.optimizer == "sgd":
+        raise UsageError(
+            "weights of bf16 need an optimizer that rounds updates at random, which sgd does "
+            "not; choose --optimizer adamw or adamw8bit."
+        )
+    if job.optimizer_in_backward:
+        _check_in_backward(job)
+
+
+def _check_in_backward(job: Any) -> None:
+    """Raises UsageError for settings that need the whole gradient before an update."""
+    for name in ("accumulate", "processes"):
+        if getattr(job, name) > 1:
+            raise UsageError(
+                "an optimizer in the backward pass updates weights after one pass, so "
+                f"{name} must be 1; leave --optimizer-in-backward out."
+            )
+    if job.precision == "fp16":
+        raise UsageError(
+            "an optimizer in the backward pass cannot skip overflowed steps of fp16; "
+            "choose --precision bf16 or fp32, or leave --optimizer-in-backward out."
+        )
+
+
+def check_batch(job: Any, examples: int | None) -> None:
+    """Raises UsageError for a batch that is larger than the data, or that cannot be split."""
+    if examples is not None and job.batch_size > examples:
+        raise UsageError(
+            f"batch size {job.batch_size} is larger than the "
+            f"{units.count(examples, 'training example')} of {job.dataset}; use at most "
+            f"{examples}."
+        )
+    if job.batch_size % job.processes:
+        raise UsageError(
+            f"batch size {job.batch_size} cannot be split over "
+            f"{units.count(job.processes, 'process')}; give one that they divide."
+        )
+    if job.batch_size // job.processes % job.accumulate:
+        raise UsageError(
+            f"batch size {job.batch_size // job.processes} cannot be split into "
+            f"{job.accumulate} equal micro-batches; accumulate over a number that divides it."
+        )
+    if (job.mixup or job.cutmix) and job.micro_batch % 2:
+        raise UsageError(
+            "mixup and cutmix mix pairs, and a micro-batch has "
+            f"{units.count(job.micro_batch, 'image')}; give an even number."
+        )
