@@ -70,6 +70,10 @@ class Job:
         mixup, cutmix: alpha of the Beta distribution that draws how much of each image is of
             another.
         label_smoothing: share of each label that is spread over all classes.
+        class_weights: what the loss of a label of each class counts: `balanced`, the less the more
+            rows or pixels the class has in training; or a number for each class, separated by
+            commas. They are scaled so that training labels count 1 in the mean. Evaluations count
+            all labels alike.
         learning_rate: highest learning rate.
         weight_decay: of weights; biases and norms have none.
         layer_decay: factor of the learning rate from each layer to the one below.
@@ -120,6 +124,7 @@ class Job:
     mixup: float = 0.0
     cutmix: float = 0.0
     label_smoothing: float = 0.0
+    class_weights: str | None = None
     learning_rate: float | None = None
     momentum: float = 0.9
     weight_decay: float | None = None

@@ -124,25 +124,45 @@ def train_step(
     return loss, norm
 
 
-def by_logits(logits: Callable[[nn.Module, Any], Tensor], job: Job) -> Losses:
-    """The losses of a job's model, by `Model.logits`."""
+def by_logits(
+    logits: Callable[[nn.Module, Any], Tensor], job: Job, class_weights: Tensor | None = None
+) -> Losses:
+    """The losses of a job's model, by `Model.logits`; class_weights: as of `losses_of`."""
 
     def losses(model: nn.Module, inputs: Any, labels: Tensor, reduction: str) -> Tensor:
-        return losses_of(logits(model, inputs), labels, job, reduction)
+        return losses_of(logits(model, inputs), labels, job, reduction, class_weights)
 
     return losses
 
 
-def losses_of(output: Tensor, labels: Tensor, job: Job, reduction: str = "mean") -> Tensor:
+def losses_of(
+    output: Tensor,
+    labels: Tensor,
+    job: Job,
+    reduction: str = "mean",
+    class_weights: Tensor | None = None,
+) -> Tensor:
     """The cross-entropy of logits, as `Model.logits` returns them; NO_LABEL does not count.
 
     Args:
-        reduction: as of `F.cross_entropy`. A model may hand over logits that are not computed
-            before this asks for them; see `layers.lazy_output`.
+        reduction: as of `F.cross_entropy`, but for a mean with class weights, which is the sum over
+            the number of labels: so it does not depend on how a batch is split. A model may hand
+            over logits that are not computed before this asks for them; see `layers.lazy_output`.
+        class_weights: [classes], what a label of each class counts, as `weight` there.
     """
+    if class_weights is not None and reduction == "mean":
+        count = len(labels) if labels.is_floating_point() else (labels != NO_LABEL).sum()
+        return losses_of(output, labels, job, "sum", class_weights) / count
     if job.task in LANGUAGE:
         output, labels = output.flatten(0, -2), labels.flatten()
-    return F.cross_entropy(output, labels, label_smoothing=job.label_smoothing, reduction=reduction)
+    return F.cross_entropy(
+        output, labels, class_weights, label_smoothing=job.label_smoothing, reduction=reduction
+    )
+
+
+def unit_weights(job: Job, classes: int, device: torch.device) -> Tensor | None:
+    """Stand-ins for a job's class weights [classes] in traces; None if it has none."""
+    return None if job.class_weights is None else torch.ones(classes, device=device)
 
 
 def label_count(labels: Iterable[Tensor], device: torch.device) -> Tensor:

@@ -26,6 +26,7 @@ def test_given_values_win_over_the_models_and_those_over_ours():
         "epochs",
         "input_size",
         *(
+            "class_weights",
             "metric",
             "patience",
             "save_every",
@@ -104,12 +105,32 @@ def test_what_must_not_be_negative(field):
         ({"validation": 1.0}, r"validation 1.0 is outside \[0, 1\); give a share"),
         ({"activation_memory_budget": 0.0}, r"budget 0.0 is outside \(0, 1\]; give a share"),
         ({"activation_memory_budget": 1.5}, r"budget 1.5 is outside \(0, 1\]; give a share"),
+        ({"class_weights": "balance"}, "are neither 'balanced' nor numbers; give one for each"),
+        ({"class_weights": "1,nan"}, "class weight nan is not a positive number; give one for"),
+        ({"class_weights": "0,1"}, "class weight 0 is not a positive number"),
+        ({"class_weights": "balanced", "streaming": True}, "leave --streaming or --class-weights"),
         ({"augment": "crops"}, "unknown augment 'crops'; did you mean 'crop'"),
     ],
 )
 def test_what_is_beyond_its_range(settings, message):
     with pytest.raises(UsageError, match=message):
         Job("m", "d", **settings)
+
+
+@pytest.mark.parametrize(
+    ("names", "weights", "message"),
+    [
+        (("vit-micro", "digits"), "1,2", "2 class weights cannot be those of 10 classes of digits"),
+        (
+            ("gpt2", "wikitext2"),
+            "balanced",
+            "wikitext2 is for causal-lm; leave --class-w",
+        ),
+    ],
+)
+def test_class_weights_are_those_of_the_classes(names, weights, message):
+    with pytest.raises(UsageError, match=message):
+        data.check(Job(*names, class_weights=weights))
 
 
 @pytest.mark.parametrize("settings", [{"augment": "crop"}, {"mixup": 0.1}, {"cutmix": 1.0}])

@@ -67,6 +67,32 @@ def test_every_label_weighs_the_same_however_they_are_spread(task):
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("mixed", [False, True])
+def test_class_weights_count_the_same_however_a_batch_is_split(mixed):
+    """Their sum is that of torch's weighted cross-entropy, and the mean is over labels."""
+    inputs, labels = torch.randn(4, 5), torch.tensor([0, 6, 6, 2])
+    if mixed:
+        labels = 0.7 * nn.functional.one_hot(labels, 7) + 0.3 / 7
+    weights, job = torch.linspace(0.1, 3, 7), replace(JOB, label_smoothing=0.2)
+    whole, spread = net(), net()
+    logits = whole(inputs)
+    want = nn.functional.cross_entropy(
+        logits, labels, weights, label_smoothing=0.2, reduction="sum"
+    )
+    want.div(4).backward()
+    scaler, losses = torch.amp.GradScaler("cpu", enabled=False), by_logits(call, job, weights)
+    job = replace(job, accumulate=2)
+    parts = [(inputs[i : i + 2], labels[i : i + 2]) for i in (0, 2)]
+    before = copy.deepcopy(spread)
+    optimizer = torch.optim.SGD(spread.parameters(), 1.0)
+    loss, _ = train_step(spread, losses, parts, optimizer, job, scaler)
+    torch.testing.assert_close(loss, want.detach() / 4)
+    for got, old, plain in zip(
+        spread.parameters(), before.parameters(), whole.parameters(), strict=True
+    ):
+        torch.testing.assert_close(old - got, plain.grad)
+
+
 class Moved(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.movedim(-1, 1)

@@ -139,6 +139,11 @@ JOB = _typed(
     label_smoothing=_learning_option(
         help="Share of a label spread over all classes.", metavar="SHARE"
     ),
+    class_weights=_learning_option(
+        help="What labels of each class count, in its order: balanced, or numbers a,b,c.",
+        default="all the same",
+        metavar="WEIGHTS",
+    ),
     from_scratch=_learning_option(help="Start from random weights, not from pretrained ones."),
     seed=_learning_option(help="Seed of the classifier, the data order and all draws."),
     metric=evaluation_option(

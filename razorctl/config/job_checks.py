@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 from razorctl import units
 from razorctl.errors import UsageError
 
+BALANCED = "balanced"  # class weights that follow from the rows
+
 
 class _Bound(NamedTuple):
     """Fields, the condition under which their value is refused, and the error."""
@@ -73,6 +75,27 @@ def check_bounds(job: Any) -> None:
                 raise UsageError(error.format(name=name.replace("_", " "), value=value))
 
 
+def weight_numbers(class_weights: str) -> tuple[float, ...] | None:
+    """The numbers of `Job.class_weights`; None for `balanced`. Raises UsageError for others."""
+    if class_weights == BALANCED:
+        return None
+    numbers = []
+    for word in class_weights.split(","):
+        try:
+            numbers.append(float(word))
+        except ValueError:
+            raise UsageError(
+                f"class weights {class_weights!r} are neither {BALANCED!r} nor numbers; give one "
+                "for each class, such as 1,2.5,1."
+            ) from None
+        if not 0 < numbers[-1] < math.inf:
+            raise UsageError(
+                f"class weight {word.strip()} is not a positive number; give one for each class, "
+                "such as 1,2.5,1."
+            )
+    return tuple(numbers)
+
+
 def check_pairs(job: Any) -> None:
     """Raises UsageError for settings that exclude each other."""
     if job.steps is not None and job.epochs is not None:
@@ -99,6 +122,13 @@ def check_pairs(job: Any) -> None:
             "weights of bf16 need an optimizer that rounds updates at random, which sgd does "
             "not; choose --optimizer adamw or adamw8bit."
         )
+    if job.class_weights is not None:
+        weight_numbers(job.class_weights)
+        if job.streaming:
+            raise UsageError(
+                "class weights need the number of rows of each class, which streams do not tell; "
+                "leave --streaming or --class-weights out."
+            )
     if job.optimizer_in_backward:
         _check_in_backward(job)
 

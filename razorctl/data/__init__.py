@@ -5,7 +5,8 @@ The package `own` is for what has no entry: files and folders of a user, and any
 
 from dataclasses import replace
 
-from razorctl import models
+from razorctl import models, units
+from razorctl.config.job_checks import weight_numbers
 from razorctl.data.catalog import DATASETS as DATASETS
 from razorctl.data.catalog import find as find
 from razorctl.data.catalog import place as place
@@ -77,6 +78,7 @@ def pair(job: Job) -> tuple[models.Model, Source]:
             f"{job.model} takes {entry.modality}s, and {job.dataset} has {source.modality}s; "
             f"{mend}."
         )
+    _check_class_weights(job, source)
     family = models.find(job.model, source.task)
     metric = source.metric or FIGURES[source.task][0]
     defaults = {**family.defaults, "metric": metric}
@@ -91,6 +93,23 @@ def pair(job: Job) -> tuple[models.Model, Source]:
         common = {name: value for name, value in defaults.items() if name not in LENGTH}
         defaults = {**common, **own_defaults, BY_ROWS: by_rows}
     return replace(family, defaults=defaults), source
+
+
+def _check_class_weights(job: Job, source: Source) -> None:
+    """Raises UsageError for class weights that do not suit a data set."""
+    if job.class_weights is None:
+        return
+    if source.task not in ("classification", "segmentation"):
+        raise UsageError(
+            f"class weights are of tasks with classes, and {job.dataset} is for {source.task}; "
+            "leave --class-weights out."
+        )
+    numbers = weight_numbers(job.class_weights)
+    if numbers is not None and len(numbers) != source.classes:
+        raise UsageError(
+            f"{units.count(len(numbers), 'class weight')} cannot be those of "
+            f"{units.count(source.classes, 'class')} of {job.dataset}; give one for each class."
+        )
 
 
 def check(job: Job) -> Source:

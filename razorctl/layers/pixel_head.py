@@ -39,7 +39,10 @@ class Enlargement(NamedTuple):
 
 
 class PixelCrossEntropyFunction(torch.autograd.Function):
-    """The losses of pixels, or their sum, whose gradient the same pass computes."""
+    """The losses of pixels times a factor, or their sum, whose gradient the same pass computes.
+
+    factor: [batch, height, width]; None for 1.
+    """
 
     @staticmethod
     def forward(
@@ -50,14 +53,17 @@ class PixelCrossEntropyFunction(torch.autograd.Function):
         ignore_index: int,
         smoothing: float,
         total: bool,
+        factor: Tensor | None,
     ) -> Tensor:
         ctx.options, ctx.total = (way, ignore_index, smoothing), total
         needed = total and ctx.needs_input_grad[0]
         losses: Tensor
         with no_autocast(x.device):
-            losses, dx = _losses(x, target, ctx.options, None, needed)
+            losses, dx = _losses(x, target, ctx.options, factor, needed)
+        if factor is not None:
+            losses = losses * factor
         if not total:
-            save(ctx, x, target)
+            save(ctx, x, target, factor)
             return losses
         save(ctx, dx)
         return losses.sum()
@@ -67,11 +73,12 @@ class PixelCrossEntropyFunction(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.total:
             (dx,) = saved(ctx)
-            return dx * dy, None, None, None, None, None
-        x, target = saved(ctx)
+            return dx * dy, *(None,) * 6
+        x, target, factor = saved(ctx)
+        dy = dy if factor is None else dy * factor
         with no_autocast(dy.device):
             _, dx = _losses(x, target, ctx.options, dy, True)
-        return dx, None, None, None, None, None
+        return dx, *(None,) * 6
 
 
 def _losses(
@@ -204,18 +211,21 @@ def _cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor | None:
-    """`F.cross_entropy` with a class for each pixel as the target, which is not weighted."""
-    plain = weight is None and size_average is None and reduce is None
+    """`F.cross_entropy` with a class for each pixel as the target, smoothed or weighted."""
+    plain = (weight is None or not label_smoothing) and size_average is None and reduce is None
     shape = logits.shape[0], *logits.shape[2:]
     pixels = target.dtype == torch.int64 and target.shape == shape
     if not (plain and pixels and reduction in ("none", "sum", "mean")):
         return None
     logits.check()
+    taken = target != ignore_index
+    factor = None if weight is None else weight[torch.where(taken, target, 0)] * taken
     loss: Tensor = PixelCrossEntropyFunction.apply(
-        *logits.parts, target, logits.way, ignore_index, label_smoothing, reduction != "none"
+        *(*logits.parts, target, logits.way, ignore_index, label_smoothing, reduction != "none"),
+        factor,
     )
     if reduction == "mean":
-        loss = loss / (target != ignore_index).sum()
+        loss = loss / (taken if factor is None else factor).sum()
     autocast = torch.is_autocast_enabled(logits.device.type)  # under it losses keep their dtype
     return loss if autocast else loss.to(logits.dtype)
 

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map_only
 from razorctl.job import Job
 from razorctl.memory.saved import Forward
 from razorctl.models import Model
-from razorctl.step import DTYPES, losses_of
+from razorctl.step import DTYPES, losses_of, unit_weights
 
 
 @dataclass(frozen=True)
@@ -44,4 +44,6 @@ class JobForward:
 
     def _loss(self, model: nn.Module, batch: tuple[Any, Tensor]) -> Tensor:
         inputs, labels = batch
-        return losses_of(self.family.logits(model, inputs), labels, self.job)
+        output = self.family.logits(model, inputs)
+        weights = unit_weights(self.job, output.shape[1], labels.device)
+        return losses_of(output, labels, self.job, class_weights=weights)

@@ -35,7 +35,7 @@ def trace_key(job: Job, recipe: Recipe, classes: int) -> list[Any]:
         *(job.model, job.task, classes, job.input_size, job.micro_batch),
         *(job.accumulate, job.buckets),
         *(job.precision, job.optimizer, bool(job.momentum), bool(job.weight_decay)),
-        *(job.weights, job.optimizer_in_backward),
+        *(job.weights, job.optimizer_in_backward, job.class_weights is not None),
         job.cuda_graphs and job.compile and job.accumulate > 1,  # they keep gradients in memory
         asdict(replace(recipe, seed=0)),
     ]

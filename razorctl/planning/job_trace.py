@@ -25,7 +25,7 @@ from razorctl.memory.trace_cache import Trace
 from razorctl.ops.kernels import assumed
 from razorctl.optimizer import cast_weights, traceable_optimizer
 from razorctl.recipe import Recipe
-from razorctl.step import autocast, by_logits, train_step
+from razorctl.step import autocast, by_logits, train_step, unit_weights
 from razorctl.surgery.blocks import blocks, parameter_bytes
 from razorctl.surgery.byte_budget import sparsify_within
 
@@ -194,11 +194,12 @@ def _prepared(
 
     def step(model: nn.Module, micro_batches: Iterable[Any], optimizer: Optimizer | None) -> None:
         assert optimizer is not None
+        weights = unit_weights(job, classes, torch.device("cpu"))
         for parameter in model.parameters():
             if job.buckets and parameter.requires_grad:
                 parameter.grad = torch.zeros_like(parameter)
         train_step(
-            *(model, by_logits(family.logits, job), micro_batches, optimizer, job, scaler),
+            *(model, by_logits(family.logits, job, weights), micro_batches, optimizer, job, scaler),
             keep_gradients=job.buckets,
             total=None if job.classifies else torch.ones(()),
         )

@@ -1,6 +1,7 @@
 """The figures of a model on labeled rows, by torchmetrics."""
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -11,9 +12,24 @@ from razorctl.job import Job
 from razorctl.layers.lazy_output import lazily
 from razorctl.step import autocast, losses_of
 from razorctl.tasks import LANGUAGE, NO_LABEL
+from razorctl.training.metrics import MOST, ByClass
 
 Batch = tuple[Any, Tensor]  # inputs and labels
 TOP = 5  # guesses of `top5_accuracy`, which fewer classes have no use for
+BY_CLASS = "by class "  # begins the names of figures that have a value for each class
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The figures of `evaluate`, and those of each class if the task has classes."""
+
+    figures: dict[str, float]
+    by_class: ByClass | None
+
+    @property
+    def by_class_document(self) -> dict[str, Any] | None:
+        """`by_class` as a JSON value."""
+        return None if self.by_class is None else asdict(self.by_class)
 
 
 @torch.no_grad()
@@ -23,13 +39,13 @@ def evaluate(
     batches: Iterable[Batch],
     classes: int,
     job: Job,
-) -> dict[str, float]:
+) -> Evaluation:
     """Runs the model in eval mode over batches of inputs and labels, on their device. Collective.
 
-    Returns the mean cross-entropy `loss` and the `accuracy`, over all labels that count. For
-    classification also `balanced_accuracy` and `f1`, which are means over classes; `matthews`, the
-    correlation of labels and guesses; and with more than TOP classes `top5_accuracy`. For
-    segmentation also `mean_iou`, the mean over classes of intersection over union. For a language
+    The figures are the mean cross-entropy `loss` and the `accuracy`, over all labels that count;
+    for classification also `balanced_accuracy` and `f1`, which are means over classes; `matthews`,
+    the correlation of labels and guesses; and with more than TOP classes `top5_accuracy`; for
+    segmentation also `mean_iou`, the mean over classes of intersection over union; for a language
     model also `perplexity`. Several processes each have their own rows, and return the same
     figures.
     """
@@ -48,11 +64,20 @@ def evaluate(
             count = (labels != NO_LABEL).sum()
             losses.update(loss.float() / count.clamp(min=1), count)
             figures.update(*_guesses(output, labels, job))
-    metrics = {"loss": losses, **figures}
-    values = {name: metric.compute().item() for name, metric in metrics.items()}
+    values: dict[str, Tensor] = {"loss": losses.compute(), **figures.compute()}
+    parts: dict[str, Any] = {
+        name.removeprefix(BY_CLASS): value.tolist()
+        for name, value in values.items()
+        if name.startswith(BY_CLASS)
+    }
+    single = {name: v.item() for name, v in values.items() if not name.startswith(BY_CLASS)}
     if job.task in LANGUAGE:
-        values["perplexity"] = torch.tensor(values["loss"]).exp().item()
-    return values
+        single["perplexity"] = torch.tensor(single["loss"]).exp().item()
+    if not parts:
+        return Evaluation(single, None)
+    of_classes = [right + missed for right, _, _, missed, _ in parts.pop("counts")]
+    by_class = ByClass(of_classes, confusion=parts.pop("confusion", None), **parts)
+    return Evaluation(single, by_class)
 
 
 def _guesses(output: Tensor, labels: Tensor, job: Job) -> tuple[Tensor, Tensor]:
@@ -95,6 +120,7 @@ def _figures(classes: int, job: Job) -> Any:
             {
                 "accuracy": MulticlassAccuracy(classes, average="micro", ignore_index=NO_LABEL),
                 "mean_iou": MulticlassJaccardIndex(classes, ignore_index=NO_LABEL),
+                **_by_class(classes, NO_LABEL),
             }
         )
     figures: dict[str, Any] = {
@@ -105,4 +131,29 @@ def _figures(classes: int, job: Job) -> Any:
     }
     if classes > TOP:
         figures["top5_accuracy"] = MulticlassAccuracy(classes, top_k=TOP, average="micro")
-    return MetricCollection(figures)
+    return MetricCollection({**figures, **_by_class(classes)})
+
+
+def _by_class(classes: int, ignored: int | None = None) -> dict[str, Any]:
+    """Metrics with a value for each class; a collection computes what they share once."""
+    from torchmetrics.classification import (
+        MulticlassConfusionMatrix,
+        MulticlassF1Score,
+        MulticlassPrecision,
+        MulticlassRecall,
+        MulticlassStatScores,
+    )
+
+    kinds = {
+        "counts": MulticlassStatScores,
+        "precision": MulticlassPrecision,
+        "recall": MulticlassRecall,
+        "f1": MulticlassF1Score,
+    }
+    metrics: dict[str, Any] = {
+        BY_CLASS + name: kind(classes, average="none", ignore_index=ignored)
+        for name, kind in kinds.items()
+    }
+    if classes <= MOST:
+        metrics[BY_CLASS + "confusion"] = MulticlassConfusionMatrix(classes, ignore_index=ignored)
+    return metrics

@@ -36,7 +36,8 @@ def finish(run: PreparedRun, unsharded: nn.Module | None) -> None:
     """
     best = _undamaged(run, run.best())
     if run.feed.test is not None:
-        run.tested = run.evaluate(run.feed.test)
+        tested = run.evaluation(run.feed.test)
+        run.tested, run.by_class = tested.figures, tested.by_class_document
     run.best_figures = _figures_of(run, best)
     if run.peak_bytes is not None:
         run.peak_bytes = processes.most(run.peak_bytes, run.device)
@@ -50,11 +51,15 @@ def _undamaged(run: PreparedRun, best: Checkpoint | None) -> Checkpoint | None:
         return best
     log.warning("%s is damaged; the best weights of this run are the last ones.", best.path)
     run.checkpoints.valid.remove(best)
+    run.by_class = None  # it was that of the damaged one
     return None
 
 
 def _figures_of(run: PreparedRun, best: Checkpoint | None) -> Mapping[str, float]:
-    """The figures of the best weights, or for None of the last, on the split of the result."""
+    """The figures of the best weights, or for None of the last, on the split of the result.
+
+    `run.by_class` becomes that of the same weights.
+    """
     if best is None:
         return run.tested or run.history[-1].metrics or {}
     if run.feed.test is None:
@@ -62,9 +67,10 @@ def _figures_of(run: PreparedRun, best: Checkpoint | None) -> Mapping[str, float
     last = parallel.full_tensors(run.model.state_dict())
     last = {name: value.to("cpu", copy=True) for name, value in last.items()}
     state.load_model(best.path, run.model)
-    figures = run.evaluate(run.feed.test)
+    tested = run.evaluation(run.feed.test)
+    run.by_class = tested.by_class_document
     parallel.put(last, run.model)
-    return figures
+    return tested.figures
 
 
 def write_finished(run: PreparedRun) -> None:

@@ -34,9 +34,11 @@ class Learner:
         job: Job,
         logits: Callable[[nn.Module, Any], Tensor],
         device: torch.device,
+        class_weights: Tensor | None = None,
     ) -> None:
         self.model, self.job = model, job
-        together, self._losses = parallel.parallel(model, by_logits(logits, job), job, device)
+        losses = by_logits(logits, job, class_weights)
+        together, self._losses = parallel.parallel(model, losses, job, device)
         self.optimizer = build_optimizer(model, job)
         self._rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, job.decay)

@@ -16,6 +16,8 @@ from razorctl.training.rundir import METRICS
 
 log = logging.getLogger(__name__)
 
+MOST = 100  # classes of a confusion matrix
+
 
 @dataclass(frozen=True)
 class Step:
@@ -41,6 +43,29 @@ class Step:
         if self.metrics is None:
             return None
         return -self.metrics[metric] if metric in LEAST else self.metrics[metric]
+
+
+@dataclass(frozen=True)
+class ByClass:
+    """The figures of each class, in their order.
+
+    labels: rows or pixels of the class. confusion: how many labels of each class (outer) were taken
+    for each (inner); None of more than MOST classes.
+    """
+
+    labels: Sequence[int]
+    precision: Sequence[float]
+    recall: Sequence[float]
+    f1: Sequence[float]
+    confusion: Sequence[Sequence[int]] | None
+
+    def __post_init__(self) -> None:
+        matrix, classes = self.confusion, len(self.labels)
+        sizes = {len(self.precision), len(self.recall), len(self.f1)}
+        if matrix is not None:
+            sizes |= {len(matrix), *map(len, matrix)}
+        if sizes != {classes}:
+            raise ValueError("its figures are not of as many classes")
 
 
 def waited(steps: Sequence[Step], metric: str) -> int:

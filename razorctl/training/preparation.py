@@ -25,8 +25,9 @@ from razorctl.surgery.byte_budget import LEAST, sparsify_within, uncompressed
 from razorctl.surgery.sparsify import restore, sparsified
 from razorctl.training import run_files, rundir, space, state
 from razorctl.training.checkpoints import Checkpoint, Checkpoints
+from razorctl.training.class_counts import class_counts, class_weights, rare_classes
 from razorctl.training.compiled import Trial
-from razorctl.training.evaluation import TOP, evaluate
+from razorctl.training.evaluation import TOP, Evaluation, evaluate
 from razorctl.training.feed import Feed, sequenced
 from razorctl.training.loading import PRIME
 from razorctl.training.metrics import Metrics, Step, waited
@@ -49,7 +50,8 @@ class PreparedRun:
     stock: a sentence on layers that are not compressed and keep a large share; else empty.
     history: the steps so far, also those before the run was resumed.
     tested: figures of the last weights on the test split, if it is not the one of `history`.
-    best_figures: figures of the best weights.
+    best_figures: figures of the best weights. by_class: those of each class, a JSON value.
+    class_weights: what a label of each class counts, on the device; None for all the same.
     checksums: of the weights in its directory, when the run is finished.
     """
 
@@ -74,6 +76,7 @@ class PreparedRun:
         self.history: list[Step] = []
         self.tested: Mapping[str, float] | None = None
         self.best_figures: Mapping[str, float] = {}
+        self.by_class: dict[str, Any] | None = None
         self.checksums: dict[str, dict[str, int]] = {}
         self.peak_bytes: int | None = None
         progress(f"loading {job.dataset}")
@@ -97,6 +100,10 @@ class PreparedRun:
                 f"{job.dataset} has {units.count(len(self.classes), 'class')}, too few for "
                 "top5_accuracy; choose another --metric."
             )
+        counts = class_counts(splits.train, len(self.classes), job, progress)
+        self.notes = (*self.notes, *rare_classes(counts, self.classes, job))
+        weights = class_weights(counts, self.classes, job)
+        self.class_weights = None if weights is None else weights.to(device)
         self.checkpoints = Checkpoints(out)
         relieved: list[dict[str, Any]] = []
         if self.checkpoints.newest is not None:
@@ -174,7 +181,11 @@ class PreparedRun:
             )
 
     def evaluate(self, rows: DataLoader[Any] | None = None) -> dict[str, float]:
-        """The figures of `evaluation.evaluate` for rows.
+        """The figures of `evaluation`."""
+        return self.evaluation(rows).figures
+
+    def evaluation(self, rows: DataLoader[Any] | None = None) -> Evaluation:
+        """The evaluation of rows.
 
         None is the split that is evaluated during training: validation if there is one, else test.
         """

@@ -72,7 +72,7 @@ class Run(PreparedRun, Iterator[Step]):
         if len({each and each.step for each in processes.every(newest)}) > 1:
             raise UsageError(f"not all machines see {out}; name a directory that they share.")
 
-        self.learner = Learner(self.model, self.job, self.logits, device)
+        self.learner = Learner(self.model, self.job, self.logits, device, self.class_weights)
         self.learner.parts = self.recovery.relief.parts
         self.trial = self.learner.trial
         if newest is not None:
@@ -104,6 +104,7 @@ class Run(PreparedRun, Iterator[Step]):
             )
         self.history = [Step(**step) for step in snapshot["history"]]
         self.peak_bytes, self.feed.loading.begun = snapshot["peak_bytes"], tuple(snapshot["begun"])
+        self.by_class = snapshot.get("by_class")  # an older razorctl wrote none
 
     def __next__(self) -> Step:
         try:
@@ -184,12 +185,18 @@ class Run(PreparedRun, Iterator[Step]):
             grad_norm=norm.item(),
         )
         try:
-            figures = self.evaluate() if due else {}
+            evaluation = self.evaluation() if due else None
         except Exception:
             self.history.append(taken)  # the weights have changed
             raise
+        if evaluation is None:
+            return taken
+        figures = evaluation.figures
         accuracy, test_loss = figures.get("accuracy"), figures.get("loss")
-        return replace(taken, accuracy=accuracy, test_loss=test_loss, metrics=figures or None)
+        taken = replace(taken, accuracy=accuracy, test_loss=test_loss, metrics=figures)
+        if self._is_best(taken):
+            self.by_class = evaluation.by_class_document
+        return taken
 
     def _take(self, step: int, micro_batches: Iterator[Any]) -> tuple[Tensor, Tensor]:
         """Calls `Learner.step`, again and with less memory after it ran out of memory."""
@@ -216,12 +223,15 @@ class Run(PreparedRun, Iterator[Step]):
 
     def _due(self, taken: Step) -> bool:
         """Whether a checkpoint is due after the step that was just taken."""
-        every, score = self.job.save_every, taken.score(self.metric)
-        scores = (step.score(self.metric) for step in self.history)
-        best = score is not None and score == max(each for each in scores if each is not None)
-        if taken.step == self.job.steps or best or self.stopped_early:
+        every = self.job.save_every
+        if taken.step == self.job.steps or self._is_best(taken) or self.stopped_early:
             return True
-        return score is not None if every is None else taken.step % every == 0
+        return taken.metrics is not None if every is None else taken.step % every == 0
+
+    def _is_best(self, taken: Step) -> bool:
+        """Whether no step before has a higher score."""
+        scores = [step.score(self.metric) for step in (*self.history, taken)]
+        return scores[-1] is not None and scores[-1] == max(s for s in scores if s is not None)
 
     def save(self, diverged: bool = False) -> bool:
         """Writes a checkpoint between two steps, and returns whether the run is saved. Collective.
@@ -245,6 +255,7 @@ class Run(PreparedRun, Iterator[Step]):
                 "data": self.feed.facts,
                 "begun": self.feed.loading.begun,
                 "peak_bytes": self.peak_bytes,
+                "by_class": self.by_class,
             }
             write = partial(state.write, model=model, state=rest)
             save = partial(self.checkpoints.save, marker, write)

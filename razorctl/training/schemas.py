@@ -12,6 +12,7 @@ from razorctl.job import Job
 from razorctl.planning.candidates import Predicted
 from razorctl.recipe import Recipe
 from razorctl.tasks import EVERY_FIGURE
+from razorctl.training.metrics import ByClass
 from razorctl.training.payoff import Payoff
 
 Figures = Mapping[str, float | None]
@@ -69,11 +70,14 @@ class RunResult:
     validation_accuracy: float | None = None
     validation_loss: float | None = None
     best_metrics: Figures | None = None  # an older razorctl wrote none
+    by_class: ByClass | None = None  # of the best weights; an older razorctl wrote none
     checksums: Mapping[str, Checksum] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.metric not in EVERY_FIGURE or self.metric not in {*self.metrics, "accuracy"}:
             raise ValueError(f"metric {self.metric} is none of its figures")
+        if self.by_class is not None and len(self.by_class.labels) != len(self.classes):
+            raise ValueError("by_class is not of its classes")
         if not 1 <= self.best_step <= self.steps:
             raise ValueError(
                 f"best step {self.best_step} is none of its {units.count(self.steps, 'step')}"

@@ -41,6 +41,7 @@ def of(run: PreparedRun) -> dict[str, Any]:
         "best_accuracy": run.history[best.step - 1].accuracy if best else last.accuracy,
         "best_weights": str(run.out / rundir.WEIGHTS),
         "best_metrics": dict(run.best_figures),
+        "by_class": run.by_class,
         "predicted": run.predicted,
         "compiled": run.trial.done,
         "payoff": payoff and asdict(payoff),

@@ -105,7 +105,8 @@ def time_passes(run: "Run", numbers: Sequence[int]) -> dict[int, float]:
     from razorctl.training import state
 
     before = state.transient(run.model)
-    losses, scaler = by_logits(run.logits, run.job), torch.amp.GradScaler("cpu", enabled=False)
+    losses = by_logits(run.logits, run.job, run.class_weights)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
     rows = next(next(run.feed.loading.batches()))
     batch = *run.feed.trained(rows), run.feed.total([rows])
     seconds = dict.fromkeys(numbers, 0.0)

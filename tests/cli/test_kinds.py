@@ -34,12 +34,18 @@ def done(*args: str) -> dict:
 def test_a_run_and_its_evaluation(case, kinds):
     model, dataset, size, metric = CASES[case]
     task = ["--task", "segmentation"] if case == "linear head" else []
+    if metric in ("mean_iou", "accuracy"):
+        task += ["--class-weights", "balanced"]
     data = dataset if dataset == "digits" else str(kinds / dataset)
     settings = [*QUICK[:-1], "--input-size", str(size), *task, "--ratio", "0.5", "--lr", "0.01"]
     result = done("finetune", str(kinds / model), data, *settings, "--out", "run")
     assert result["metric"] == metric
     assert result["saved_bytes"] < 0.5 * result["full_saved_bytes"]
-    figures = done("evaluate", "run", "--device", "cpu", "--weights", "last")["metrics"]
+    found = done("evaluate", "run", "--device", "cpu", "--weights", "last")
+    figures, by_class = found["metrics"], found["by_class"]
+    assert (by_class is None) == (metric == "perplexity")
+    if result["best_step"] == result["steps"]:
+        assert by_class == result["by_class"]
     assert figures == pytest.approx(result["metrics"], rel=1e-4)
     if metric == "perplexity":
         assert figures["perplexity"] == pytest.approx(np.exp(figures["loss"]), rel=1e-5)

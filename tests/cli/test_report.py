@@ -79,7 +79,7 @@ def whole(tmp_path_factory) -> str:
 def no_plots(monkeypatch):
     """Leaves out the plots, which take long to draw."""
     monkeypatch.setattr(report, "_curves", lambda *_: [])
-    monkeypatch.setattr(report, "_memory_time", lambda *_: "")
+    monkeypatch.setattr(report, "_memory_time", lambda *_: " ")
 
 
 def grid(**job: str) -> Path:
@@ -211,6 +211,26 @@ def test_less_perplexity_is_better():
     assert any("5 % less perplexity than full" in text for text in found.texts["p"])
     assert "perplexity over steps" in found.texts["h3"]
     assert "perplexity" in found.texts["button"]
+
+
+def test_the_classes_of_each_row_and_what_their_labels_were_taken_for(no_plots):
+    """Figures are means over the seeds, and matrices their sums."""
+    names = []
+    for seed, right in ((0, 8), (1, 4)):
+        f1 = [right / 10, 0.5]
+        by_class = {"labels": [10, 2], "precision": f1, "recall": f1, "f1": f1}
+        by_class["confusion"] = [[right, 10 - right], [1, 1]]
+        file = write(f"f{seed}", seed=seed) / "result.json"
+        content = json.loads(file.read_text()) | {"classes": ["<b>", "dog"], "by_class": by_class}
+        file.write_text(json.dumps(content))
+        names.append(f"f{seed}")
+    page(*names)
+    found = Page(Path("report.html").read_text("utf-8"))
+    rows = [re.split(r"\s{2,}|\n", text.strip()) for text in found.texts["tr"]]
+    assert found.texts["summary"] == ["full: what labels were taken for"]
+    assert "".join(rows[3]) == "<b>1060.00"
+    assert "".join(rows[4]) == "dog250.00"
+    assert ["".join(row) for row in rows[-2:]] == ["<b>128", "dog22"]
 
 
 def test_a_comparison_without_a_finished_run_has_no_plots():

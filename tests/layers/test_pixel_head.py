@@ -49,11 +49,20 @@ def loss_of(logits: Tensor, **options) -> Tensor:
     return F.cross_entropy(enlarged(logits), TARGET, **options)
 
 
+def weights(logits: Tensor) -> Tensor:
+    return torch.linspace(0.2, 3, CLASSES, dtype=logits.dtype)
+
+
 LOSSES = {
     "mean": loss_of,
     "sum": lambda logits: loss_of(logits, reduction="sum") / 7,
     "none": lambda logits: (loss_of(logits, reduction="none") ** 2).sum(),
     "smoothing": lambda logits: loss_of(logits, label_smoothing=0.1),
+    "weights": lambda logits: loss_of(logits, weight=weights(logits)),
+    "sum of weights": lambda logits: loss_of(logits, weight=weights(logits), reduction="sum") / 7,
+    "weighted pixels": lambda logits: (
+        loss_of(logits, weight=weights(logits), reduction="none") ** 2
+    ).sum(),
     "another ignored": lambda logits: F.cross_entropy(enlarged(logits), OTHERS, ignore_index=255),
     "module": lambda logits: nn.CrossEntropyLoss(ignore_index=255)(
         nn.Upsample(SIZE, mode="bilinear")(logits), OTHERS
@@ -78,7 +87,9 @@ OTHER = {
         F.interpolate(logits, SIZE, mode="bilinear", antialias=True), TARGET
     ),
     "no enlargement": lambda logits: F.cross_entropy(logits, TARGET[:, :4, :3]),
-    "weighted": lambda logits: loss_of(logits, weight=torch.linspace(1, 2, CLASSES)),
+    "weighted and smoothed": lambda logits: loss_of(
+        logits, weight=torch.linspace(1, 2, CLASSES), label_smoothing=0.1
+    ),
     "soft targets": lambda logits: F.cross_entropy(
         enlarged(logits), F.one_hot(TARGET.clamp(0), CLASSES).movedim(-1, 1).float()
     ),

@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from razorctl.training.evaluation import Evaluation
 from razorctl.training.run import Run
 
 
@@ -13,7 +14,9 @@ def accuracies(monkeypatch):
 
     def coming(*values: float) -> None:
         left = iter(values)
-        monkeypatch.setattr(Run, "evaluate", lambda _: {"accuracy": next(left), "loss": 1.0})
+        monkeypatch.setattr(
+            Run, "evaluation", lambda _: Evaluation({"accuracy": next(left), "loss": 1.0}, None)
+        )
 
     return coming
 

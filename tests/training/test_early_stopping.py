@@ -7,6 +7,7 @@ import pytest
 
 from razorctl import data
 from razorctl.errors import UsageError
+from razorctl.training.evaluation import Evaluation
 from razorctl.training.run import Run
 from tests.training.runs import FULL, JOB, begin, resume, stop
 
@@ -19,7 +20,7 @@ def figures(monkeypatch):
 
     def coming(*values):
         left = iter(values)
-        monkeypatch.setattr(Run, "evaluate", lambda _: dict(next(left)))
+        monkeypatch.setattr(Run, "evaluation", lambda _: Evaluation(dict(next(left)), None))
 
     return coming
 

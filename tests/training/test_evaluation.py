@@ -19,9 +19,9 @@ def of(output, labels, *, size=3):
     rows = torch.arange(len(labels))
     batches = [(part, labels[part]) for part in rows.split(size)]
     model = nn.Dropout()
-    figures = evaluate(model, lambda model, rows: output[rows], batches, output.shape[1], JOB)
+    evaluation = evaluate(model, lambda model, rows: output[rows], batches, output.shape[1], JOB)
     assert not model.training
-    return figures
+    return evaluation
 
 
 def test_by_hand():
@@ -29,25 +29,34 @@ def test_by_hand():
     labels = torch.tensor([0, 0, 0, 0, 1, 1, 2])
     guesses = torch.tensor([0, 0, 0, 1, 1, 0, 0])
     output = 9.0 * nn.functional.one_hot(guesses, 3)
-    figures = of(output, labels)
+    evaluation = of(output, labels)
+    figures = evaluation.figures
     assert figures["accuracy"] == pytest.approx(4 / 7)
     assert figures["balanced_accuracy"] == pytest.approx((3 / 4 + 1 / 2 + 0) / 3)
     f1 = (2 * 3 / (2 * 3 + 2 + 1), 2 * 1 / (2 * 1 + 1 + 1), 0)  # 2 tp / (2 tp + fp + fn)
     assert figures["f1"] == pytest.approx(sum(f1) / 3)
     assert figures["loss"] == pytest.approx(nn.functional.cross_entropy(output, labels).item())
     assert "top5_accuracy" not in figures
+    by_class = evaluation.by_class
+    assert by_class.labels == [4, 2, 1]
+    assert by_class.precision == pytest.approx([3 / 5, 1 / 2, 0])
+    assert by_class.recall == pytest.approx([3 / 4, 1 / 2, 0])
+    assert by_class.f1 == pytest.approx(f1)
+    assert by_class.confusion == [[3, 1, 0], [1, 1, 0], [1, 0, 0]]
 
 
 def test_correlation_of_two_classes():
     labels, guesses = torch.tensor([1, 1, 1, 0, 0, 1]), torch.tensor([1, 1, 0, 0, 1, 1])
     tp, tn, fp, fn = 3, 1, 1, 1
     want = (tp * tn - fp * fn) / math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
-    assert of(1.0 * nn.functional.one_hot(guesses), labels)["matthews"] == pytest.approx(want)
+    assert of(1.0 * nn.functional.one_hot(guesses), labels).figures["matthews"] == pytest.approx(
+        want
+    )
 
 
 def test_top5():
     output = torch.arange(8.0).expand(4, 8)  # its guesses are 7, 6, 5, 4, 3
-    figures = of(output, torch.tensor([7, 3, 2, 0]))
+    figures = of(output, torch.tensor([7, 3, 2, 0])).figures
     assert (figures["top5_accuracy"], figures["accuracy"]) == (0.5, 0.25)
 
 
@@ -64,4 +73,7 @@ def test_a_segmentation_model_is_evaluated_without_enlarged_logits(monkeypatch):
     want = evaluate(model, logits, batches, 3, job)
     sparsify(model, Recipe("head"))
     monkeypatch.setattr(Enlarged, "values", lambda self: pytest.fail("logits were enlarged"))
-    assert evaluate(model, logits, batches, 3, job) == pytest.approx(want)
+    found = evaluate(model, logits, batches, 3, job)
+    assert found.figures == pytest.approx(want.figures)
+    assert found.by_class == want.by_class
+    assert sum(found.by_class.labels) == 5 * 6 * 6  # without those of no class

@@ -50,7 +50,10 @@ def ended(started: list[Forked]) -> list[tuple[int, str, str]]:
 
 
 CASES = {
-    "full ddp": (Recipe("full"), {"strategy": "ddp", "accumulate": 2}),
+    "full ddp": (
+        Recipe("full"),
+        {"strategy": "ddp", "accumulate": 2, "class_weights": "1,9,1,1,1,1,1,1,1,4"},
+    ),
     "razor fsdp": (Recipe("razor", 0.5), {"strategy": "fsdp"}),
     "lora fsdp": (Recipe("lora"), {"strategy": "fsdp"}),
     "joint ddp": (Recipe("prebackrazor++", joint_budget=0.5), {"accumulate": 2}),
@@ -156,7 +159,10 @@ def test_two_processes_train_as_one(both, shallow):
         assert all(torch.equal(resumed[key], once[key]) for key in once), name
     # What razor packs depends on the rows that it packs together.
     for name, micro_batches in (("full ddp", 1), ("lora fsdp", 1), ("razor fsdp", 2)):
-        one = alone(CASES[name][0], tmp_path / "one" / name, accumulate=micro_batches)
+        recipe, settings = CASES[name]
+        weights = settings.get("class_weights")
+        folder = tmp_path / "one" / name
+        one = alone(recipe, folder, accumulate=micro_batches, class_weights=weights)
         two = load_file(tmp_path / name / "model.safetensors")
         assert one.keys() == two.keys()
         for key, weight in one.items():
@@ -164,6 +170,8 @@ def test_two_processes_train_as_one(both, shallow):
         folders = tmp_path / "one" / name, tmp_path / name
         results = [json.loads((folder / "result.json").read_text()) for folder in folders]
         assert results[0]["accuracy"] == pytest.approx(results[1]["accuracy"], abs=1 / 72)
+        labels = [result["by_class"]["labels"] for result in results]
+        assert labels[0] == labels[1]
         assert results[0]["loss"] == pytest.approx(results[1]["loss"], rel=1e-3)
     assert (tmp_path / "lora fsdp/adapter/adapter_model.safetensors").exists()
 

@@ -52,6 +52,7 @@ KEYS = [
     "best_accuracy",
     "best_weights",
     "best_metrics",
+    "by_class",
     "predicted",
     "compiled",
     "payoff",

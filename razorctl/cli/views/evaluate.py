@@ -7,6 +7,7 @@ from rich import box
 from rich.table import Table
 
 from razorctl import units
+from razorctl.cli.views import classes
 from razorctl.cli.views import common as views
 
 SHOWN = 10  # bad rows that are listed
@@ -37,4 +38,6 @@ def show(result: dict[str, Any]) -> None:
     for name, value in result["metrics"].items():
         table.add_row(name.replace("_", " "), f"{value:.4f}")
     views.out.print(table)
+    if result["by_class"] is not None:
+        classes.show(result["classes"], result["by_class"])
     views.out.print(f"weights: {result['weights']}", soft_wrap=True, highlight=False, markup=False)

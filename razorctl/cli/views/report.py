@@ -5,8 +5,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from razorctl.cli.views import classes, plots
 from razorctl.cli.views import comparison as table
-from razorctl.cli.views import plots
 from razorctl.cli.views.terminal import clean
 from razorctl.training.atomic import atomic_file
 from razorctl.training.comparing.advice import sentence
@@ -60,6 +60,7 @@ def render(document: dict[str, Any], comparison: Comparison, commands: Sequence[
         crowded=len(groups) > plots.NAMED,
         curves=_curves(document["metric"], groups, lines.values()) if runs else [],
         several=any(len(group) > 1 for group in groups),
+        classes=classes.compared(groups, [*lines]),
         environment=_environment(runs),
         shared={k: v for k, v in document["shared"].items() if v is not None},
         commands=[*commands, ("Repeat one run", [shlex.join(words) for words in again])],

@@ -15,7 +15,7 @@ from razorctl.errors import DataError, MissingError, OutOfMemoryError, UsageErro
 from razorctl.job import Job
 from razorctl.step import precision
 from razorctl.training import run_files, rundir
-from razorctl.training.evaluation import evaluate
+from razorctl.training.evaluation import Evaluation, evaluate
 from razorctl.training.loading import in_order, moved
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ class Trained:
 
     def evaluate(
         self, rows: "Dataset | Stream", done: Callable[[int], None] = lambda _: None
-    ) -> dict[str, float]:
-        """The figures of `evaluation.evaluate` for rows with labels, such as `LabeledRows` has.
+    ) -> Evaluation:
+        """The evaluation of rows with labels, such as `LabeledRows` has.
 
         done: called with the number of rows so far.
         """
@@ -192,7 +192,8 @@ def evaluation_document(
         count = rows
         done(rows)
 
-    figures = trained.evaluate(labeled.rows, note)
+    evaluation = trained.evaluate(labeled.rows, note)
+    figures = evaluation.figures
     return {
         "run_dir": str(trained.run),
         "model": trained.job.model,
@@ -207,4 +208,6 @@ def evaluation_document(
         "accuracy": figures["accuracy"],
         "loss": figures["loss"],
         "metrics": figures,
+        "classes": list(trained.classes),
+        "by_class": evaluation.by_class_document,
     }

@@ -69,20 +69,21 @@ def test_figures_of_its_own_rows_are_those_of_the_result(name, runs):
     result = json.loads((out / "result.json").read_text())
     rows = rows_of_run(out)
     assert rows.split == result["split"]
-    figures = inference.load(out, weights="last", device="cpu").evaluate(rows.rows)
+    figures = inference.load(out, weights="last", device="cpu").evaluate(rows.rows).figures
     assert figures == pytest.approx(result["metrics"], abs=1e-6)
 
 
 def test_the_best_weights_are_taken_if_they_are_not_the_last(tmp_path, monkeypatch, shallow):
-    real = Run.evaluate
+    real = Run.evaluation
     seen = []
 
-    def evaluate(run, rows=None):
-        figures = real(run, rows)
-        seen.append(figures["loss"])
-        return {**figures, "accuracy": 0.9 if len(seen) == 2 else 0.1}
+    def evaluation(run, rows=None):
+        found = real(run, rows)
+        seen.append(found.figures["loss"])
+        figures = {**found.figures, "accuracy": 0.9 if len(seen) == 2 else 0.1}
+        return replace(found, figures=figures)
 
-    monkeypatch.setattr(Run, "evaluate", evaluate)
+    monkeypatch.setattr(Run, "evaluation", evaluation)
     job = Job("vit-micro", str(photos(tmp_path / "d", 8)), **QUICK)
     list(finetune(job, Recipe("full"), out=tmp_path / "run", device="cpu"))
     result = json.loads((tmp_path / "run/result.json").read_text())
@@ -93,7 +94,10 @@ def test_the_best_weights_are_taken_if_they_are_not_the_last(tmp_path, monkeypat
     ):
         found = inference.load(tmp_path / "run", weights=weights, device="cpu")
         assert found.weights == tmp_path / "run" / file
-        assert found.evaluate(rows)["loss"] == pytest.approx(loss, abs=1e-6)
+        evaluated = found.evaluate(rows)
+        assert evaluated.figures["loss"] == pytest.approx(loss, abs=1e-6)
+        if weights == "best":
+            assert evaluated.by_class_document == result["by_class"]
     assert result["best_metrics"]["loss"] == seen[1]
     assert result["metrics"]["loss"] == seen[-1]
     shutil.rmtree(tmp_path / "run/last")
@@ -116,16 +120,16 @@ def test_a_run_of_an_older_razorctl_has_its_best_weights_beside_the_last(runs, t
 
 def test_the_best_weights_are_tested_at_the_end_too(tmp_path, monkeypatch, shallow):
     """With validation and test splits; the last weights of training do not change."""
-    real, tested = Run.evaluate, []
+    real, tested = Run.evaluation, []
 
-    def evaluate(run, rows=None):
-        figures = real(run, rows)
+    def evaluation(run, rows=None):
+        found = real(run, rows)
         if rows is not None:
-            tested.append(figures)
-            return figures
-        return {**figures, "accuracy": 1 / (1 + len(run.history))}
+            tested.append(found.figures)
+            return found
+        return replace(found, figures={**found.figures, "accuracy": 1 / (1 + len(run.history))})
 
-    monkeypatch.setattr(Run, "evaluate", evaluate)
+    monkeypatch.setattr(Run, "evaluation", evaluation)
     photos(tmp_path / "d/train", 8)
     photos(tmp_path / "d/test", 3)
     job = Job("vit-micro", str(tmp_path / "d"), **QUICK)
@@ -135,7 +139,7 @@ def test_the_best_weights_are_tested_at_the_end_too(tmp_path, monkeypatch, shall
     rows = rows_of_run(tmp_path / "run").rows
     for weights, figures in zip(("last", "best"), tested, strict=True):
         found = inference.load(tmp_path / "run", weights=weights, device="cpu")
-        assert found.evaluate(rows) == pytest.approx(figures, abs=1e-6)
+        assert found.evaluate(rows).figures == pytest.approx(figures, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -163,7 +167,7 @@ def test_labels_are_matched_by_name(runs, tmp_path):
     parts, _ = whole.unlabeled([str(some)], job, "image")
     guesses = [row.ranked(1)[0][0] for row in labels.predict_labels(classifier, parts)]
     right = sum(map(str.__eq__, guesses, ["car"] * 5 + ["tram"] * 5))
-    assert classifier.evaluate(labeled.rows)["accuracy"] == pytest.approx(right / 10)
+    assert classifier.evaluate(labeled.rows).figures["accuracy"] == pytest.approx(right / 10)
 
 
 def test_of_data_with_splits_the_test_split_is_taken(runs, tmp_path):

@@ -1,0 +1,96 @@
+"""The figures of each class, of one model and of several side by side."""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from razorctl import units
+from razorctl.cli.views import common as views
+
+if TYPE_CHECKING:
+    from razorctl.training.comparing.comparison import FinishedRun
+
+SHOWN = 20  # classes in a table; of more, those of the least F1
+MATRIX = 12  # classes whose confusion matrix is shown
+Matrix = Sequence[Sequence[int]]
+
+
+def show(names: Sequence[str], figures: Mapping[str, Any]) -> None:
+    """Prints a table of a model's figures of each class, and the confusion matrix of few.
+
+    figures: a `metrics.ByClass` as a JSON value.
+    """
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("class", overflow="fold")
+    for head in ("labels", "precision", "recall", "F1"):
+        table.add_column(head, justify="right")
+    numbers = _lowest(figures["f1"])
+    for at in numbers:
+        shares = (f"{figures[name][at]:.4f}" for name in ("precision", "recall", "f1"))
+        table.add_row(escape(names[at]), f"{figures['labels'][at]:,}", *shares)
+    views.out.print(table)
+    if left := len(names) - len(numbers):
+        views.out.print(
+            f"Left out: {units.count(left, 'class')} of no lower F1; --json has all.", style="dim"
+        )
+    if figures["confusion"] is None or len(names) > MATRIX:
+        return
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("label / guess", overflow="fold")
+    for name in names:
+        table.add_column(escape(name), justify="right", overflow="fold")
+    for at, name in enumerate(names):
+        cells = [f"{count:,}" for count in figures["confusion"][at]]
+        cells[at] = f"[bold]{cells[at]}[/]"
+        table.add_row(escape(name), *cells)
+    views.out.print(table)
+
+
+def compared(
+    groups: Sequence[Sequence["FinishedRun"]], labels: Sequence[str]
+) -> dict[str, Any] | None:
+    """The F1 of each class by the best weights of each row of a comparison, a mean over seeds.
+
+    None if any run has no classes. There is a confusion matrix for each row, the sum over its
+    seeds, with the percentage of each count among the labels of the class.
+
+    Args:
+        groups: the runs of each row.
+        labels: the names of the rows.
+    """
+    figures = [[run.result.get("by_class") for run in runs] for runs in groups]
+    several: list[list[dict[str, Any]]] = [[each for each in g if each] for g in figures]
+    classes = {tuple(run.result["classes"]) for runs in groups for run in runs}
+    if several != figures or len(classes) != 1:
+        return None
+    (names,) = classes
+    f1 = [[fmean(of) for of in zip(*(each["f1"] for each in g), strict=True)] for g in several]
+    shown = _lowest([min(of_class) for of_class in zip(*f1, strict=True)])
+    counts = several[0][0]["labels"]
+    matrices = [[each["confusion"] for each in g if each["confusion"]] for g in several]
+    return {
+        "names": names,
+        "labels": labels,
+        "rows": [(names[at], counts[at], [column[at] for column in f1]) for at in shown],
+        "left": len(names) - len(shown),
+        "matrices": [
+            (label, _shares(of_seeds))
+            for label, of_seeds in zip(labels, matrices, strict=True)
+            if of_seeds and len(names) <= MATRIX
+        ],
+    }
+
+
+def _shares(matrices: Sequence[Matrix]) -> list[list[tuple[int, int]]]:
+    """The sum of confusion matrices: each count, and its percentage of the labels of the class."""
+    sums = [[sum(cell) for cell in zip(*rows, strict=True)] for rows in zip(*matrices, strict=True)]
+    return [[(count, round(100 * count / max(1, sum(row)))) for count in row] for row in sums]
+
+
+def _lowest(f1: Sequence[float]) -> list[int]:
+    """The numbers of the SHOWN classes of the least F1, in their order."""
+    return sorted(sorted(range(len(f1)), key=lambda at: (f1[at], at))[:SHOWN])
