@@ -44,8 +44,8 @@ class ByRows:
     @property
     def table(self) -> Sequence[tuple[float, float]]:
         """Pairs: up to so many training rows, so many epochs."""
-        classes = self.task == "classification"
-        return EPOCHS[f"{self.task} of {self.modality}s" if classes else self.task]
+        usual = EPOCHS[f"classification of {self.modality}s"]
+        return EPOCHS.get(self.task, usual)
 
     def epochs(self, rows: int) -> float:
         """Passes over so many training rows."""

@@ -9,7 +9,11 @@ LOGGED = {
     "torch.utils._pytree": "is an Enum subclass",
     "torch.utils.cpp_extension": "No CUDA runtime is found",
 }
-WARNED = (r".* does not implement _stable_hash_for_caching",)
+WARNED = (
+    r".* does not implement _stable_hash_for_caching",
+    r"Metric `\w+` will save all targets and predictions",  # as those over all rows must
+    r"The variance of predictions or target is close to zero",
+)
 
 
 def hush() -> None:

@@ -10,7 +10,7 @@ from razorctl.config.registry import unknown
 from razorctl.config.settings import check_seed, check_types
 from razorctl.defaults import FEWEST, ByRows, whole_batch
 from razorctl.errors import UsageError
-from razorctl.tasks import EVERY_FIGURE, FIGURES, TASKS
+from razorctl.tasks import EVERY_FIGURE, FIGURES, OF_ROWS, TASKS
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 AUGMENT = ("none", "crop", "rand")
@@ -222,8 +222,13 @@ class Job:
 
     @property
     def classifies(self) -> bool:
-        """Whether each row has one label."""
+        """Whether each row is of one class."""
         return self.task in (None, "classification")
+
+    @property
+    def of_rows(self) -> bool:
+        """Whether each row has a label of its own, so that all rows of a batch weigh the same."""
+        return self.task is None or self.task in OF_ROWS
 
     @property
     def micro_batch(self) -> int:

@@ -144,12 +144,16 @@ def losses_of(
 ) -> Tensor:
     """The cross-entropy of logits, as `Model.logits` returns them; NO_LABEL does not count.
 
+    Of a regression it is the squared error, whose labels are [rows].
+
     Args:
         reduction: as of `F.cross_entropy`, but for a mean with class weights, which is the sum over
             the number of labels: so it does not depend on how a batch is split. A model may hand
             over logits that are not computed before this asks for them; see `layers.lazy_output`.
         class_weights: [classes], what a label of each class counts, as `weight` there.
     """
+    if job.task == "regression":
+        return F.mse_loss(output.float().squeeze(-1), labels, reduction=reduction)
     if class_weights is not None and reduction == "mean":
         count = len(labels) if labels.is_floating_point() else (labels != NO_LABEL).sum()
         return losses_of(output, labels, job, "sum", class_weights) / count
@@ -165,9 +169,16 @@ def unit_weights(job: Job, classes: int, device: torch.device) -> Tensor | None:
     return None if job.class_weights is None else torch.ones(classes, device=device)
 
 
+def counted(labels: Tensor) -> Tensor:
+    """The number of labels that count: all numbers, and all classes but NO_LABEL."""
+    if labels.is_floating_point():
+        return torch.tensor(labels.numel(), device=labels.device)
+    return (labels != NO_LABEL).sum()
+
+
 def label_count(labels: Iterable[Tensor], device: torch.device) -> Tensor:
-    """The labels that are not NO_LABEL, a mean over processes, at least 1. Collective."""
-    count = sum(int((each != NO_LABEL).sum()) for each in labels)
+    """The labels that count, a mean over processes, at least 1. Collective."""
+    count = sum(int(counted(each)) for each in labels)
     return processes.mean(torch.tensor(float(count), device=device)).clamp(min=1)
 
 

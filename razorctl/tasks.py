@@ -2,8 +2,16 @@
 
 from typing import Literal, get_args
 
-Task = Literal["classification", "segmentation", "causal-lm", "masked-lm"]
+Task = Literal[
+    "classification",
+    "regression",
+    "segmentation",
+    "causal-lm",
+    "masked-lm",
+]
 TASKS: tuple[Task, ...] = get_args(Task)
+# Tasks with a label for each row, which a classifier's head learns; the first is the usual one.
+OF_ROWS: tuple[Task, ...] = ("classification", "regression")
 LANGUAGE: tuple[Task, ...] = ("causal-lm", "masked-lm")  # tasks that learn from texts alone
 NO_LABEL = -100  # the label of a token or a pixel that does not count, as in torch
 # Task -> its figures; the first one is the default of `Job.metric`.
@@ -12,9 +20,10 @@ FIGURES: dict[Task, tuple[str, ...]] = {
     "classification": (
         *("accuracy", "balanced_accuracy", "f1", "matthews", "top5_accuracy", "loss"),
     ),
+    "regression": ("pearson", "spearman", "mse", "loss"),
     "segmentation": ("mean_iou", "accuracy", "loss"),
     "causal-lm": _OF_TOKENS,
     "masked-lm": _OF_TOKENS,
 }
 EVERY_FIGURE = tuple(dict.fromkeys(figure for figures in FIGURES.values() for figure in figures))
-LEAST = frozenset({"loss", "perplexity"})  # figures of which the least is the best
+LEAST = frozenset({"loss", "mse", "perplexity"})  # figures of which the least is the best

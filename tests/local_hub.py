@@ -99,7 +99,7 @@ def repository(source: Source) -> dict:
     """Where a data set of the hub comes from: the arguments of razorctl.data.hub.load."""
     load = source.load
     assert isinstance(load, partial)
-    names = ("name", "repo", "train", "test", "columns", "classes")
+    names = ("name", "repo", "train", "test", "columns", "classes", "task")
     return dict(zip(names, load.args, strict=True))
 
 

@@ -19,6 +19,7 @@ from razorctl.cli.options import (
 from razorctl.cli.settings import Call, given_settings, is_given, is_typed, print_result
 from razorctl.cli.views import common as views
 from razorctl.errors import UsageError
+from razorctl.tasks import LEAST
 
 # What --help does not need is imported in the functions below.
 if TYPE_CHECKING:
@@ -153,9 +154,9 @@ def _document(comparison: "Comparison", target: float | None) -> dict[str, Any]:
     from razorctl.training.comparing import figures
 
     document = figures.document(comparison, target)
-    if target is not None and target > 1 and document["metric"] != "perplexity":
+    if target is not None and target > 1 and document["metric"] not in LEAST:
         raise UsageError(
-            f"target {target:g} is above 1; {document['metric']} is a share, like 0.95."
+            f"target {target:g} is above 1; {document['metric']} is at most that, like 0.95."
         )
     return document
 

@@ -117,6 +117,8 @@ def predict(
     probability_2, label_3 and probability_3. --probabilities adds a column for
     each class, such as p_cat.
 
+    Regression: value.
+
     causal-lm: the text that follows a text, or the answer to a conversation in
     the column messages; an answer at the end of a conversation is ignored.
 
@@ -175,6 +177,11 @@ def _predictions(
 
         shares = masks.write_masks(model, parts, options["out"], done)
         return view.fields_format("file", "row", "mask", "label", "share"), shares
+    if model.job.task == "regression":
+        from razorctl.training.predicting import labels
+
+        numbers = labels.predict_numbers(model, parts)
+        return view.fields_format("file", "row", "value"), view.report_progress(numbers, done)
     if model.job.task == "causal-lm":
         from razorctl.training.predicting import continuations
 

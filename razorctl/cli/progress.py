@@ -127,26 +127,31 @@ def _bar(run: "Run", steps: Iterable["Step"]) -> None:
     columns = (
         MofNCompleteColumn(),
         BarColumn(bar_width=None),
-        TextColumn("loss {task.fields[loss]} acc {task.fields[accuracy]}"),
+        TextColumn("loss {task.fields[loss]} {task.fields[figures]}"),
         TextColumn(f"[green]kept {view.activations_kept(run)}"),
         TextColumn("{task.fields[rate]}/s"),
         TimeRemainingColumn(compact=True),
     )
     with _progress(*columns) as bar:
         total, done = run.job.steps, len(run.history)
-        task = bar.add_task("", total=total, completed=done, loss="-", accuracy="-", rate="-")
+        task = bar.add_task("", total=total, completed=done, loss="-", figures="", rate="-")
         for step in steps:
             rate = f"{step.samples_per_second:,.0f}"
             bar.update(task, completed=step.step, loss=f"{step.loss:.2f}", rate=rate)
-            if step.accuracy is not None:
-                bar.update(task, accuracy=f"{step.accuracy:.3f}{_chosen_metric(run, step)}")
+            if step.metrics is not None:
+                bar.update(task, figures=_figures(run, step, "acc"))
 
 
-def _chosen_metric(run: "Run", step: "Step") -> str:
-    """The metric that chooses the weights, unless it is shown anyway."""
-    if step.metrics is None or run.metric in ("accuracy", "loss"):
-        return ""
-    return f", {run.metric.replace('_', ' ')} {step.metrics[run.metric]:.4g}"
+def _figures(run: "Run", step: "Step", accuracy: str = "accuracy") -> str:
+    """The accuracy of an evaluated step, if it has one, and the metric that chooses the weights.
+
+    accuracy: what that is called.
+    """
+    assert step.metrics is not None
+    words = [] if step.accuracy is None else [f"{accuracy} {step.accuracy:.3f}"]
+    if run.metric not in ("accuracy", "loss"):
+        words.append(f"{run.metric.replace('_', ' ')} {step.metrics[run.metric]:.4g}")
+    return ", ".join(words)
 
 
 def _lines(run: "Run", steps: Iterable["Step"]) -> None:
@@ -154,12 +159,12 @@ def _lines(run: "Run", steps: Iterable["Step"]) -> None:
 
     The line of a tenth is left out if the last one was printed less than APART seconds ago.
     """
-    total, start, accuracy, done = run.job.steps or 0, time.monotonic(), "", len(run.history)
+    total, start, figures, done = run.job.steps or 0, time.monotonic(), "", len(run.history)
     with Pulse("the first step") as pulse:
         for step in steps:
-            if step.accuracy is not None:
-                accuracy = f", accuracy {step.accuracy:.3f}{_chosen_metric(run, step)}"
-            text = f"step {step.step:,} of {total:,}: loss {step.loss:.2f}{accuracy}"
+            if step.metrics is not None:
+                figures = ", ".join(["", *filter(None, [_figures(run, step)])])
+            text = f"step {step.step:,} of {total:,}: loss {step.loss:.2f}{figures}"
             text += f", {step.samples_per_second:,.0f}/s"
             if run.peak_bytes is not None:
                 text += f", peak {size(run.peak_bytes)}"
@@ -167,7 +172,7 @@ def _lines(run: "Run", steps: Iterable["Step"]) -> None:
             if seconds_left := seconds * (total - step.step):
                 text += f", {duration(seconds_left)} left"
             tenth = 10 * step.step // total > 10 * (step.step - 1) // total
-            if step.accuracy is not None or (tenth and pulse.silence >= APART):
+            if step.metrics is not None or (tenth and pulse.silence >= APART):
                 pulse.say(text)
             pulse.update(text)
 

@@ -19,6 +19,14 @@ from razorctl.models import Modality
 from razorctl.tasks import FIGURES, Task
 
 SETTINGS = ("image_column", "text_column", "label_column", "split", "validation")  # of one's own
+USUAL: dict[tuple[Task, Modality], str] = {
+    ("classification", "image"): "cifar100",
+    ("classification", "text"): "rte",
+    ("regression", "text"): "stsb",
+    ("segmentation", "image"): "scene_parse_150",
+    ("causal-lm", "text"): "wikitext2",
+    ("masked-lm", "text"): "wikitext2",
+}
 LENGTH = ("steps", "epochs", "warmup_steps", "evaluate_every")  # a model's, for its paper's data
 
 
@@ -53,10 +61,15 @@ def of(job: Job) -> Source:
 
 
 def usual(task: Task, modality: Modality) -> str:
-    """The name of the data set that a model of this kind is planned for if none is given."""
-    if task == "classification":
-        return {"image": "cifar100", "text": "rte"}[modality]
-    return "scene_parse_150" if task == "segmentation" else "wikitext2"
+    """The name of the data set that a model of this kind is planned for if none is given.
+
+    Raises UsageError for a task that no registered data set is for.
+    """
+    if (task, modality) not in USUAL:
+        raise UsageError(
+            f"no data set with a name of its own is for {task} of {modality}s; name one."
+        )
+    return USUAL[task, modality]
 
 
 def pair(job: Job) -> tuple[models.Model, Source]:
@@ -124,6 +137,11 @@ def check(job: Job) -> Source:
         raise UsageError(
             f"{job.model} takes {family.modality}s, which are not augmented; leave --augment, "
             "--mixup and --cutmix out."
+        )
+    if job.label_smoothing and source.task == "regression":
+        raise UsageError(
+            f"label smoothing spreads labels over classes, and {job.dataset} is for regression; "
+            "leave it out."
         )
     if (job.mixup or job.cutmix) and source.task != "classification":
         raise UsageError(

@@ -8,6 +8,7 @@ from razorctl import hub, units
 from razorctl.data.source import Source, Splits
 from razorctl.errors import DataError
 from razorctl.models import Modality, Progress
+from razorctl.tasks import Task
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -20,6 +21,7 @@ def load(
     test: tuple[str, ...],
     columns: Mapping[str, str],
     classes: int,
+    task: Task = "classification",
     _: Progress | None = None,
 ) -> Splits:
     """Reads the splits of a data set from Parquet files of its repository.
@@ -34,6 +36,7 @@ def load(
         test: patterns of the files that are evaluated.
         columns: column in the files -> its name in `Splits`.
         classes: the number of classes.
+        task: classification, or regression, whose labels are numbers.
     """
     # Imported here since it is slow to import and only reading needs it.
     from datasets import load_dataset
@@ -49,6 +52,8 @@ def load(
         train_split, test_split = (
             _renamed(name, data[split], columns) for split in ("train", "test")
         )
+        if task == "regression":
+            return _measured(name, train_split, test_split, columns)
         return _numbered(name, train_split, test_split, classes)
 
 
@@ -91,6 +96,21 @@ def _numbered(name: str, train: "Dataset", test: "Dataset", classes: int) -> Spl
     return Splits(train, None, test, tuple(names))
 
 
+def _measured(name: str, train: "Dataset", test: "Dataset", columns: Mapping[str, str]) -> Splits:
+    """The splits with numbers as labels; raises DataError for other labels."""
+    import numpy as np
+
+    for split in (train, test):
+        labels = np.asarray(split["label"], np.float64)
+        if not np.isfinite(labels).all():
+            raise DataError(
+                f"{name} has labels that are no numbers; it may have changed on the hub, so choose "
+                "another data set."
+            )
+    number = next(column for column, own in columns.items() if own == "label")
+    return Splits(train, None, test, (number,))
+
+
 def from_hub(
     name: str,
     summary: str,
@@ -104,9 +124,10 @@ def from_hub(
     train: tuple[str, ...] = ("data/train-*.parquet",),
     test: tuple[str, ...] = ("data/test-*.parquet",),
     metric: str | None = None,
+    task: Task = "classification",
 ) -> Source:
     """The `Source` of a data set on the hub; see `load` for the arguments."""
-    read = partial(load, name, repo, train, test, columns, classes)
+    read = partial(load, name, repo, train, test, columns, classes, task)
     return Source(
         name,
         f"{summary}; from the hub",
@@ -116,6 +137,7 @@ def from_hub(
         test_examples,
         read,
         metric=metric,
+        task=task,
     )
 
 
@@ -129,6 +151,7 @@ def glue(
     test_examples: int,
     test: str = "validation",
     metric: str | None = None,
+    task: Task = "classification",
 ) -> Source:
     """The `Source` of a task of GLUE.
 
@@ -143,6 +166,7 @@ def glue(
         test_examples: the rows of the split `test`.
         test: the split that is evaluated.
         metric: as of `Source`.
+        task: as of `load`.
     """
     return from_hub(
         name,
@@ -156,6 +180,7 @@ def glue(
         train=(f"{name}/train-*.parquet",),
         test=(f"{name}/{test}-*.parquet",),
         metric=metric,
+        task=task,
     )
 
 
@@ -234,6 +259,15 @@ DATASETS = (
         ("sentence1", "sentence2"),
         train_examples=3_668,
         test_examples=408,
+    ),
+    glue(
+        "stsb",
+        "7,249 pairs of sentences: how alike are they, from 0 to 5?",
+        ("sentence1", "sentence2"),
+        classes=1,
+        train_examples=5_749,
+        test_examples=1_500,
+        task="regression",
     ),
     glue(
         "qqp",

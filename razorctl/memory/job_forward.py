@@ -35,7 +35,7 @@ class JobForward:
     @property
     def forward(self) -> Forward | None:
         """Computes the loss; None if the model's own forward pass is all."""
-        return None if self.job.classifies else self._loss
+        return None if self.job.of_rows else self._loss
 
     @property
     def options(self) -> dict[str, Any]:

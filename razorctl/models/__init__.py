@@ -18,7 +18,7 @@ from razorctl.config import registry
 from razorctl.errors import DataError, UsageError
 from razorctl.models.rows import Progress as Progress
 from razorctl.models.rows import Rows as Rows
-from razorctl.tasks import Task
+from razorctl.tasks import OF_ROWS, Task
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -48,7 +48,8 @@ class Model:
             tokens, and at most of the input size.
         example: (model, batch size, input size) -> inputs of the largest shape of a batch of
             transformed rows, by which kept bytes are traced.
-        logits: (model, batched inputs) -> logits [batch, classes]; of segmentation [batch, classes,
+        logits: (model, batched inputs) -> logits [batch, classes], of a regression the numbers
+            [batch, 1]; of segmentation [batch, classes,
             height, width], with the size of the images; of a language model [batch, tokens,
             vocabulary].
         save: (model, class names, input size, folder) -> writes model.safetensors and, for the
@@ -96,18 +97,27 @@ class Model:
         import torch
 
         inputs = self.example(model, batch_size, input_size)
-        if self.task == "classification":
-            shape: Sequence[int] = (batch_size,)
-        elif self.task == "segmentation":
-            shape = (batch_size, *inputs.shape[-2:])
+        if self.task == "segmentation":
+            shape: Sequence[int] = (batch_size, *inputs.shape[-2:])
+        elif self.task in OF_ROWS:
+            shape = (batch_size,)
         else:
             shape = inputs["input_ids"].shape
-        return inputs, torch.zeros(shape, dtype=torch.long)
+        dtype = torch.float32 if self.task == "regression" else torch.long
+        return inputs, torch.zeros(shape, dtype=dtype)
 
 
 def prepared(inputs: list[Any], rows: Rows) -> Rows:
-    """The rows that a transform returns."""
-    return {"inputs": inputs, **({"labels": rows["label"]} if "label" in rows else {})}
+    """The rows that a transform returns; labels that are no classes are tensors, fp32."""
+    import torch
+
+    if "label" not in rows:
+        return {"inputs": inputs}
+    labels = [
+        label if isinstance(label, int) else torch.tensor(label, dtype=torch.float32)
+        for label in rows["label"]
+    ]
+    return {"inputs": inputs, "labels": labels}
 
 
 @dataclass(frozen=True)
@@ -127,8 +137,12 @@ class Named:
 
     @classmethod
     def single(cls, model: Model) -> "Named":
-        """The name of a model for one task."""
-        return cls(model.name, model.summary, model.modality, (model.task,), lambda _: model)
+        """The name of a model for one task, or of a classifier, whose head learns all OF_ROWS."""
+        tasks = OF_ROWS if model.task in OF_ROWS else (model.task,)
+        return cls(
+            *(model.name, model.summary, model.modality, tasks),
+            lambda task: replace(model, task=task),
+        )
 
 
 FROM_SCRATCH = (

@@ -10,7 +10,7 @@ from razorctl import documents, hub
 from razorctl.config import registry
 from razorctl.errors import MissingError, UsageError
 from razorctl.models import Model, Named, Rows, images, masks
-from razorctl.tasks import Task
+from razorctl.tasks import OF_ROWS, Task
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -24,12 +24,12 @@ DEFAULTS = {
 }
 # Names in the weights of DenseNets have a dot too many, as torchvision once named modules.
 OLD_DENSENET = r"(denselayer\d+\.(?:norm|relu|conv))\.(\d\.)"
-SIDES = {"classification": 224, "segmentation": 520}
+SIDE, WIDE_SIDE = 224, 520  # pixels, of a classifier and of a segmentation model
 
 
 def _config(task: Task, input_size: int | None) -> dict[str, Any]:
-    pixels = input_size or SIDES[task]
-    crop = 0.875 if task == "classification" else 1.0
+    pixels = input_size or _side(task)
+    crop = 1.0 if task == "segmentation" else 0.875
     return {
         "input_size": (3, pixels, pixels),
         "mean": images.MEAN,
@@ -37,6 +37,10 @@ def _config(task: Task, input_size: int | None) -> dict[str, Any]:
         "interpolation": "bilinear",
         "crop_pct": crop,
     }
+
+
+def _side(task: Task) -> int:
+    return WIDE_SIDE if task == "segmentation" else SIDE
 
 
 def _bare(architecture: str, task: Task, classes: int, _: int | None = None) -> "nn.Module":
@@ -119,7 +123,7 @@ def _save(
         "architecture": architecture,
         "task": task,
         "label_names": list(classes),
-        "input_size": input_size or SIDES[task],
+        "input_size": input_size or _side(task),
     }
     (folder / "config.json").write_text(documents.text(config, indent=2) + "\n")
     save_file(model.state_dict(), folder / "model.safetensors")
@@ -181,8 +185,20 @@ def _model(
 
 def _named(name: str, architecture: str, summary: str, task: Task) -> Named:
     build = partial(_build, name, architecture, task)
-    model = _model(name, architecture, build, task, summary)
-    return Named.single(model)
+    return _entry(name, architecture, build, task, summary)
+
+
+def _entry(
+    name: str,
+    architecture: str,
+    build: Callable[[int, int | None], "nn.Module"],
+    task: Task,
+    summary: str,
+) -> Named:
+    """The entry of a model for segmentation, or for the tasks of a classifier."""
+    model = partial(_model, name, architecture, build, summary=summary)
+    tasks = OF_ROWS if task in OF_ROWS else (task,)
+    return Named(name, summary, "image", tasks, model)
 
 
 def named(name: str) -> Named:
@@ -234,7 +250,7 @@ def local(name: str, folder: Path, config: Mapping[str, Any]) -> Named:
         with hub.reading(name, folder, "name another folder"):
             return _fitted(model, load_file(folder / "model.safetensors"))
 
-    return Named.single(_model(name, architecture, build, task, f"{architecture} in {folder}"))
+    return _entry(name, architecture, build, task, f"{architecture} in {folder}")
 
 
 MODELS = (

@@ -201,7 +201,7 @@ def _prepared(
         train_step(
             *(model, by_logits(family.logits, job, weights), micro_batches, optimizer, job, scaler),
             keep_gradients=job.buckets,
-            total=None if job.classifies else torch.ones(()),
+            total=None if job.of_rows else torch.ones(()),
         )
 
     def forward(model: nn.Module, batch: tuple[Any, Tensor]) -> Any:

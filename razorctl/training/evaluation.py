@@ -1,6 +1,7 @@
 """The figures of a model on labeled rows, by torchmetrics."""
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from razorctl import processes
 from razorctl.job import Job
 from razorctl.layers.lazy_output import lazily
-from razorctl.step import autocast, losses_of
+from razorctl.step import autocast, counted, losses_of
 from razorctl.tasks import LANGUAGE, NO_LABEL
 from razorctl.training.metrics import MOST, ByClass
 
@@ -37,23 +38,25 @@ def evaluate(
     model: nn.Module,
     logits: Callable[[nn.Module, Any], Tensor],
     batches: Iterable[Batch],
-    classes: int,
+    classes: Sequence[str],
     job: Job,
 ) -> Evaluation:
     """Runs the model in eval mode over batches of inputs and labels, on their device. Collective.
 
-    The figures are the mean cross-entropy `loss` and the `accuracy`, over all labels that count;
-    for classification also `balanced_accuracy` and `f1`, which are means over classes; `matthews`,
-    the correlation of labels and guesses; and with more than TOP classes `top5_accuracy`; for
-    segmentation also `mean_iou`, the mean over classes of intersection over union; for a language
-    model also `perplexity`. Several processes each have their own rows, and return the same
-    figures.
+    The figures are the mean `loss` over all labels that count, those of the job's task
+    (`SCORINGS`), and for a language model `perplexity`. Several processes each have their own rows,
+    and return the same figures.
+
+    Args:
+        classes: the names of the classes.
     """
-    from torchmetrics import MeanMetric  # takes seconds
+    from torchmetrics import MeanMetric, MetricCollection  # takes seconds
 
     model.eval()
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    figures, losses = _figures(classes, job).to(device), MeanMetric().to(device)
+    scoring = SCORINGS[job.task or "classification"]
+    figures = MetricCollection(scoring.metrics(classes)).to(device)
+    losses = MeanMetric().to(device)
     for (inputs, labels), counts in _in_step(batches, device):
         with autocast(device, job), lazily(model):
             output = logits(model, inputs)
@@ -61,9 +64,9 @@ def evaluate(
                 output = output.float()
             loss = losses_of(output, labels, job, "sum") if counts else None
         if loss is not None:
-            count = (labels != NO_LABEL).sum()
+            count = counted(labels)
             losses.update(loss.float() / count.clamp(min=1), count)
-            figures.update(*_guesses(output, labels, job))
+            figures.update(*scoring.guesses(output, labels))
     values: dict[str, Tensor] = {"loss": losses.compute(), **figures.compute()}
     parts: dict[str, Any] = {
         name.removeprefix(BY_CLASS): value.tolist()
@@ -73,6 +76,7 @@ def evaluate(
     single = {name: v.item() for name, v in values.items() if not name.startswith(BY_CLASS)}
     if job.task in LANGUAGE:
         single["perplexity"] = torch.tensor(single["loss"]).exp().item()
+    single |= {name: 0.0 for name in scoring.correlations if math.isnan(single[name])}
     if not parts:
         return Evaluation(single, None)
     of_classes = [right + missed for right, _, _, missed, _ in parts.pop("counts")]
@@ -80,13 +84,83 @@ def evaluate(
     return Evaluation(single, by_class)
 
 
-def _guesses(output: Tensor, labels: Tensor, job: Job) -> tuple[Tensor, Tensor]:
-    """Arguments of `_figures` for a batch: guesses and labels, or values and weights of a mean."""
-    if job.classifies:
-        return output, labels
-    if job.task == "segmentation":
-        return output.argmax(1), labels
+@dataclass(frozen=True)
+class Scoring:
+    """The figures of a task.
+
+    Args:
+        metrics: (the names of the classes) -> the metric of each figure.
+        guesses: (logits, labels) of a batch -> the arguments of the metrics.
+        correlations: figures that are undefined, and given as 0, where all guesses are alike.
+    """
+
+    metrics: Callable[[Sequence[str]], dict[str, Any]]
+    guesses: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    correlations: Sequence[str] = ()
+
+
+def _of_classes(classes: Sequence[str]) -> dict[str, Any]:
+    from torchmetrics.classification import (
+        MulticlassAccuracy,
+        MulticlassF1Score,
+        MulticlassMatthewsCorrCoef,
+    )
+
+    count = len(classes)
+    figures: dict[str, Any] = {
+        "accuracy": MulticlassAccuracy(count, average="micro"),
+        "balanced_accuracy": MulticlassAccuracy(count, average="macro"),
+        "f1": MulticlassF1Score(count, average="macro"),
+        "matthews": MulticlassMatthewsCorrCoef(count),
+    }
+    if count > TOP:
+        figures["top5_accuracy"] = MulticlassAccuracy(count, top_k=TOP, average="micro")
+    return {**figures, **_by_class(count)}
+
+
+def _of_numbers(_: Sequence[str]) -> dict[str, Any]:
+    from torchmetrics.regression import MeanSquaredError, PearsonCorrCoef, SpearmanCorrCoef
+
+    return {
+        "pearson": PearsonCorrCoef(),
+        "spearman": SpearmanCorrCoef(),
+        "mse": MeanSquaredError(),
+    }
+
+
+def _of_pixels(classes: Sequence[str]) -> dict[str, Any]:
+    from torchmetrics.classification import MulticlassAccuracy, MulticlassJaccardIndex
+
+    return {
+        "accuracy": MulticlassAccuracy(len(classes), average="micro", ignore_index=NO_LABEL),
+        "mean_iou": MulticlassJaccardIndex(len(classes), ignore_index=NO_LABEL),
+        **_by_class(len(classes), NO_LABEL),
+    }
+
+
+def _of_tokens(_: Sequence[str]) -> dict[str, Any]:
+    from torchmetrics import MeanMetric
+
+    return {"accuracy": MeanMetric()}
+
+
+def _right(output: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Whether each token is guessed, and its weight."""
     return (output.argmax(-1) == labels).float(), (labels != NO_LABEL).float()
+
+
+SCORINGS: Mapping[str, Scoring] = {
+    # Accuracy, and means over classes of it and of F1; Matthews' correlation of labels and guesses.
+    "classification": Scoring(_of_classes, lambda output, labels: (output, labels)),
+    "regression": Scoring(
+        _of_numbers,
+        lambda output, labels: (output.squeeze(-1), labels),
+        ("pearson", "spearman"),
+    ),
+    # `mean_iou`: the mean over classes of intersection over union.
+    "segmentation": Scoring(_of_pixels, lambda output, labels: (output.argmax(1), labels)),
+    **dict.fromkeys(LANGUAGE, Scoring(_of_tokens, _right)),
+}
 
 
 def _in_step(batches: Iterable[Batch], device: torch.device) -> Iterator[tuple[Batch, bool]]:
@@ -102,36 +176,6 @@ def _in_step(batches: Iterable[Batch], device: torch.device) -> Iterator[tuple[B
         batch = batch if following is None else following
         assert batch is not None
         yield batch, following is not None
-
-
-def _figures(classes: int, job: Job) -> Any:
-    from torchmetrics import MeanMetric, MetricCollection
-    from torchmetrics.classification import (
-        MulticlassAccuracy,
-        MulticlassF1Score,
-        MulticlassJaccardIndex,
-        MulticlassMatthewsCorrCoef,
-    )
-
-    if job.task in LANGUAGE:
-        return MetricCollection({"accuracy": MeanMetric()})
-    if job.task == "segmentation":
-        return MetricCollection(
-            {
-                "accuracy": MulticlassAccuracy(classes, average="micro", ignore_index=NO_LABEL),
-                "mean_iou": MulticlassJaccardIndex(classes, ignore_index=NO_LABEL),
-                **_by_class(classes, NO_LABEL),
-            }
-        )
-    figures: dict[str, Any] = {
-        "accuracy": MulticlassAccuracy(classes, average="micro"),
-        "balanced_accuracy": MulticlassAccuracy(classes, average="macro"),
-        "f1": MulticlassF1Score(classes, average="macro"),
-        "matthews": MulticlassMatthewsCorrCoef(classes),
-    }
-    if classes > TOP:
-        figures["top5_accuracy"] = MulticlassAccuracy(classes, top_k=TOP, average="micro")
-    return MetricCollection({**figures, **_by_class(classes)})
 
 
 def _by_class(classes: int, ignored: int | None = None) -> dict[str, Any]:

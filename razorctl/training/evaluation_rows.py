@@ -74,7 +74,7 @@ def rows_of_job(
         name = split or ("test" if splits.test is not None else "validation")
         return LabeledRows(_renumbered(job.dataset, splits, name, result["classes"]), name)
     job = replace(job, split=split)
-    if not job.classifies:
+    if not job.of_rows:
         labeled = _all(job, trained, result["classes"], progress)
         if isinstance(labeled.rows, Stream):
             return labeled
@@ -110,7 +110,7 @@ def _renumbered(name: str, splits: data.Splits, split: str, classes: list[str]) 
     if rows is None:
         names = ", ".join(splits.parts)
         raise UsageError(f"{name} has no split {split}, only {names}; name one of them.")
-    if [*splits.classes] == classes:
+    if [*splits.classes] == classes or len(classes) == 1:  # the name of a number says nothing
         return rows
     if isinstance(rows, Stream):
         raise DataError(f"{name} has other classes than the run was trained on; undo that.")

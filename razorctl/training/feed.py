@@ -92,8 +92,8 @@ class Feed:
             self.test = in_order(splits.test.with_transform(transform), job, device)
 
     def total(self, batches: Iterable[Any]) -> Tensor | None:
-        """The number of labels in a batch; None if each row has one label. Collective."""
-        if self.job.classifies:
+        """The number of labels in a batch; None if each row has its own. Collective."""
+        if self.job.of_rows:
             return None
         return label_count((batch["labels"] for batch in batches), self.device)
 

@@ -190,4 +190,4 @@ class PreparedRun:
         None is the split that is evaluated during training: validation if there is one, else test.
         """
         batches = map(self.feed.moved, self.feed.evaluated if rows is None else rows)
-        return evaluate(self.model, self.logits, batches, len(self.classes), self.job)
+        return evaluate(self.model, self.logits, batches, self.classes, self.job)

@@ -267,7 +267,8 @@ def profile(
     _check_files(place, trace, snapshot)
     job = replace(job, precision=settle(job, place))
     if dataset is None:
-        family, splits, classes = models.find(model, job.task), None, CLASSES
+        family, splits = models.find(model, job.task), None
+        classes = 1 if family.task == "regression" else CLASSES
         job = job.resolved(family.defaults, sys.maxsize)
     else:
         family, splits, job = _load(job, progress)

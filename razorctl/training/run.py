@@ -200,7 +200,7 @@ class Run(PreparedRun, Iterator[Step]):
 
     def _take(self, step: int, micro_batches: Iterator[Any]) -> tuple[Tensor, Tensor]:
         """Calls `Learner.step`, again and with less memory after it ran out of memory."""
-        batches = [] if self.job.classifies else list(micro_batches)  # for the next attempt, too
+        batches = [] if self.job.of_rows else list(micro_batches)  # for the next attempt, too
         total = self.feed.total(batches)
 
         def rows() -> Iterator[Any]:

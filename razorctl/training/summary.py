@@ -57,5 +57,5 @@ def _scores(run: PreparedRun) -> dict[str, Any]:
     if run.tested is not None:
         validation = {"validation_accuracy": last.accuracy, "validation_loss": last.test_loss}
         figures, split = run.tested, "test"
-    scores = {"accuracy": figures["accuracy"], "loss": figures["loss"], "split": split}
+    scores = {"accuracy": figures.get("accuracy"), "loss": figures["loss"], "split": split}
     return scores | {"metrics": dict(figures)} | validation

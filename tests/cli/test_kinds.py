@@ -102,7 +102,13 @@ def test_a_comparison_by_perplexity(kinds, runs_here):
 
 
 REFUSED = {
-    "encoder": ("bert", "texts.txt", ["--task", "causal-lm"], 2, "one of classification, masked"),
+    "encoder": (
+        "bert",
+        "texts.txt",
+        ["--task", "causal-lm"],
+        2,
+        "one of classification, regression, ",
+    ),
     "long": ("gpt2", "texts.txt", ["--input-size", "65"], 2, "texts of up to 64 tokens, not 65"),
     "task": ("gpt2", "texts.txt", ["--task", "chatting"], 2, "unknown task 'chatting'"),
     "metric": ("gpt2", "texts.txt", ["--metric", "f1"], 2, "unknown metric of causal-lm 'f1'"),

@@ -63,7 +63,8 @@ def test_of_a_short_run_only_the_last(said):
 
 def test_a_line_for_each_evaluation(said):
     run = Steps(25)
-    run[11].accuracy = run[12].accuracy = 0.25
+    for step in run[11:13]:
+        step.accuracy, step.metrics = 0.25, {"accuracy": 0.25}
     run.peak_bytes = 3 << 30
     progress._lines(run, run)
     assert [line.split()[1] for line in said()] == ["12", "13", "25"]

@@ -42,6 +42,7 @@ GRID = [
     ("bert", "backrazor", "fp32", "sgd", 3, 2, 16),
     ("bert", "razor", "bf16", "sgd", 2, 2, 16),
     ("bert", "razor activation_checkpointing", "bf16", "adamw", 2, 1, 16),
+    ("bert regression", "razor", "bf16", "adamw", 2, 2, 16),
 ]
 
 
@@ -51,10 +52,12 @@ GRID = [
 def test_the_traced_step_is_the_real_one_to_the_byte(
     name, method, precision, optimizer, rows, accumulate, size, small
 ):
-    family = models.find(name)
+    name, task = [*name.split(), "classification"][:2]
+    family = models.find(name, task)
     job = replace(
         JOB,
         model=name,
+        task=task,
         batch_size=rows * accumulate,
         input_size=size,
         accumulate=accumulate,
@@ -63,10 +66,11 @@ def test_the_traced_step_is_the_real_one_to_the_byte(
     )
     method, *others = method.split()
     recipe = Recipe(method, 0.5, **dict.fromkeys(others, True))
-    traced = tracing.trace(job, recipe, 5, "cpu")
+    classes = 1 if task == "regression" else 5
+    traced = tracing.trace(job, recipe, classes, "cpu")
 
-    model = family.bare(5, size)
-    inputs, labels = family.example(model, rows, size), torch.zeros(rows, dtype=torch.long)
+    model = family.bare(classes, size)
+    inputs, labels = family.batch(model, rows, size)
     sparsify_within(model.train(), recipe, inputs, autocast=DTYPES[precision])
     assert traced.saved == saved_bytes(model, inputs, autocast=DTYPES[precision])
     assert traced.saved == really_saved(model, lambda: _forward(family, model, inputs, labels, job))

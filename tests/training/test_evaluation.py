@@ -1,6 +1,7 @@
 """The figures of an evaluation, against ones counted by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,12 +15,18 @@ from razorctl.training.evaluation import evaluate
 JOB = Job("m", "d", precision="fp32")
 
 
-def of(output, labels, *, size=3):
+def names(count):
+    return [*map(str, range(count))]
+
+
+def of(output, labels, *, size=3, job=JOB):
     """The figures of a model that puts out `output`, over batches of `size` rows."""
     rows = torch.arange(len(labels))
     batches = [(part, labels[part]) for part in rows.split(size)]
     model = nn.Dropout()
-    evaluation = evaluate(model, lambda model, rows: output[rows], batches, output.shape[1], JOB)
+    evaluation = evaluate(
+        model, lambda model, rows: output[rows], batches, names(output.shape[1]), job
+    )
     assert not model.training
     return evaluation
 
@@ -60,6 +67,20 @@ def test_top5():
     assert (figures["top5_accuracy"], figures["accuracy"]) == (0.5, 0.25)
 
 
+def test_correlations_of_numbers():
+    output, labels = torch.tensor([[1.0], [2.0], [4.0], [3.0]]), torch.tensor([1.0, 3.0, 9.0, 4.0])
+    figures = of(output, labels, job=replace(JOB, task="regression")).figures
+    # Differences to the means: -1.5, -0.5, 1.5, 0.5 and -3.25, -1.25, 4.75, -0.25.
+    want = (1.5 * 3.25 + 0.5 * 1.25 + 1.5 * 4.75 - 0.5 * 0.25) / math.sqrt(5 * 34.75)
+    assert figures["pearson"] == pytest.approx(want)
+    assert figures["spearman"] == pytest.approx(1)
+    assert figures["mse"] == figures["loss"] == pytest.approx((0 + 1 + 25 + 1) / 4)
+    alike = of(torch.ones(4, 1), labels, job=replace(JOB, task="regression")).figures
+    assert (alike["pearson"], alike["spearman"]) == (0, 0)  # not defined
+    nowhere = of(output * math.nan, labels, job=replace(JOB, task="regression")).figures
+    assert math.isnan(nowhere["loss"])
+
+
 def test_a_segmentation_model_is_evaluated_without_enlarged_logits(monkeypatch):
     model = nn.Sequential(nn.Conv2d(2, 3, 1))
     job = Job("m", "d", task="segmentation", precision="fp32")
@@ -70,10 +91,10 @@ def test_a_segmentation_model_is_evaluated_without_enlarged_logits(monkeypatch):
     def logits(model, inputs):
         return nn.functional.interpolate(model(inputs), scale_factor=2, mode="bilinear")
 
-    want = evaluate(model, logits, batches, 3, job)
+    want = evaluate(model, logits, batches, names(3), job)
     sparsify(model, Recipe("head"))
     monkeypatch.setattr(Enlarged, "values", lambda self: pytest.fail("logits were enlarged"))
-    found = evaluate(model, logits, batches, 3, job)
+    found = evaluate(model, logits, batches, names(3), job)
     assert found.figures == pytest.approx(want.figures)
     assert found.by_class == want.by_class
     assert sum(found.by_class.labels) == 5 * 6 * 6  # without those of no class

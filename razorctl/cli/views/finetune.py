@@ -141,7 +141,7 @@ def show(result: dict[str, Any]) -> None:
         loss = f"loss {figure(result['validation_loss'])}"
         table.add_row("validation accuracy", figure(result["validation_accuracy"]), loss)
     for name in dict.fromkeys(("accuracy", result["metric"])):
-        if name != "loss":
+        if name != "loss" and name in result["metrics"]:
             _add_figure(table, name, result)
     views.out.print(table)
     files = [f"weights: {result['best_weights']}"]

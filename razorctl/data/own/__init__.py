@@ -108,7 +108,6 @@ def _details(
     counts: Mapping[str, int | None],
 ) -> tuple[str, ...]:
     """Lines on what was detected."""
-    few = ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
     rows = counts["train"]
     said = "an unknown number of rows" if rows is None else units.count(rows, "row")
     parts = [f"{said} to train on"]
@@ -121,9 +120,17 @@ def _details(
     ]
     return (
         f"{name}: {details}",
-        f"{units.count(len(classes), 'class')}: {few}" if classes else f"for {task}",
+        _learned(task, classes),
         ", ".join(parts),
     )
+
+
+def _learned(task: Task, classes: Sequence[str]) -> str:
+    """The task, or the classes where there are several."""
+    few = ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
+    if task == "regression":
+        return f"for regression: {few}"
+    return f"{units.count(len(classes), 'class')}: {few}" if classes else f"for {task}"
 
 
 def _number(rows: int | None) -> str:

@@ -20,9 +20,14 @@ BATCH = 256  # rows
 
 
 def digest(contents: "np.ndarray[Any, Any]", labels: Any) -> str:
-    """The digest of a split, by the contents [n] of its rows in order, and their labels, if any."""
+    """The digest of a split, by the contents [n] of its rows in order, and their labels, if any.
+
+    labels: numbers of classes, or what else a row may have for a label.
+    """
     import numpy as np
 
+    if len(labels) and not isinstance(labels[0], (int, np.integer)):
+        labels = [row_content([label]) for label in _plain(labels)]
     total = blake2b(digest_size=16)
     for column in (contents, labels):
         total.update(np.asarray(column, "<i8").tobytes())
@@ -59,6 +64,11 @@ def row_content(values: Iterable[Any]) -> int:
 def image_content(image: str | bytes) -> int:
     """The content of an image at a path or of bytes; raises as `row_content`."""
     return row_content([{"bytes": image if isinstance(image, bytes) else None, "path": image}])
+
+
+def _plain(labels: Any) -> list[Any]:
+    """Labels as numbers and lists of Python."""
+    return list(labels.tolist() if hasattr(labels, "tolist") else labels)
 
 
 def _part(value: Any) -> bytes:

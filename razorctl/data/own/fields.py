@@ -5,6 +5,7 @@ read.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,7 +55,8 @@ class Field:
     def faults(self, values: "pa.ChunkedArray", answered: bool = True) -> Mapping[int, str]:
         """The rows whose values cannot be used, and why. Raises DataError for another type.
 
-        answered: whether conversations need an answer, or only a question.
+        answered: whether an answer is needed: a label, or that of a conversation, which else needs
+        only a question.
         """
         import pyarrow.compute as pc
 
@@ -149,12 +151,48 @@ class Messages(Field):
         return faults
 
 
+class Number(Field):
+    """A column of numbers, fp64, which texts may stand for; null is none."""
+
+    def kind(self) -> "pa.DataType":
+        import pyarrow as pa
+
+        return pa.float64()
+
+    def of_line(self, value: Any, column: str, folder: Path) -> tuple[Any, str | None]:
+        if value is None or (isinstance(value, str) and not value.strip()):
+            return None, None
+        if isinstance(value, (str, int, float)) and not isinstance(value, bool):
+            with suppress(ValueError, OverflowError):
+                return float(value), None
+        return None, f"the {column} {value!r} is no number"
+
+    def of_array(self, values: "pa.Array", folder: Path) -> tuple["pa.Array", Reasons | None]:
+        import pyarrow as pa
+
+        kind = values.type
+        if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+            return values.cast(pa.float64()), None
+        pairs = [self.of_line(value, "label", folder) for value in values.to_pylist()]
+        return pa.array([value for value, _ in pairs], pa.float64()), [fault for _, fault in pairs]
+
+    def faults(self, values: "pa.ChunkedArray", answered: bool = True) -> Mapping[int, str]:
+        import pyarrow.compute as pc
+
+        odd = pc.indices_nonzero(pc.invert(pc.fill_null(pc.is_finite(values), False))).to_pylist()
+        found = ((row, values[row].as_py()) for row in odd)
+        return {
+            row: "no label" if v is None else f"the label {v} is not finite" for row, v in found
+        }
+
+
 FIELDS = {
     field.name: field
     for field in (
         *(Picture("image"), Picture("mask")),
         *(Field("text"), Field("text_pair")),
         Messages("messages"),
+        Number("number"),
     )
 }
 

@@ -18,7 +18,7 @@ Numbers = Mapping[str, "np.ndarray[Any, Any]"]  # split -> the number of each ro
 
 WHOLE = re.compile(r"[+-]?\d+(\.0+)?")
 SEVERAL = "razorctl has no task for several labels of a row (multi-label)"
-NUMBERS = "razorctl has no task for numbers (regression), only for classes"
+NUMBERS = "which are for regression (--task regression), not classes"
 NAMES, NUMBERED = "classes.txt", "id2label.json"
 DECIMAL = re.compile(r"[+-]?\d*\.\d+")
 
@@ -131,7 +131,7 @@ def _ordered(raw: Raw, values: set[Any]) -> list[Any]:
             )
     if parts:
         raise DataError(
-            f"labels of {raw.name} are decimal numbers, such as {min(parts)}, and {NUMBERS}; "
+            f"labels of {raw.name} are decimal numbers, such as {min(parts)}, {NUMBERS}; "
             "choose another column with --label-column."
         )
     if texts and all(map(WHOLE.fullmatch, texts)):
@@ -151,7 +151,7 @@ def label_text(value: Any, place: str, kinds: dict[str, str]) -> str | None:
         value = int(value)
     kind = {bool: "true or false", int: "a number", str: "text"}.get(type(value))
     if kind is None:
-        why = {list: f", and {SEVERAL}", float: f", and {NUMBERS}"}.get(type(value), "")
+        why = {list: f", and {SEVERAL}", float: f", {NUMBERS}"}.get(type(value), "")
         raise DataError(
             f"the label at {place} is {value!r}{why}; give text or whole numbers, or choose "
             "another column with --label-column."

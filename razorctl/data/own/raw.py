@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
 TEXT_COLUMNS = ("text", "text_pair")
-COLUMNS = ("image", "mask", *TEXT_COLUMNS, "messages")  # that a row may have
+COLUMNS = ("image", "mask", *TEXT_COLUMNS, "messages")  # that inputs, and masks, may be in
 # Never skipped: a table must not reach other files, or other machines.
 OUTSIDE = "outside the folder of its table"
 ADDRESS = "an address, not the path of a file"
@@ -76,10 +76,10 @@ def not_utf8(text: str) -> str | None:
 class Raw:
     """The rows of each split of a data set as they are stored.
 
-    A row has a `label`, and an `image` or a `text` and sometimes a `text_pair`. An image is a path,
-    bytes, or the struct of `datasets` that has both. For other tasks a row has a `text` or
-    `messages` alone, or an `image` and a `mask`. A row may also have a `place`, which names it, a
-    `fault`, and a `name`, the path of an image in its folder.
+    A row has a `label`, or for regression a `number`, and an `image` or a `text` and sometimes a
+    `text_pair`. An image is a path, bytes, or the struct of `datasets` that has both. For other
+    tasks a row has a `text` or `messages` alone, or an `image` and a `mask`. A row may also have a
+    `place`, which names it, a `fault`, and a `name`, the path of an image in its folder.
 
     Args:
         name: what the data are called.
@@ -87,7 +87,8 @@ class Raw:
         splits: `train`, `validation` and `test`, as far as they are there.
         names: split -> what it is called in the data.
         details: what was detected, as the end of a sentence.
-        class_names: the names of labels that are numbers of classes; None if labels are names.
+        class_names: the names of labels that are numbers of classes, or of a number; None if labels
+            are names.
         untyped: whether labels are text only because the file has no other type.
         root: the folder that image paths must not leave; None if they may.
         nowhere: faults of what is no row, such as an empty folder.

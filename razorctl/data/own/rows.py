@@ -16,12 +16,18 @@ if TYPE_CHECKING:
 Contents = Mapping[str, "np.ndarray[Any, Any]"]  # split -> the content of each row
 # The name of a split -> the split of `Raw` that its rows are of, and their numbers there.
 Parts = Mapping[str, tuple[str, "np.ndarray[Any, Any]"]]
+NONE: Faults = {}
 
 
-def faults(raw: Raw, numbers: Numbers, answered: bool = True) -> dict[str, dict[int, str]]:
-    """The bad rows of each split, as `table_faults` finds them."""
+def faults(
+    raw: Raw, numbers: Numbers, answered: bool = True, of_labels: Faults = NONE
+) -> dict[str, dict[int, str]]:
+    """The bad rows of each split, as `table_faults` finds them; of_labels: more of them."""
     return {
-        split: table_faults(rows.data, numbers[split], answered)
+        split: {
+            **of_labels.get(split, {}),
+            **table_faults(rows.data, numbers[split], answered),
+        }
         for split, rows in raw.splits.items()
     }
 

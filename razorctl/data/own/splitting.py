@@ -4,11 +4,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from razorctl.data.catalog import place
-from razorctl.data.own import contents, images, masks, rows
+from razorctl.data.own import contents, images, masks, rows, targets
 from razorctl.data.own.ask import KNOWN, Ask
 from razorctl.data.own.images import Findings
-from razorctl.data.own.labels import Numbers, class_numbers
 from razorctl.data.own.raw import COLUMNS, Faults, Raw, skip_or_refuse
+from razorctl.data.own.targets import Targets
 from razorctl.data.source import Splits
 from razorctl.errors import DataError
 from razorctl.models import Progress
@@ -105,10 +105,10 @@ class Inspection:
         split: str,
         numbers: "np.ndarray[Any, Any]",
         contents_of: rows.Contents,
-        labels: "np.ndarray[Any, Any]",
+        labels: Targets,
     ) -> str:
         """The digest of some rows, by their contents and labels, or the contents of their masks."""
-        values: Any = labels[numbers]  # all 0 without classes
+        values: Any = labels.labels.get(split, labels.numbers[split])[numbers]
         if split in self.masks:
             values = [self.masks[split][row][2] for row in numbers]
         return contents.digest(contents_of[split][numbers], values)
@@ -116,13 +116,16 @@ class Inspection:
 
 @dataclass(frozen=True)
 class Checked:
-    """Rows with numbered labels, and the faults that are known without opening images."""
+    """Rows with their labels, and the faults that are known without opening images."""
 
     ask: Ask
     raw: Raw
-    classes: tuple[str, ...]
-    numbers: Numbers
+    targets: Targets
     faults: Faults
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.targets.classes
 
     def hold_out(self, rows: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
         """The numbers of the training rows to hold out; raises DataError if none can be.
@@ -132,7 +135,7 @@ class Checked:
         share = self.ask.share(self.raw.splits)
         if self.raw.cut:
             return rows[-1:]
-        positions = stratified(self.numbers["train"][rows], share, self.ask.seed)
+        positions = stratified(self.targets.numbers["train"][rows], share, self.ask.seed)
         if share and not len(positions):
             one = "row of each class" if self.raw.task == "classification" else "row"
             raise DataError(
@@ -144,12 +147,18 @@ class Checked:
 
     def counts(self) -> dict[str, int]:
         """The rows of each split, and of what is held out, as far as they are known to be good."""
-        good = rows.good(self.numbers, self.faults)
-        rows.check_enough(self.raw, self.classes, self.numbers, good)
+        good = self._enough(self.faults)
         counts = {split: len(of) for split, of in good.items()}
         counts["held out"] = len(self.hold_out(good["train"]))
         counts["train"] -= counts["held out"]
         return counts
+
+    def _enough(self, faults: Faults) -> dict[str, "np.ndarray[Any, Any]"]:
+        """Split -> the good rows; raises DataError if they are not enough."""
+        good = rows.good(self.targets.numbers, faults)
+        rows.check_enough(self.raw, self.classes, self.targets.numbers, good)
+        targets.check(self.raw, self.targets, good)
+        return good
 
     def inspect(self, progress: Progress) -> Inspection:
         """The images and masks of all rows as they are now; raises DataError if one is bad."""
@@ -173,8 +182,7 @@ class Checked:
         import numpy as np
 
         inspection = self.inspect(progress)
-        good = rows.good(self.numbers, inspection.faults)
-        rows.check_enough(self.raw, self.classes, self.numbers, good)
+        good = self._enough(inspection.faults)
         held_out = self.hold_out(good["train"])
         parts = {split: (split, numbers) for split, numbers in good.items()}
         if len(held_out):
@@ -193,19 +201,22 @@ class Checked:
             skipped=inspection.skipped,
             record=self._record(held_out, inspection.faults) if changed else None,
             digests={
-                part: inspection.digest(split, numbers, contents_of, self.numbers[split])
+                part: inspection.digest(split, numbers, contents_of, self.targets)
                 for part, (split, numbers) in parts.items()
             },
             white=inspection.white,
-            notes=rows.notes(self.raw, self.classes, self.numbers, parts, contents_of),
+            notes=(
+                *rows.notes(self.raw, self.classes, self.targets.numbers, parts, contents_of),
+                *targets.notes(self.raw, self.targets, good),
+            ),
         )
 
     def _data(self, split: str, numbers: "np.ndarray[Any, Any]", white: int | None) -> Any:
         import numpy as np
 
-        columns = {"label": self.numbers[split]} if self.raw.task == "classification" else {}
+        columns = {"label": labels[split]} if (labels := self.targets.labels) else {}
         if white is not None:
-            columns["white"] = np.full(len(self.numbers[split]), white)
+            columns["white"] = np.full(len(self.raw.splits[split]), white)
         return select_rows(self.raw, split, numbers, **columns)
 
     def _record(self, held_out: "np.ndarray[Any, Any]", faults: Faults) -> dict[str, Any]:
@@ -229,8 +240,9 @@ def checked(ask: Ask, raw: Raw) -> Checked:
         raw = _divided(ask, raw)
     elif raw.task == "segmentation":
         raw = _with_class_names(raw)
-    classes, numbers = class_numbers(raw)
-    checked_rows = Checked(ask, raw, classes, numbers, rows.faults(raw, numbers))
+    found = targets.of(raw)
+    faults = rows.faults(raw, found.numbers, of_labels=found.faults)
+    checked_rows = Checked(ask, raw, found, faults)
     if not ask.skip_bad and (any(checked_rows.faults.values()) or raw.nowhere):
         checked_rows.inspect(lambda _: None)
     return checked_rows
@@ -282,7 +294,7 @@ def _with_class_names(raw: Raw) -> Raw:
     """
     if raw.class_names is not None:
         return raw
-    faults = rows.faults(raw, class_numbers(raw)[1])
+    faults = rows.faults(raw, targets.of(raw).numbers)
     findings = masks.findings(raw, faults)
     tops = [top for fault, top, _ in findings["train"].values() if not fault]
     if not tops:

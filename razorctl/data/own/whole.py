@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from razorctl.data.own import labels, read, rows
+from razorctl.data.own import read, rows, targets
 from razorctl.data.own.ask import STDIN, Ask
 from razorctl.data.own.raw import Raw, content, refusal
 from razorctl.data.own.splitting import Checked, Inspection, select_rows
+from razorctl.data.own.targets import Targets
 from razorctl.errors import DataError, UsageError
 from razorctl.folders import exists, spelled
 from razorctl.job import Job
@@ -41,7 +42,7 @@ def labeled(
             these.
         trained: the job whose columns are used where a table has them and none is given.
     """
-    ask = Ask.of(replace(job, task="classification"), trained)
+    ask = Ask.of(replace(job, task=job.task or "classification"), trained)
     raw = read.raw(ask)
     if raw.modality != modality:
         raise UsageError(
@@ -53,16 +54,16 @@ def labeled(
     if not len(raw.splits[split]):
         raise rows.empty(raw.name, raw.names[split])
     raw = replace(raw, splits={split: raw.splits[split]}, names={split: raw.names[split]})
-    names, numbers = labels.class_numbers(raw)
-    faults = rows.faults(raw, numbers)
-    good = rows.good(numbers, faults)[split]
-    labels.renumbered(raw.name, numbers[split][good], names, classes)  # before images are read
-    inspection = Checked(ask, raw, tuple(classes), numbers, faults).inspect(progress)
-    good = rows.good(numbers, inspection.faults)[split]
+    found = targets.of(raw)
+    faults = rows.faults(raw, found.numbers, of_labels=found.faults)
+    # Before images are read.
+    of_run = targets.of_run(raw, found, classes, rows.good(found.numbers, faults))
+    inspection = Checked(ask, raw, of_run, faults).inspect(progress)
+    good = rows.good(found.numbers, inspection.faults)[split]
     if not len(good):
         raise DataError(f"{raw.name} has only bad rows; correct some.")
-    label = labels.renumbered(raw.name, numbers[split], names, classes, good)
-    data = whitened(select_rows(raw, split, good, label=label), white or inspection.white)
+    selected = select_rows(raw, split, good, label=of_run.labels[split])
+    data = whitened(selected, white or inspection.white)
     return data, name, inspection.skipped
 
 
@@ -191,6 +192,6 @@ def _good(ask: Ask, raw: Raw, progress: Progress) -> tuple[UnlabeledRows, Inspec
     numbers = {"test": np.zeros(len(stored), np.int64)}
     faults = rows.faults(raw, numbers, answered=False)["test"]
     faults = {row: reason for row, reason in faults.items() if row not in blank}
-    inspection = Checked(ask, raw, (), numbers, {"test": faults}).inspect(progress)
+    inspection = Checked(ask, raw, Targets((), numbers), {"test": faults}).inspect(progress)
     good = np.setdiff1d(rows.good(numbers, inspection.faults)["test"], sorted(blank))
     return UnlabeledRows(raw, good), inspection

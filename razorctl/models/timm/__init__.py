@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from razorctl.models.timm.classification import Architecture, classifier, in_fol
 from razorctl.models.timm.micro import MICRO
 from razorctl.models.timm.proxyless import PROXYLESS
 from razorctl.models.timm.segmentation import segmenter
-from razorctl.tasks import Task
+from razorctl.tasks import OF_ROWS, Task
 
 PREFIX = "timm:"
 # SGD as in Sheared Backpropagation, section 5.1, which has no AdamW; its values are usual ones.
@@ -30,9 +31,9 @@ def of(architecture: Architecture, summary: str, defaults: Mapping[str, Any]) ->
 
     def model(task: Task) -> Model:
         make = segmenter if task == "segmentation" else classifier
-        return make(architecture, summary, defaults)
+        return replace(make(architecture, summary, defaults), task=task)
 
-    return Named(architecture.name, summary, "image", ("classification", "segmentation"), model)
+    return Named(architecture.name, summary, "image", (*OF_ROWS, "segmentation"), model)
 
 
 def from_hub(name: str, summary: str, timm_name: str, defaults: Mapping[str, Any]) -> Named:

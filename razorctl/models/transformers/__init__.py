@@ -10,9 +10,9 @@ from razorctl.models import Modality, Model, Named
 from razorctl.models.transformers.classification import classifier
 from razorctl.models.transformers.language import language_model
 from razorctl.models.transformers.pretrained_files import PretrainedFiles
-from razorctl.models.transformers.repositories import REPOSITORIES
+from razorctl.models.transformers.repositories import ENCODER, REPOSITORIES
 from razorctl.models.transformers.vision import vision_model
-from razorctl.tasks import Task
+from razorctl.tasks import OF_ROWS, Task
 
 PREFIX = "hf:"
 # Batch size and epochs as in Sheared Backpropagation, section 5.2, which states no learning rate.
@@ -82,7 +82,8 @@ def tasks_of(pretrained: PretrainedFiles) -> tuple[Task, ...]:
     if any(kind in names for names in classes):
         # Decoders and segmentation models are mostly trained for their own task.
         own_task_first = tasks[:1] in (["causal-lm"], ["segmentation"])
-        tasks.insert(len(tasks) if own_task_first else 0, "classification")
+        at = len(tasks) if own_task_first else 0
+        tasks[at:at] = OF_ROWS
     if getattr(pretrained.config, "is_encoder_decoder", False):
         tasks = [task for task in tasks if task == "masked-lm"]
     if not tasks:
@@ -128,8 +129,8 @@ def of(
     def model(task: Task) -> Model:
         if modality == "image":
             return vision_model(pretrained, task, summary, VISION_DEFAULTS)
-        if task == "classification":
-            return classifier(pretrained, summary, TEXT_DEFAULTS)
+        if task in OF_ROWS:
+            return classifier(pretrained, task, summary, TEXT_DEFAULTS)
         return language_model(pretrained, task, summary, LANGUAGE_DEFAULTS)
 
     return Named(pretrained.name, summary, modality, tasks, model)
@@ -140,7 +141,7 @@ def from_hub(
     summary: str,
     repo: str,
     config: Mapping[str, Any],
-    tasks: tuple[Task, ...] = ("classification", "masked-lm"),
+    tasks: tuple[Task, ...] = ENCODER,
     modality: Modality = "text",
 ) -> Named:
     """The entry of a repository on the hub, whose `config` lets it be planned for offline."""

@@ -13,6 +13,7 @@ from razorctl.models.transformers.pretrained_files import (
     name_classes,
     quiet_transformers,
 )
+from razorctl.tasks import Task
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -68,6 +69,7 @@ def load(folder: Path, input_size: int | None = None) -> tuple["nn.Module", Call
 def save(
     pretrained: PretrainedFiles,
     usual: int,
+    task: Task,
     model: Any,
     classes: Sequence[str],
     input_size: int | None,
@@ -81,14 +83,16 @@ def save(
     tokenizer = pretrained.tokenizer
     tokenizer.model_max_length = pretrained.length(input_size, usual)
     if classes:
-        name_classes(model, classes)
+        name_classes(model, classes, task)
     with quiet_transformers():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
 
-def classifier(pretrained: PretrainedFiles, summary: str, defaults: Mapping[str, Any]) -> Model:
-    """The classifier of a pretrained model; only its last layers are fresh."""
+def classifier(
+    pretrained: PretrainedFiles, task: Task, summary: str, defaults: Mapping[str, Any]
+) -> Model:
+    """The classifier of a pretrained model for a task; only its last layers are fresh."""
 
     def length(input_size: int | None) -> int:
         return pretrained.length(input_size, TOKENS)
@@ -122,13 +126,13 @@ def classifier(pretrained: PretrainedFiles, summary: str, defaults: Mapping[str,
         name=pretrained.name,
         summary=summary,
         modality="text",
-        task="classification",
+        task=task,
         build=build,
         bare=bare,
         transform=partial(transform, False),
         example=partial(example, length),
         logits=logits,
-        save=partial(save, pretrained, TOKENS),
+        save=partial(save, pretrained, TOKENS, task),
         load=load,
         defaults=defaults,
         padded=partial(transform, True),

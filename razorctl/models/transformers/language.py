@@ -72,7 +72,7 @@ def language_model(
         transform=transform,
         example=example,
         logits=classification.logits,
-        save=partial(classification.save, pretrained, TOKENS),
+        save=partial(classification.save, pretrained, TOKENS, task),
         load=partial(load, task),
         defaults=defaults,
         trained=None if task == "causal-lm" else trained,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl import documents, hub, units
 from razorctl.errors import DataError, UsageError
+from razorctl.tasks import Task
 
 if TYPE_CHECKING:
     from torch import nn
@@ -251,9 +252,13 @@ class PretrainedFiles:
         return tokens or min(usual, longest)
 
 
-def name_classes(model: Any, classes: Sequence[str]) -> None:
-    """Gives the config of a classifier the names of its classes."""
-    model.config.problem_type = None  # which an earlier head may have had
+# Task -> how transformers calls it, and by which its models choose a loss of their own.
+PROBLEMS: Mapping[Task, str] = {"regression": "regression"}
+
+
+def name_classes(model: Any, classes: Sequence[str], task: Task) -> None:
+    """Gives the config of a classifier its task and the names of its classes."""
+    model.config.problem_type = PROBLEMS.get(task)  # an earlier head may have had another
     model.config.id2label = dict(enumerate(classes))
     model.config.label2id = {label: number for number, label in enumerate(classes)}
 

@@ -5,8 +5,10 @@ A config has what differs from the defaults of transformers.
 
 from typing import Any
 
-ENCODER = ("classification", "masked-lm")
-DECODER = ("causal-lm", "classification")
+from razorctl.tasks import OF_ROWS, Task
+
+ENCODER: tuple[Task, ...] = (*OF_ROWS, "masked-lm")
+DECODER: tuple[Task, ...] = ("causal-lm", *OF_ROWS)
 REPOSITORIES: dict[str, dict[str, Any]] = {
     "bert-base": {
         "summary": "BERT-base, uncased, 110 M parameters",
@@ -104,7 +106,7 @@ REPOSITORIES: dict[str, dict[str, Any]] = {
         "summary": "SegFormer-B0, 3.7 M parameters, 512 px, its encoder of ImageNet-1k",
         "repo": "nvidia/mit-b0",
         "config": {"model_type": "segformer"},
-        "tasks": ("segmentation", "classification"),
+        "tasks": ("segmentation", *OF_ROWS),
         "modality": "image",
     },
 }

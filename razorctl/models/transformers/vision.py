@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 FRESH = ("classifier.", "decode_head.classifier.", "auxiliary_head.classifier.")
-SIDES = {"classification": 224, "segmentation": 512}
+SIDE, WIDE_SIDE = 224, 512  # pixels, of a classifier and of a segmentation model
 FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # PIL's numbers
 
 
 def _auto(task: Task) -> Any:
     from transformers import AutoModelForImageClassification, AutoModelForSemanticSegmentation
 
-    if task == "classification":
-        return AutoModelForImageClassification
-    return AutoModelForSemanticSegmentation
+    if task == "segmentation":
+        return AutoModelForSemanticSegmentation
+    return AutoModelForImageClassification
 
 
 def side(pretrained: PretrainedFiles, task: Task, input_size: int | None) -> int:
@@ -40,7 +40,8 @@ def side(pretrained: PretrainedFiles, task: Task, input_size: int | None) -> int
             f"{pretrained.name} takes images of {own} pixels, not {input_size}; leave the input "
             "size out."
         )
-    return input_size or (own if isinstance(own, int) else SIDES[task])
+    usual = WIDE_SIDE if task == "segmentation" else SIDE
+    return input_size or (own if isinstance(own, int) else usual)
 
 
 def data_config(processor: Mapping[str, Any], pixels: int) -> dict[str, Any]:
@@ -59,7 +60,7 @@ def logits(task: Task, model: "nn.Module", inputs: "Tensor") -> "Tensor":
     import torch.nn.functional as F
 
     logits: Tensor = model(pixel_values=inputs).logits
-    if task == "classification" or logits.shape[-2:] == inputs.shape[-2:]:
+    if task != "segmentation" or logits.shape[-2:] == inputs.shape[-2:]:
         return logits
     return F.interpolate(logits, inputs.shape[-2:], mode="bilinear", align_corners=False)
 
@@ -67,7 +68,7 @@ def logits(task: Task, model: "nn.Module", inputs: "Tensor") -> "Tensor":
 def vision_model(
     pretrained: PretrainedFiles, task: Task, summary: str, defaults: Mapping[str, Any]
 ) -> Model:
-    """A pretrained model that learns a class for each image, or for each pixel."""
+    """A pretrained model that learns a label for each image, or for each pixel."""
     inputs: Any = masks if task == "segmentation" else images
 
     def bare(classes: int, input_size: int | None = None) -> "nn.Module":
@@ -94,7 +95,7 @@ def vision_model(
 
     def save(model: Any, classes: Sequence[str], input_size: int | None, folder: Path) -> None:
         """Writes what `from_pretrained(folder)` of the model and of its image processor load."""
-        name_classes(model, classes)
+        name_classes(model, classes, task)
         with quiet_transformers():
             model.save_pretrained(folder)
         pixels = side(pretrained, task, input_size)

@@ -90,6 +90,7 @@ def _reference(entry: Entry, done: Sequence[Entry]) -> Entry | None:
 def _row(entry: Entry, full: Entry | None, memory: str, target: float | None) -> dict[str, Any]:
     results = [run.result for run in entry.runs]
     ratio = entry.recipe.ratio if METHODS[entry.recipe.method].has_ratio else None
+    accuracies = [r["accuracy"] for r in results if r["accuracy"] is not None]
     row: dict[str, Any] = {
         "method": entry.method,
         "ratio": ratio,
@@ -99,8 +100,8 @@ def _row(entry: Entry, full: Entry | None, memory: str, target: float | None) ->
         "peak_bytes": _largest(results, "peak_bytes"),
         "step_seconds": _median(results, "step_seconds"),
         "epoch_seconds": _median(results, "epoch_seconds"),
-        "accuracy": fmean(r["accuracy"] for r in results) if results else None,
-        "accuracy_std": stdev(r["accuracy"] for r in results) if len(results) > 1 else None,
+        "accuracy": fmean(accuracies) if accuracies else None,
+        "accuracy_std": stdev(accuracies) if len(accuracies) > 1 else None,
         "memory_vs_full": None,
         "speedup_vs_full": None,
         "time_to_target": None,
@@ -110,7 +111,7 @@ def _row(entry: Entry, full: Entry | None, memory: str, target: float | None) ->
         "score": fmean(run.score for run in entry.runs) if results else None,
         "score_std": stdev(run.score for run in entry.runs) if len(results) > 1 else None,
         "seeds": [result["job"]["seed"] for result in results],
-        "accuracies": [result["accuracy"] for result in results],
+        "accuracies": accuracies,
         "run_dirs": [str(run.directory) for run in entry.runs],
         "compile": entry.job.get("compile"),
         "activation_memory_budget": entry.job.get("activation_memory_budget"),

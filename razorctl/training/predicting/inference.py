@@ -77,7 +77,7 @@ class Trained:
             assert make is not None
             rows = make(rows, self.job.input_size, lambda _: None)
         with self.in_memory():
-            return evaluate(self.model, logits, batches(), len(self.classes), self.job)
+            return evaluate(self.model, logits, batches(), self.classes, self.job)
 
     def batches(self, rows: "Dataset | Stream", transform: Any) -> Iterator[dict[str, Any]]:
         """The batches of transformed rows, on the device."""
@@ -205,7 +205,7 @@ def evaluation_document(
         "device": devices.name(trained.device),
         "precision": trained.job.precision,
         "seconds": time.perf_counter() - start,
-        "accuracy": figures["accuracy"],
+        "accuracy": figures.get("accuracy"),
         "loss": figures["loss"],
         "metrics": figures,
         "classes": list(trained.classes),

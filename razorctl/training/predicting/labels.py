@@ -1,6 +1,6 @@
-"""The labels that a classifier gives."""
+"""The labels that a classifier gives, and the numbers of a regression."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -35,23 +35,52 @@ class Prediction:
 
 def predict_labels(classifier: "Trained", parts: Iterable["UnlabeledRows"]) -> Iterator[Prediction]:
     """The predictions of a classifier for the rows of files, in their order, batch by batch."""
-    for part in parts:
-        places = iter(part.places)
-        for batch in probabilities(classifier, part.data):
-            batch_places = [*islice(places, len(batch))]
-            check_finite(batch, batch_places)
-            for place, values in zip(batch_places, batch.tolist(), strict=True):
-                yield Prediction(*place, classifier.classes, tuple(values))
+    for place, values in _placed(classifier, parts, probabilities):
+        yield Prediction(*place, classifier.classes, tuple(values.tolist()))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The number that a regression gives for a row of a file."""
+
+    file: str
+    row: int | None
+    value: float
+
+
+def predict_numbers(trained: "Trained", parts: Iterable["UnlabeledRows"]) -> Iterator[Estimate]:
+    """The numbers that a regression gives for the rows of files, in their order."""
+    for place, values in _placed(trained, parts, logits_of):
+        yield Estimate(*place, values.item())
+
+
+def probabilities(classifier: "Trained", rows: "Dataset") -> Iterator[Tensor]:
+    """The probabilities [rows, classes] of each batch of rows, on the CPU."""
+    return (logits.softmax(-1) for logits in logits_of(classifier, rows))
 
 
 @torch.no_grad()
-def probabilities(classifier: "Trained", rows: "Dataset") -> Iterator[Tensor]:
-    """The probabilities [rows, classes] of each batch of rows, on the CPU.
+def logits_of(trained: "Trained", rows: "Dataset") -> Iterator[Tensor]:
+    """The logits [rows, classes] of each batch of rows, fp32, on the CPU.
 
     A row has an `image`, or a `text` and perhaps a `text_pair`.
     """
-    with classifier.in_memory():
-        for batch in classifier.batches(rows, classifier.transform):
-            with autocast(classifier.device, classifier.job):
-                logits = classifier.family.logits(classifier.model, batch["inputs"])
-            yield logits.float().softmax(-1).cpu()
+    with trained.in_memory():
+        for batch in trained.batches(rows, trained.transform):
+            with autocast(trained.device, trained.job):
+                logits = trained.family.logits(trained.model, batch["inputs"])
+            yield logits.float().cpu()
+
+
+def _placed(
+    trained: "Trained",
+    parts: Iterable["UnlabeledRows"],
+    outputs: Callable[["Trained", "Dataset"], Iterator[Tensor]],
+) -> Iterator[tuple[tuple[str, int | None], Tensor]]:
+    """The place and the outputs of each row of files; raises DataError if these are not finite."""
+    for part in parts:
+        places = iter(part.places)
+        for batch in outputs(trained, part.data):
+            batch_places = [*islice(places, len(batch))]
+            check_finite(batch, batch_places)
+            yield from zip(batch_places, batch, strict=True)

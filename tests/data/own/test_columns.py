@@ -6,7 +6,8 @@ import pytest
 
 from razorctl.data.own.ask import Ask
 from razorctl.data.own.raw import TEXT_COLUMNS
-from razorctl.data.own.read.columns import Sample, classifier_columns
+from razorctl.data.own.read.columns import classifier_columns
+from razorctl.data.own.read.sample import Sample
 from razorctl.errors import UsageError
 from tests.own import picture
 

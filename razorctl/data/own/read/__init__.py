@@ -12,7 +12,7 @@ from razorctl.config.registry import unknown
 from razorctl.data.catalog import DATASETS
 from razorctl.data.own.ask import STDIN, Ask, role
 from razorctl.data.own.raw import NOT_UTF8, Raw, RawStreams
-from razorctl.data.own.read import columns, folder, hub, recognition, tables, texts
+from razorctl.data.own.read import folder, hub, recognition, sample, tables, texts
 from razorctl.errors import DataError, UsageError
 from razorctl.folders import exists, spelled
 from razorctl.models import Modality
@@ -100,7 +100,7 @@ def _raw(ask: Ask, path: Path) -> Raw:
         return folder.raw_masks(ask, path, pairs)
     if language is not None and (files := texts.in_folder(path)):
         return texts.raw(ask, path, files, language)
-    if "classification" not in ask.tasks:
+    if "classification" not in ask.tasks:  # a folder has no other labels
         raise recognition.unserved(ask)
     return folder.raw(ask, path)
 
@@ -150,7 +150,7 @@ def _files(name: str, modality: Modality) -> list[str]:
 def _check_text(name: str) -> None:
     """Raises UsageError for a file that has no texts by its name."""
     file = Path(name)
-    if file.suffix.casefold() in columns.SUFFIXES:
+    if file.suffix.casefold() in sample.SUFFIXES:
         raise UsageError(f"{file} is an image, and the model takes texts; name files of texts.")
     if name != STDIN and not texts.is_text(file):
         kinds = ", ".join(suffix.removeprefix(".").upper() for suffix in tables.SUFFIXES)

@@ -1,22 +1,18 @@
 """The columns of a table that a task uses: given, or detected."""
 
-import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 from razorctl.data.own.ask import Ask
 from razorctl.data.own.raw import TEXT_COLUMNS
+from razorctl.data.own.read.sample import Sample, normalized_name
 from razorctl.errors import UsageError
 from razorctl.models import Modality
-from razorctl.tasks import LANGUAGE, Task
+from razorctl.tasks import LANGUAGE, OF_ROWS, Task
 
 LABELS = frozenset({"label", "labels", "class", "target", "category"})
-IMAGES = frozenset(
-    {"image", "images", "img", "file", "file_name", "filename", "path", "filepath", "file_path"}
-    | {f"{what}_{of}" for what in ("image", "img") for of in ("path", "file", "name")}
-)
+SCORES = frozenset({"score", "rating", "similarity", "similarity_score", "stars"})
+ROLES: Mapping[Task, str] = {"classification": "label", "regression": "number"}  # of the label
 MASKS = frozenset(
     {"mask", "masks", "annotation", "annotations", "segmentation", "label", "labels", "seg_map"}
     | {f"{what}_{of}" for what in ("mask", "annotation") for of in ("path", "file", "name")}
@@ -33,63 +29,8 @@ PAIRS = (
     ("question1", "question2"),
     ("question", "sentence"),
 )
-SUFFIXES = frozenset(
-    f".{ending}"
-    for ending in (
-        *("jpg", "jpeg", "jpe", "jfif", "png", "webp", "avif", "bmp", "gif", "tif", "tiff", "tga"),
-        *("ppm", "pgm", "pbm", "pnm", "jp2"),
-    )
-)
-SAMPLE = 1000  # rows that columns are detected from
-LOOKED_UP = 50  # values of a column that are looked up as files
+WORDS = {"text_pair": "text", "messages": "conversations", "number": "label"}  # for roles
 CLASSES = 100  # more values than that are no classes, unless the column is called so
-
-
-@dataclass(frozen=True)
-class Sample:
-    """The first rows of a table: column -> values, and the columns whose type says what they are.
-
-    images: columns of images, whose values may be left out. classes: columns of numbered classes.
-    root: the folder that paths of images are relative to, None if they are no files.
-    """
-
-    values: Mapping[str, Sequence[Any]]
-    images: frozenset[str] = frozenset()
-    classes: frozenset[str] = frozenset()
-    root: Path | None = None
-
-    def present(self, column: str) -> list[Any]:
-        """The values of a column that are not empty."""
-        return [value for value in self.values[column] if value not in (None, "")]
-
-    def texts(self, column: str) -> list[str]:
-        """The values of a column of text that are not empty; none if most have another type."""
-        values = self.present(column)
-        texts = [value for value in values if isinstance(value, str)]
-        return texts if 2 * len(texts) > len(values) else []
-
-    def has_images(self, column: str, names: Collection[str] = IMAGES) -> bool:
-        """Whether a column has images, or most of its values are paths of images.
-
-        names: those of columns whose images may all be missing.
-        """
-        paths = self.texts(column)[:LOOKED_UP]
-        if column in self.images or self.root is None or not paths:
-            return column in self.images
-        endings = [Path(path).suffix.casefold() in SUFFIXES for path in paths]
-        if normalized_name(column) in names and all(endings):
-            return True
-        files = [
-            is_image and os.path.isfile(self.root / path)  # noqa: PTH113
-            for is_image, path in zip(endings, paths, strict=True)
-        ]
-        return 2 * sum(files) >= len(paths)
-
-    def image_columns(self, taken: Collection[str] = ()) -> list[str]:
-        """The columns of images beside those in `taken`; only those of their type, if any are."""
-        free = [column for column in self.values if column not in taken]
-        typed = [column for column in free if column in self.images]
-        return typed or [column for column in free if self.has_images(column)]
 
 
 @dataclass(frozen=True)
@@ -118,6 +59,12 @@ class TableColumns:
         return "text" if self.get("image") is None else "image"
 
     @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """The names of what is learned, as far as columns have them: that of a number."""
+        number = self.get("number")
+        return None if number is None else (number,)
+
+    @property
     def renamed(self) -> dict[str, str]:
         """Column -> its name in `Raw`."""
         return {column: role for role, column in self.roles}
@@ -127,13 +74,13 @@ class TableColumns:
         """The columns, as the end of a sentence."""
         words: dict[str, list[str]] = {}
         for role, column in self.roles:
-            word = {"text_pair": "text", "messages": "conversations"}.get(role, role)
+            word = WORDS.get(role, role)
             words.setdefault(word, []).append(column)
         return ", ".join(f"{word} in {' and '.join(columns)}" for word, columns in words.items())
 
 
 def classifier_columns(ask: Ask, sample: Sample) -> TableColumns:
-    """The columns of a table that a classifier uses.
+    """The columns of a table that a classifier uses, or a regression, by the values of the label.
 
     Raises UsageError, which lists the columns, for a given column that is not there, and if it is
     not clear which one to use.
@@ -161,7 +108,15 @@ def classifier_columns(ask: Ask, sample: Sample) -> TableColumns:
         raise UsageError(
             f"column {label} of {ask.name} cannot be used twice; name others of {_listed(sample)}."
         )
-    return TableColumns.of(image=image, **_text_roles(texts), label=label)
+    task = _task_of(ask, sample, label)
+    return TableColumns.of(task, image=image, **_text_roles(texts), **{ROLES[task]: label})
+
+
+def _task_of(ask: Ask, sample: Sample, label: str) -> Task:
+    """The task with a label for each row that is given, or that the values of the label say."""
+    if ask.task is None and "regression" in ask.tasks and sample.has_decimals(label):
+        return "regression"
+    return next((task for task in ask.tasks if task in OF_ROWS), "classification")
 
 
 def single_text(ask: Ask, sample: Sample) -> str | None:
@@ -230,9 +185,11 @@ def label_candidates(
         return 2 <= len(set(values)) <= min(CLASSES, len(values) // 2)
 
     free = [c for c in sample.values if c not in inputs and c not in sample.images]
+    scores = [c for c in free if "regression" in ask.tasks and sample.has_decimals(c)]
     signs: tuple[Callable[[str], bool], ...] = (
         lambda column: normalized_name(column) in LABELS,
         lambda column: column in sample.classes,
+        lambda column: not by_name and column in scores and normalized_name(column) in SCORES,
         lambda column: not by_name and has_few_values(column),
     )
     candidates = ([column for column in free if sign(column)] for sign in signs)
@@ -289,11 +246,6 @@ def unlabeled_columns(ask: Ask, sample: Sample, modality: Modality) -> TableColu
             f"; name one with --{modality}-column."
         )
     return TableColumns.of(image=image, **_text_roles(texts))
-
-
-def normalized_name(column: str) -> str:
-    """The name of a column as the sets of names here have it."""
-    return column.strip().casefold().replace("-", "_").replace(" ", "_")
 
 
 def _text_roles(texts: Iterable[str]) -> dict[str, str]:

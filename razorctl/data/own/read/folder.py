@@ -17,8 +17,8 @@ from razorctl import documents
 from razorctl.data.own import labels
 from razorctl.data.own.ask import STDIN, Ask, role
 from razorctl.data.own.raw import NOT_UTF8, Fault, Raw, not_utf8
-from razorctl.data.own.read.columns import SUFFIXES
 from razorctl.data.own.read.recognition import AUDIO, coco, for_other_models, refused
+from razorctl.data.own.read.sample import SUFFIXES
 from razorctl.data.own.store import text_table
 from razorctl.errors import DataError
 from razorctl.folders import spelled

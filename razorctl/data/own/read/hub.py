@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 from razorctl import hub
 from razorctl.config.registry import unknown
 from razorctl.data.own.ask import Ask
-from razorctl.data.own.fields import FIELDS
+from razorctl.data.own.fields import FIELDS, worse
 from razorctl.data.own.raw import Raw, RawStreams
 from razorctl.data.own.read import parquet, recognition
-from razorctl.data.own.read.columns import SAMPLE, Sample, TableColumns, as_trained
+from razorctl.data.own.read.columns import TableColumns, as_trained
+from razorctl.data.own.read.sample import SAMPLE, Sample
 from razorctl.errors import DataError, MissingError, RazorError, UsageError, reason_of
 from razorctl.tasks import LANGUAGE
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 PREFIX = "hf:"
 NAME = re.compile(r"hf:([\w.-]+/[\w.-]+?)(?::([\w.-]+))?")
 CARD = "README.md"
+CONVERTED = ("messages", "number")  # columns whose values rows may have otherwise
 STREAMED = 100  # rows of a stream that columns are detected from
 # The readers of `datasets` that unpack no objects of Python and no archives.
 BUILDERS = ("parquet", "arrow", "csv", "json", "imagefolder")
@@ -250,7 +252,7 @@ def _detect(
                 f"with {option}."
             )
     label = columns.get("label")
-    return columns, tuple(kinds[label].names) if label in sample.classes else None
+    return columns, tuple(kinds[label].names) if label in sample.classes else columns.class_names
 
 
 def _raw(ask: Ask, data: Mapping[str, "Dataset"], split_names: dict[str, str], folder: Path) -> Raw:
@@ -264,7 +266,7 @@ def _raw(ask: Ask, data: Mapping[str, "Dataset"], split_names: dict[str, str], f
                 f"{name_in_data} of {ask.name} has no column {absent.pop()}; name other splits."
             )
     details = columns.details
-    label = columns.get("label")
+    label = columns.get("label") or columns.get("number")
     if ask.split is None and label is not None:
         for split in [split for split in split_names if split != "train"]:
             if _without_labels(data[split], label):
@@ -287,13 +289,19 @@ def _rows(split: "Dataset", columns: TableColumns) -> "Dataset":
     import pyarrow as pa
 
     rows = split.select_columns(list(columns.renamed)).rename_columns(columns.renamed)
-    if columns.get("messages") is None:
+    names = [name for name in rows.column_names if name in CONVERTED]
+    if not names:
         return rows
-    chunks = rows.data.column("messages").chunks
-    messages = [FIELDS["messages"].of_array(chunk, Path())[0] for chunk in chunks]
-    if all(new is old for new, old in zip(messages, chunks, strict=True)):
-        return rows
-    return datasets.Dataset(pa.table({"messages": pa.chunked_array(messages)}))
+    table, faults = rows.data.table, None
+    for name in names:
+        made = [FIELDS[name].of_array(chunk, Path()) for chunk in table.column(name).chunks]
+        at = table.column_names.index(name)
+        table = table.set_column(at, name, pa.chunked_array([values for values, _ in made]))
+        found = [reason for _, reasons in made for reason in reasons or ()]
+        faults = [*map(worse, faults or found, found)] if found else faults
+    if faults is not None:
+        table = table.append_column("fault", pa.array(faults, pa.string()))
+    return datasets.Dataset(table.replace_schema_metadata())
 
 
 def _without_labels(rows: "Dataset", label: str) -> bool:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from razorctl import units
 from razorctl.data.own.fields import FIELDS, worse
 from razorctl.data.own.labels import label_text
-from razorctl.data.own.read.columns import SAMPLE, Sample, TableColumns
+from razorctl.data.own.read.columns import TableColumns
+from razorctl.data.own.read.sample import SAMPLE, Sample
 from razorctl.data.own.store import BATCH, packed, stored
 from razorctl.errors import DataError
 

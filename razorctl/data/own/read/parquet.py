@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from razorctl.data.own.fields import FIELDS, Reasons, worse
-from razorctl.data.own.read.columns import SAMPLE, Sample, TableColumns
+from razorctl.data.own.read.columns import TableColumns
+from razorctl.data.own.read.sample import SAMPLE, Sample
 from razorctl.data.own.store import BATCH, stored
 from razorctl.errors import DataError, reason_of
 

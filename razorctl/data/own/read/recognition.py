@@ -11,11 +11,11 @@ from typing import Any
 
 from razorctl import documents, models
 from razorctl.data.own.ask import Ask
-from razorctl.data.own.labels import DECIMAL
 from razorctl.data.own.read import columns
-from razorctl.data.own.read.columns import LABELS, TEXTS, Sample, TableColumns, normalized_name
+from razorctl.data.own.read.columns import LABELS, TEXTS, TableColumns
+from razorctl.data.own.read.sample import SAMPLE, Sample, normalized_name
 from razorctl.errors import UsageError
-from razorctl.tasks import Task
+from razorctl.tasks import OF_ROWS, Task
 
 AUDIO = frozenset(f".{ending}" for ending in ("wav", "flac", "mp3", "ogg", "opus", "m4a", "aac"))
 LANGUAGES = frozenset(("en", "de", "fr", "es", "it", "pt", "nl", "ru", "zh", "ja", "ar", "hi"))
@@ -37,9 +37,9 @@ def table_columns(ask: Ask, sample: Sample) -> TableColumns:
     """The task that a table is for, and the columns that it uses.
 
     A given task settles it. Otherwise conversations are for causal-lm, images with masks for
-    segmentation, what has a label for classification, and texts alone for the first task of the
-    model that models language, as far as the model is for these. If that is its most usual task,
-    only a column that is a label by name or type counts as one.
+    segmentation, what has a label for classification or regression, and texts alone for the first
+    task of the model that models language, as far as the model is for these. If that is its most
+    usual task, only a column that is a label by name or type counts as one.
     Raises what `classifier_columns` raises, and UsageError if the table does not serve the given
     task or is of one of KINDS.
     """
@@ -66,14 +66,14 @@ def table_columns(ask: Ask, sample: Sample) -> TableColumns:
             if ask.label_column is not None:
                 raise UsageError(f"{language} learns from texts alone; leave --label-column out.")
             return TableColumns.of(language, text=text)
-    if "classification" not in tasks:
+    if not {*OF_ROWS} & {*tasks}:
         raise unserved(ask, f", only the columns {', '.join(sample.values)}")
     return columns.classifier_columns(ask, sample)
 
 
 def _may_be_classes(ask: Ask, sample: Sample, text: str) -> bool:
     """Whether texts may have labels for a classifier, which the model can be."""
-    if "classification" not in ask.tasks:
+    if not {*OF_ROWS} & {*ask.tasks}:
         return False
     by_name = ask.tasks[0] == ask.language
     return bool(columns.label_candidates(ask, sample, [text], by_name=by_name))
@@ -89,6 +89,11 @@ def unserved(ask: Ask, more: str = "") -> UsageError:
         return UsageError(
             f"{name} has no images with masks, which segmentation learns from{more}; give folders "
             "images and masks, or a table with --image-column and the masks in --label-column."
+        )
+    if task in OF_ROWS:
+        return UsageError(
+            f"{name} has no label for each row, which {task} learns from{more}; give a table with "
+            "--label-column."
         )
     return UsageError(
         f"{name} has no single column or files of texts, which {task} learns from{more}; give TXT "
@@ -214,20 +219,6 @@ def _summaries(table: Table) -> Sequence[str]:
     return names if table.varied(*names) and not table.may_have_label(*names) else ()
 
 
-def _numbers(table: Table) -> Sequence[str]:
-    """A text with a decimal number, for a model that is mostly a classifier."""
-    names = table.columns_for("score|rating|similarity|similarity_score|stars")
-
-    def decimal(value: Any) -> bool:
-        whole = isinstance(value, float) and value.is_integer()
-        return (isinstance(value, float) and not whole) or bool(DECIMAL.fullmatch(str(value)))
-
-    if table.ask.tasks[0] != "classification" or not names or not table.most(names[0], decimal):
-        return ()
-    texts = [c for c in table.sample.values if table.sample.texts(c)]
-    return names if texts and not table.may_have_label(*texts, *names) else ()
-
-
 def _boxes(table: Table) -> Sequence[str]:
     image = table.images[:1]
     if not image:
@@ -287,8 +278,6 @@ KINDS = (
     Kind("prompts and answers", _varied("prompt", ANSWER), CONVERT),
     Kind("questions and answers", _varied("question|query", ANSWER), CONVERT),
     Kind("sources and targets (text to text)", _varied(SOURCE, TARGET), CONVERT),
-    Kind("texts with a decimal number each (regression)", _numbers,
-         "write classes, and name their column with --label-column"),
 )  # fmt: skip
 
 
@@ -319,7 +308,7 @@ def refuse_document(ask: Ask, file: Path) -> UsageError:
         document = document["data"]
         if any(isinstance(row, dict) and "paragraphs" in row for row in document):
             document = [{"question": "", "context": "", "answers": []}]
-    first = document[: columns.SAMPLE] if isinstance(document, list) else []
+    first = document[:SAMPLE] if isinstance(document, list) else []
     rows = [row for row in first if isinstance(row, dict)]
     names = dict.fromkeys(column for row in rows for column in row)
     values = {column: [row.get(column) for row in rows] for column in names}

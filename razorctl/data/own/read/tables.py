@@ -11,8 +11,9 @@ from razorctl.data.own import labels, rows
 from razorctl.data.own.ask import Ask, role, split_of
 from razorctl.data.own.raw import NOT_UTF8, Raw, RawStreams
 from razorctl.data.own.read import lines, parquet, recognition
-from razorctl.data.own.read.columns import SUFFIXES as IMAGE_SUFFIXES
-from razorctl.data.own.read.columns import Sample, TableColumns, as_trained, unlabeled_columns
+from razorctl.data.own.read.columns import TableColumns, as_trained, unlabeled_columns
+from razorctl.data.own.read.sample import SUFFIXES as IMAGE_SUFFIXES
+from razorctl.data.own.read.sample import Sample
 from razorctl.data.own.store import stamp
 from razorctl.errors import DataError, UsageError
 from razorctl.folders import spelled
@@ -115,7 +116,7 @@ def find(ask: Ask, candidates: Mapping[str, Sequence[Path]], *, single: bool = F
     if columns.task == "segmentation":
         class_names = [labels.class_names_in(root)]
     else:
-        class_names = [read.class_names(file, columns) for file in every]
+        class_names = [columns.class_names or read.class_names(file, columns) for file in every]
     if len(set(class_names)) > 1:
         raise DataError(
             f"the tables of {ask.name} number their classes otherwise; write them anew."
@@ -153,8 +154,8 @@ def streams(ask: Ask, tables: Tables) -> RawStreams:
     from pyarrow import Table
 
     columns = tables.columns
-    ask.check_streamed_splits(tables.files)
     ask.check_streamed_task(columns.task)
+    ask.check_streamed_splits(tables.files)
     label_rows = {
         split: Dataset(Table.from_arrays([_labels(tuple(part), columns, stamp(part))], ["label"]))
         for split, part in tables.files.items()

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from razorctl.data.own.ask import STDIN, Ask, role, split_of
 from razorctl.data.own.raw import Raw, not_utf8
-from razorctl.data.own.read.columns import SUFFIXES as IMAGES
 from razorctl.data.own.read.lines import decoded
+from razorctl.data.own.read.sample import SUFFIXES as IMAGES
 from razorctl.data.own.store import packed, stored, text_table
 from razorctl.errors import DataError
 from razorctl.folders import spelled

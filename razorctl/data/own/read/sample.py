@@ -1,0 +1,91 @@
+"""The first rows of a table, by which its columns are detected."""
+
+import math
+import os
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+IMAGES = frozenset(
+    {"image", "images", "img", "file", "file_name", "filename", "path", "filepath", "file_path"}
+    | {f"{what}_{of}" for what in ("image", "img") for of in ("path", "file", "name")}
+)
+SUFFIXES = frozenset(
+    f".{ending}"
+    for ending in (
+        *("jpg", "jpeg", "jpe", "jfif", "png", "webp", "avif", "bmp", "gif", "tif", "tiff", "tga"),
+        *("ppm", "pgm", "pbm", "pnm", "jp2"),
+    )
+)
+SAMPLE = 1000  # rows that columns are detected from
+LOOKED_UP = 50  # values of a column that are looked up as files
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The first rows of a table: column -> values, and the columns whose type says what they are.
+
+    images: columns of images, whose values may be left out. classes: columns of numbered classes.
+    root: the folder that paths of images are relative to, None if they are no files.
+    """
+
+    values: Mapping[str, Sequence[Any]]
+    images: frozenset[str] = frozenset()
+    classes: frozenset[str] = frozenset()
+    root: Path | None = None
+
+    def present(self, column: str) -> list[Any]:
+        """The values of a column that are not empty."""
+        return [value for value in self.values[column] if value not in (None, "")]
+
+    def texts(self, column: str) -> list[str]:
+        """The values of a column of text that are not empty; none if most have another type."""
+        values = self.present(column)
+        texts = [value for value in values if isinstance(value, str)]
+        return texts if 2 * len(texts) > len(values) else []
+
+    def has_decimals(self, column: str) -> bool:
+        """Whether half of the values of a column or more are numbers, one of them no whole one."""
+        values = self.present(column)
+        numbers = [number for number in map(_number, values) if number is not None]
+        return 2 * len(numbers) >= len(values) and not all(map(float.is_integer, numbers))
+
+    def has_images(self, column: str, names: Collection[str] = IMAGES) -> bool:
+        """Whether a column has images, or most of its values are paths of images.
+
+        names: those of columns whose images may all be missing.
+        """
+        paths = self.texts(column)[:LOOKED_UP]
+        if column in self.images or self.root is None or not paths:
+            return column in self.images
+        endings = [Path(path).suffix.casefold() in SUFFIXES for path in paths]
+        if normalized_name(column) in names and all(endings):
+            return True
+        files = [
+            is_image and os.path.isfile(self.root / path)  # noqa: PTH113
+            for is_image, path in zip(endings, paths, strict=True)
+        ]
+        return 2 * sum(files) >= len(paths)
+
+    def image_columns(self, taken: Collection[str] = ()) -> list[str]:
+        """The columns of images beside those in `taken`; only those of their type, if any are."""
+        free = [column for column in self.values if column not in taken]
+        typed = [column for column in free if column in self.images]
+        return typed or [column for column in free if self.has_images(column)]
+
+
+def _number(value: Any) -> float | None:
+    """The finite number that a value is, or that a text stands for; None if it is none."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    with suppress(ValueError, OverflowError):
+        number = float(value)
+        return number if math.isfinite(number) else None
+    return None
+
+
+def normalized_name(column: str) -> str:
+    """The name of a column as the sets of names here have it."""
+    return column.strip().casefold().replace("-", "_").replace(" ", "_")

@@ -1,0 +1,147 @@
+"""Labels that are no single classes: what is read from every kind of file, and bad ones."""
+
+import json
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+
+from razorctl import data
+from razorctl.data.own import whole
+from razorctl.errors import DataError, RazorError, UsageError
+from razorctl.job import Job
+from tests import local_hub
+from tests.own import picture
+
+TEXTS = [f"a text of {i} words" for i in range(12)]
+NUMBERS = [i / 3 for i in range(12)]
+
+
+def written(columns, kind="jsonl", name="a"):
+    """A file with these columns."""
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    file = Path(f"{name}.{kind}")
+    if kind == "jsonl":
+        file.write_text("\n".join(map(json.dumps, rows)))
+    elif kind == "csv":
+        lines = [",".join(json.dumps(value) for value in row.values()) for row in rows]
+        file.write_text("\n".join([",".join(columns), *lines]) + "\n")
+    else:
+        Dataset.from_list(rows).to_parquet(file)
+    return str(file)
+
+
+def loaded(hub, columns, kind, **settings):
+    """The source and the splits of a file of a kind, or of a set of the hub."""
+    name = written(columns, "parquet" if kind == "hub" else kind)
+    if kind == "hub":
+        rows = Dataset.from_dict(columns)
+        local_hub.cache(hub, "dataset", "some/set", lambda to: rows.to_parquet(to / "a.parquet"))
+        name = "hf:some/set"
+    source = data.of(Job("bert-base", name, **settings))
+    return source, source.load()
+
+
+def labels(splits):
+    """Text -> label, of all rows."""
+    return {row["text"]: row["label"] for part in splits.parts.values() for row in part}
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "hub"])
+def test_numbers(kind, hub):
+    source, splits = loaded(hub, {"text": TEXTS, "score": NUMBERS}, kind)
+    assert (source.task, source.classes, source.modality) == ("regression", 1, "text")
+    assert source.details[1] == "for regression: score"
+    assert splits.classes == ("score",)
+    assert labels(splits) == pytest.approx(dict(zip(TEXTS, NUMBERS, strict=True)))
+    assert (len(splits.train), len(splits.validation)) == (11, 1)
+
+
+def test_whole_numbers_are_classes_unless_a_task_is_given(hub):
+    columns = {"text": TEXTS, "label": [1, 2, 3] * 4}
+    assert loaded(hub, columns, "csv")[0].task == "classification"
+    source, splits = loaded(hub, columns, "csv", task="regression")
+    assert source.task == "regression"
+    assert labels(splits) == dict(zip(TEXTS, [1.0, 2.0, 3.0] * 4, strict=True))
+
+
+def test_other_labels_are_other_data(hub):
+    digests = [
+        loaded(hub, {"text": TEXTS, "score": values}, "csv")[1].digests
+        for values in (NUMBERS, [*NUMBERS[:-1], 9.25])
+    ]
+    assert digests[0] != digests[1]
+
+
+def test_numbers_of_images():
+    paths = [str(picture(Path(f"{i}.png"), 9 * i)) for i in range(12)]
+    name = written({"image": paths, "age": NUMBERS}, "csv")
+    source = data.of(Job("vit-micro", name, label_column="age"))
+    assert (source.task, source.modality) == ("regression", "image")
+    assert source.load().train[3]["label"] == pytest.approx(1)
+
+
+def test_rows_of_other_data_for_a_run():
+    """A run of numbers is evaluated on whole ones, too, whatever their column is called."""
+    name = written({"text": TEXTS, "stars": [1, 2, 3] * 4}, "csv")
+    job = Job("bert-base", name, task="regression", label_column="stars")
+    rows, split, skipped = whole.labeled(job, "text", ["score"])
+    assert (rows["label"][:], split, skipped) == ([1.0, 2.0, 3.0] * 4, None, ())
+
+
+REGRESSION = {"task": "regression"}
+BAD = {
+    "words among numbers": ([*NUMBERS[:3], "good"], {}, "line 5 (the label 'good' is no number)"),
+    "a number that is none": ([*NUMBERS[:3], "nan"], {}, "line 5 (the label nan is not finite)"),
+    "an infinite number": ([*NUMBERS[:3], "inf"], {}, "line 5 (the label inf is not finite)"),
+    "no number": ([*NUMBERS[:3], ""], {}, "a.csv, line 5 (no label)"),
+    "truth": ([*NUMBERS[:3], "true"], {}, "the label 'true' is no number"),
+    "words": (["a", "b", "c", "d"], REGRESSION, "has 4 bad rows: a.csv, line 2 (the label 'a'"),
+    "one number": ([0.5] * 4, {}, "have the label 0.5; a regression needs two or more"),
+    "classes": (NUMBERS[:4], {"task": "classification"}, "--task regression), not classes"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_numbers(case):
+    values, settings, said = BAD[case]
+    name = written({"text": TEXTS[: len(values)], "label": values}, "csv")
+    with pytest.raises(DataError) as error:
+        data.of(Job("bert-base", name, **settings)).load()
+    assert said in str(error.value)
+
+
+def test_bad_numbers_are_left_out_if_asked(caplog):
+    name = written({"text": TEXTS, "score": [*NUMBERS[:-1], "bad"]}, "csv")
+    splits = data.of(Job("bert-base", name, skip_bad=True)).load()
+    assert splits.skipped == ("a.csv, line 13 (the score 'bad' is no number)",)
+    assert len(splits.train) == 10
+
+
+def test_large_numbers_are_noted():
+    name = written({"text": TEXTS, "price": [1000.5 * i for i in range(12)]}, "csv")
+    (note,) = data.of(Job("bert-base", name, label_column="price")).load().notes
+    assert "between 0 and 11,005" in note or "between 1,000.5 and 11,005" in note
+
+
+REFUSED = {
+    "smoothing": ({"label_smoothing": 0.1}, "a.csv is for regression; leave it out"),
+    "mixup": ({"mixup": 0.1, "model": "vit-micro"}, "vit-micro takes images, and a.csv has texts"),
+    "metric": ({"metric": "f1"}, "unknown metric of regression 'f1'"),
+    "streaming": ({"streaming": True}, "is for regression, which reads it whole"),
+    "a model of other tasks": ({"task": "segmentation"}, "no images with masks"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_numbers_have_no_use_for(case):
+    settings, said = REFUSED[case]
+    name = written({"text": TEXTS, "score": NUMBERS}, "csv")
+    with pytest.raises(UsageError, match=said.replace("(", r"\(")):
+        data.check(Job(**{"model": "bert-base", "dataset": name, **settings}))
+
+
+def test_folders_have_no_numbers():
+    picture(Path("d/a/1.png"))
+    with pytest.raises(RazorError, match="d has no label for each row, which regression learns"):
+        data.of(Job("vit-micro", "d", task="regression"))
