@@ -137,10 +137,11 @@ def _results(returned: Sequence[Any], sources: Sequence[FakeTensor]) -> list[_Re
     return results
 
 
-def _alone(tensor: Tensor, others: Sequence[Tensor]) -> bool:
+def _alone(tensor: Tensor, others: Sequence[Any]) -> bool:
     """Whether a tensor has a storage of its own, and no more of it than it needs."""
     key = storage_key(tensor)
-    shared = sum(other is not None and storage_key(other) == key for other in others) > 1
+    tensors = (other for other in others if isinstance(other, Tensor))
+    shared = sum(storage_key(other) == key for other in tensors) > 1
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     size = (1 + sum((n - 1) * step for n, step in steps)) * (tensor.numel() > 0)
     whole = tensor.untyped_storage().nbytes() == size * tensor.itemsize

@@ -2,3 +2,15 @@
 
 The kernels of an op are in the files of the same name in `cpu` and `triton`.
 """
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+from razorctl.ops import kernels
+
+# All ops come before any kernel, since the kernels of one file use other ones and their ops.
+_FILES = [f"{__name__}.{file.name}" for file in iter_modules(__path__) if not file.ispkg]
+for _file in _FILES:
+    import_module(_file)
+for _file in _FILES:
+    kernels.attach(_file)

@@ -6,7 +6,6 @@ Forward: y = f(x), and a copy of x [rows, columns]. Backward: dx = f'(x) dy for 
 import torch
 from torch import Tensor
 
-from razorctl.ops import kernels
 from razorctl.ops.functions import FUNCTIONS
 from razorctl.ops.int8 import empty_rows, int8_rows
 from razorctl.ops.op import FewBitCopy, Fused, op
@@ -58,6 +57,3 @@ def activation_grad_int8(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`int8.int8_rows` of the result of `activation_grad`."""
     return int8_rows.body(activation_grad.body(dy, copy, function))
-
-
-kernels.attach(__name__)

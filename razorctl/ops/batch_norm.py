@@ -8,7 +8,6 @@ dx = rstd weight (dy - dbias / n - x_hat dweight / n).
 import torch
 from torch import Tensor
 
-from razorctl.ops import kernels
 from razorctl.ops.images import dequantize_images
 from razorctl.ops.op import FewBitCopy, op
 
@@ -40,6 +39,3 @@ def batch_norm_grad(
     by = (rstd if weight is None else rstd * weight).view(shape)
     dx = x_hat.mul_(slope).neg_().add_(wide).sub_(mean).mul_(by).to(dy.dtype)
     return dx, dw.to(rstd.dtype), db.to(rstd.dtype)
-
-
-kernels.attach(__name__)

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from razorctl.ops import kernels
 from razorctl.ops.op import Fused, op
 
 
@@ -18,6 +17,3 @@ def column_norms(x: Tensor) -> Tensor:
     dtype = torch.promote_types(x.dtype, torch.float32)
     norms: Tensor = torch.linalg.vector_norm(x, dim=0, dtype=dtype)
     return norms
-
-
-kernels.attach(__name__)

@@ -5,7 +5,6 @@ Forward: y = f(gate) up. Backward: dgate = f'(gate) up dy, dup = f(gate) dy, all
 
 from torch import Tensor
 
-from razorctl.ops import kernels
 from razorctl.ops.functions import FUNCTIONS
 from razorctl.ops.op import Fused, op
 
@@ -25,6 +24,3 @@ def gated_grad(dy: Tensor, gate: Tensor, up: Tensor, function: str) -> tuple[Ten
     """
     f = FUNCTIONS[function]
     return f.backward(dy * up, gate), f.forward(gate).mul_(dy)
-
-
-kernels.attach(__name__)

@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from razorctl.ops import kernels
 from razorctl.ops.chunks import chunks
 from razorctl.ops.int8 import LEVELS, int8_rows
 from razorctl.ops.op import Fused, op
@@ -185,6 +184,3 @@ def int8_linear(
     if right is not None:
         left = torch.ones_like(scale).squeeze(1)
     return scaled_gemm(codes, outputs, scale, out_scale, dtype, left, right)
-
-
-kernels.attach(__name__)

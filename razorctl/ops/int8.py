@@ -150,6 +150,3 @@ def balance(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     for rows in chunks(codes):
         balanced[rows] = codes[rows].to(share.dtype).mul_(share[rows]).round_()
     return transposed(balanced), share * most
-
-
-kernels.attach(__name__)

@@ -10,7 +10,6 @@ unpacked, and one pass over them is enough.
 import torch
 from torch import Tensor
 
-from razorctl.ops import kernels
 from razorctl.ops.functions import FUNCTIONS, applied
 from razorctl.ops.int8 import LEVELS, empty_transposed, inverse, transposed
 from razorctl.ops.op import FewBitCopy, Fused, op
@@ -72,6 +71,3 @@ def int8_operand(
             values = applied(function, values).mul_(factor)
         codes[part.rows] = values.mul_(relative[part.rows]).round_()
     return transposed(codes), reach / LEVELS * most, center
-
-
-kernels.attach(__name__)

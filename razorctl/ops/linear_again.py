@@ -11,7 +11,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from razorctl.ops import kernels
 from razorctl.ops.functions import applied
 from razorctl.ops.gemm import COPY_ROWS, part_rows, scaled_gemm
 from razorctl.ops.int8 import int8_rows, inverse, scale_of
@@ -138,6 +137,3 @@ def linear_copy_again(
         return quantize.body(y.clamp_(-limit(dtype), limit(dtype)), BITS, COPY_ROWS)
 
     return copied(codes, rows, len(weight), part_rows(len(weight), COPY_ROWS), copy_of)
-
-
-kernels.attach(__name__)

@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from razorctl.ops import kernels
 from razorctl.ops.op import op
 
 BYTES = 2**28  # of the logits of a part in single precision
@@ -114,6 +113,3 @@ def linear_cross_entropy(
             dw += (grad.t() @ x[rows]).to(dw.dtype)
         del grad  # before the next logits are made
     return losses, dx, dw, db if bias is None else db.to(bias.dtype)
-
-
-kernels.attach(__name__)

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from razorctl.ops import kernels
 from razorctl.ops.int8 import balance, empty_transposed, int8_columns, transposed
 from razorctl.ops.int8_operand import int8_operand
 from razorctl.ops.op import FewBitCopy, Fused, op
@@ -74,6 +73,3 @@ def linear_operands(
     if weight is None:
         return balanced, x, x_scale, center, dy.new_empty(0), x_scale.new_empty(0)
     return balanced, x, x_scale, center, *int8_columns.body(weight)
-
-
-kernels.attach(__name__)

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from razorctl.ops import kernels
 from razorctl.ops.int8 import empty_rows, int8_rows
 from razorctl.ops.op import FewBitCopy, Fused, op
 from razorctl.ops.quantize import dequantize, empty_copy, quantize
@@ -279,6 +278,3 @@ def norm_grad_int8(
     """The results of `norm_grad`, followed by `int8.int8_rows` of its dx."""
     dx, dweight, dbias = norm_grad.body(dy, copy, weight, rstd, centers, residual)
     return dx, dweight, dbias, *int8_rows.body(dx)
-
-
-kernels.attach(__name__)

@@ -9,7 +9,6 @@ z_hat = (z - sum_mean) sum_rstd. Neither z nor z_hat exists as a whole.
 
 from torch import Tensor
 
-from razorctl.ops import kernels
 from razorctl.ops.op import FewBitCopy, Fused, op
 from razorctl.ops.quantize import dequantize, empty_copy, quantize
 
@@ -45,6 +44,3 @@ def norm_again(
     x = x if mean is None else x.add_(mean)
     x.add_(f) if gamma is None else x.addcmul_(f.to(x.dtype), gamma.to(x.dtype))
     return quantize.body(x, BITS, copy.tile_rows, sum_mean, sum_rstd)
-
-
-kernels.attach(__name__)

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from razorctl.ops import kernels
 from razorctl.ops.op import op
 
 BYTES = 2**28  # of the upsampled logits of a part in single precision, if an image is not larger
@@ -92,6 +91,3 @@ def pixel_cross_entropy(
         dx[part] = upsample_backward(logits, size, x[part].shape, align_corners, *scales)
         del logits  # before the next are made
     return losses, dx
-
-
-kernels.attach(__name__)

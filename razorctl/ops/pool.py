@@ -9,7 +9,6 @@ import math
 import torch
 from torch import Tensor
 
-from razorctl.ops import kernels
 from razorctl.ops.images import memory_format
 from razorctl.ops.op import op
 from razorctl.ops.packing import BITS, pack, packed_bytes, unpack
@@ -114,6 +113,3 @@ def max_pool_grad(
 
 def _pairs(geometry: list[int]) -> list[list[int]]:
     return [geometry[i : i + 2] for i in (0, 2, 4, 6)]
-
-
-kernels.attach(__name__)

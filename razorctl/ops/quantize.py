@@ -14,7 +14,6 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from razorctl.ops import kernels
 from razorctl.ops.chunks import RowPart, parts
 from razorctl.ops.op import FewBitCopy, Fused, op
 from razorctl.ops.packing import packed_bytes, packed_of, unpacked
@@ -180,6 +179,3 @@ def widened(codes: Tensor, offset: Tensor, scale: Tensor, part: RowPart) -> Tens
     """offset + scale * code for the codes of a part."""
     o, s = offset[part.tiles].unsqueeze(1), scale[part.tiles].unsqueeze(1)
     return torch.addcmul(o, in_tiles(codes.to(s.dtype), part), s).flatten(0, 1)
-
-
-kernels.attach(__name__)

@@ -10,7 +10,6 @@ import math
 import torch
 from torch import Tensor
 
-from razorctl.ops import kernels
 from razorctl.ops.op import Fused, op
 
 GOLDEN = (math.sqrt(5) - 1) / 2
@@ -82,6 +81,3 @@ def project(log_w: Tensor, total: float, p_min: float) -> Tensor:
     if not len(log_w) * p_min <= total <= len(log_w):
         raise ValueError(f"no p in [{p_min}, 1] of size {len(log_w)} sums to {total}")
     return projected(log_w, total, p_min)
-
-
-kernels.attach(__name__)

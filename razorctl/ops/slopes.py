@@ -8,7 +8,6 @@ import math
 import torch
 from torch import Tensor
 
-from razorctl.ops import kernels
 from razorctl.ops.op import op
 from razorctl.ops.topk import empty_bits, pack_bits, unpack_bits
 
@@ -36,6 +35,3 @@ def slope_grad(dy: Tensor, bits: Tensor, inside: float, outside: float) -> Tenso
     first = dy if inside == 1 else dy * inside
     second = dy * outside if outside else dy.new_zeros(())
     return torch.where(unpack_bits(bits, dy.numel()).view(dy.shape), first, second)
-
-
-kernels.attach(__name__)

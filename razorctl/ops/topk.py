@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from razorctl.ops import kernels
 from razorctl.ops.op import Fused, op
 
 CHUNK = 1 << 21  # elements; a multiple of 8. Temporaries take some 40 bytes for each
@@ -157,6 +156,3 @@ def topk_unpack(values: Tensor, bitmap: Tensor, shape: list[int]) -> Tensor:
         start = place[-1] + 1
         torch.where(mask, values[place.clamp_(min=0)], values.new_zeros(()), out=part)
     return dense
-
-
-kernels.attach(__name__)

@@ -6,7 +6,6 @@ the copy.
 
 from torch import Tensor
 
-from razorctl.ops import kernels
 from razorctl.ops.functions import applied
 from razorctl.ops.op import FewBitCopy, op
 from razorctl.ops.packing import unpacked
@@ -25,6 +24,3 @@ def linear_weight_grad(dy: Tensor, copy: FewBitCopy, function: str | None) -> Te
         values = widened(codes, offset, scale, part).to(dy.dtype)
         x[part.rows] = applied(function, values)
     return dy.T @ x
-
-
-kernels.attach(__name__)

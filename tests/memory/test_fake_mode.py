@@ -85,3 +85,12 @@ def test_an_operation_on_another_size_is_another():
             assert (x.long() * 2).dtype == torch.int64
             assert (x.long() * 2.0).dtype == torch.float32
             assert x.resize_(rows + 1, 4).shape == (rows + 1, 4)
+
+
+def test_an_operation_may_return_numbers():
+    """As fused attention on a card does, whose results are not all tensors."""
+    with TraceMode():
+        q = torch.empty(1, 2, 8, 16)
+        output, *others = torch.ops.aten._scaled_dot_product_flash_attention(q, q, q)
+    assert output.shape == q.shape
+    assert int in map(type, others)

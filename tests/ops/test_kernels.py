@@ -1,6 +1,9 @@
 """Tests of the choice of the kernel of an op, and of its device."""
 
+import subprocess
+import sys
 from contextlib import contextmanager, nullcontext
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
@@ -183,3 +186,19 @@ def test_a_failed_kernel_is_named(monkeypatch):
     kernels._failed.clear()
     assert state == "fused kernels, by Triton, but PyTorch operations for topk_pack"
     assert outcomes == {"draw": None, "topk_pack": "why"}
+
+
+ON_A_CARD = """
+import importlib, torch
+torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
+importlib.import_module("razorctl.ops.gemm")
+from razorctl.ops import kernels, op
+assert not kernels._off, kernels._off
+counted = {name for name, each in op.OPS.items() if each.fused}
+assert counted <= {name for name, each in op.OPS.items() if "cuda" in each.kernels}
+"""
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+def test_a_card_has_a_kernel_for_each_op_that_plans_count_one_for():
+    subprocess.run([sys.executable, "-c", ON_A_CARD], check=True)

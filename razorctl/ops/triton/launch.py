@@ -136,7 +136,7 @@ def launch(kernel: Kernel, grid: tuple[int, ...], *args: Any, **settings: Any) -
     if len(kernel.plans) >= MOST_PLANS:
         kernel.plans.clear()
     constants = tuple(settings[name] for name in kernel.arg_names[len(args) :])
-    kernel.plans[key] = compiled[grid], constants
+    kernel.plans[key] = compiled[(*grid, 1, 1)[:3]], constants  # which takes all three numbers
 
 
 def cdiv(count: int, size: int) -> int:
