@@ -49,7 +49,7 @@ class CodeAgain(Code):
 
     def unpack(self, kept: KeptByCode) -> Tensor:
         if kept.number not in self.kept:
-            (inputs,) = saved(self.keeper)
+            (inputs,) = saved(self.keeper.grad_fn)
             self.again(inputs)
         if kept.number not in self.kept:
             raise self.differs()
