@@ -167,11 +167,11 @@ def traces(tmp_path_factory):
 
     Processes that tests start find the compiled kernels of this one there.
     """
-    from razorctl.ops.cpu import build
+    from razorctl import c_kernels
 
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "traces"
-    if library := build.built().path:
+    if library := c_kernels.built().path:
         kernels = folder / "razorctl" / "kernels"
         kernels.mkdir(mode=0o700, parents=True, exist_ok=True)
         shutil.copy(library, kernels)

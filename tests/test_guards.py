@@ -21,7 +21,7 @@ PACKAGE = Path(__file__).parents[1] / "razorctl"
 # From the bottom; what stands in one line knows nothing of each other.
 FLOORS = (
     ("errors", "folders", "hush", "tasks", "units", "version"),
-    ("documents",),
+    ("c_kernels", "documents"),
     ("methods", "ops", "spans"),
     ("config", "defaults", "hub", "processes", "sampling"),
     ("devices", "job", "rules"),

@@ -216,8 +216,8 @@ def _run_grid(
     """Runs the methods on a model and a data set; `options` are keywords of `Grid`."""
     if options["resume"] and options["out"] is None:
         raise UsageError("there is nothing to resume; name the comparison with --out.")
+    from razorctl import c_kernels
     from razorctl.cli import effects, planning
-    from razorctl.ops.cpu import build
     from razorctl.recipe import Recipe
     from razorctl.training.comparing.budget import parse_seconds
 
@@ -225,7 +225,7 @@ def _run_grid(
     options["seconds"] = None if budget is None else parse_seconds(budget)
     job = settings.job
     planning.check_data(job)
-    build.start(options["device"])
+    c_kernels.start(options["device"])
     with views.status(f"preparing to compare on {job.model} and {job.dataset}"):
         from razorctl.cli import progress
         from razorctl.training.comparing.grid import Grid

@@ -88,11 +88,11 @@ def finetune(
     Trackers get losses, learning rates and evaluations. TensorBoard and wandb
     write into the run directory; with WANDB_MODE=offline nothing leaves it.
     """
+    from razorctl import c_kernels
     from razorctl.cli.views import finetune as view
-    from razorctl.ops.cpu import build
 
     with processes.connected(device):
-        build.start(device)
+        c_kernels.start(device)
         settled = processes.of_first(
             lambda: _settle(
                 ctx,

@@ -158,8 +158,10 @@ class LinearFunction(torch.autograd.Function):
         save(ctx, weight if ctx.needs_input_grad[0] else None, packed)
         if int8 is None:
             y = layer.product(x, weight, bias)
+            if torch.compiler.is_compiling() or not y._is_view():
+                return y
             # torch refuses changes in place of a view that a function of ours returned.
-            return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y
+            return torch.ops.aten._unsafe_view(y, y.shape)
         with no_autocast(x.device):
             y = int8_linear(int8, layer.matrix(weight), bias, x.dtype)
         # Not a view of y, as the stock output is none: attention finds q, k, v by what they view.

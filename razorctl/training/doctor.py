@@ -24,11 +24,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from razorctl import folders, hub, units
+from razorctl import c_kernels, folders, hub, units
 from razorctl.errors import first_line
 from razorctl.job import Job, settle_precision
 from razorctl.ops import kernels
-from razorctl.ops.cpu import build
 from razorctl.ops.cpu.gemm import makes_products
 from razorctl.planning import detect
 from razorctl.recipe import Recipe
@@ -114,7 +113,7 @@ def _cpu() -> Iterator[Check]:
     if not kernels.wanted():
         yield _turned_off("cpu")
         return
-    built = build.built()
+    built = c_kernels.built()
     mend = None if built.path else "install gcc or clang, or name a compiler with CC"
     yield Check("cpu", "C compiler", "ok" if built.path else "note", built.why, mend)
 

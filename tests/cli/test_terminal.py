@@ -14,14 +14,13 @@ import pytest
 from rich.table import Table
 from typer.testing import CliRunner
 
-from razorctl import processes
+from razorctl import c_kernels, processes
 from razorctl.cli import predict as predicting
 from razorctl.cli.app import _uncaught, app
 from razorctl.cli.views import common as views
 from razorctl.cli.views import predict as view
 from razorctl.cli.views import terminal
 from razorctl.errors import UsageError
-from razorctl.ops.cpu import build
 from tests.cli.commands import PLANNED, QUICK, finetune, razorctl
 from tests.own import photos
 
@@ -166,8 +165,8 @@ def test_a_terminal_of_no_columns():
 
 def test_an_open_quotation_names_no_compiler(monkeypatch):
     monkeypatch.setenv("CC", "'")
-    found = build.compiler()
-    assert found is None or found[0] in build.COMPILERS
+    found = c_kernels.compiler()
+    assert found is None or found[0] in c_kernels.COMPILERS
 
 
 def test_closed_streams(monkeypatch):

@@ -143,12 +143,14 @@ def _chosen(card: str) -> dict[str, str]:
 
 def _stored() -> dict[str, dict[str, str]]:
     """Card -> key -> way on disk; empty if the file cannot be read or is not valid."""
-    return documents.read_cached(_file(), dict[str, dict[str, str]]) or {}
+    with suppress(ModuleNotFoundError):  # of pydantic, where razorctl is not installed
+        return documents.read_cached(_file(), dict[str, dict[str, str]]) or {}
+    return {}
 
 
 def _store(card: str, key: str, way: str) -> None:
     """Adds a choice to the file, atomically; if it cannot be written, only the process keeps it."""
-    with suppress(OSError):
+    with suppress(OSError, ModuleNotFoundError):
         choices, file = _stored(), _file()
         choices.setdefault(card, {})[key] = way
         file.parent.mkdir(parents=True, exist_ok=True)

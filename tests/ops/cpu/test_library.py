@@ -6,11 +6,12 @@ from ctypes import POINTER, c_float, c_int, c_int64, c_void_p
 import pytest
 import torch
 
-from razorctl.ops.cpu import build, library
+from razorctl import c_kernels
+from razorctl.ops.cpu import library
 from razorctl.ops.functions import NUMBERS
 
-HEADER = (build.SOURCES / "common.h").read_text("utf-8")
-SOURCES = "\n".join(path.read_text("utf-8") for path in build.SOURCES.glob("*.c"))
+HEADER = (c_kernels.SOURCES / "common.h").read_text("utf-8")
+SOURCES = "\n".join(path.read_text("utf-8") for path in c_kernels.SOURCES.glob("*.c"))
 
 
 def members(kind: str, source: str) -> list[str]:
