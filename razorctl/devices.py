@@ -9,16 +9,16 @@ from razorctl.errors import UsageError
 def find(name: torch.device | str | None) -> torch.device:
     """The device of that name; None is CUDA if available, else the CPU.
 
-    CUDA is the card of this process, if torchrun has started one for each card. Raises UsageError
-    if the device cannot be used.
+    CUDA is the card of this process, if torchrun has started one for each card, else the current
+    one; the device has its number, which some calls of torch need. Raises UsageError if the device
+    cannot be used.
     """
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if str(name) == "cuda" and processes.count() > 1:
         name = f"cuda:{processes.local_rank()}"
     try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
+        device = torch.empty(0, device=torch.device(name)).device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise UsageError(f"device {str(name)!r} cannot be used ({reason}); try cpu.") from None

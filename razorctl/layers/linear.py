@@ -161,7 +161,8 @@ class LinearFunction(torch.autograd.Function):
             if torch.compiler.is_compiling() or not y._is_view():
                 return y
             # torch refuses changes in place of a view that a function of ours returned.
-            return torch.ops.aten._unsafe_view(y, y.shape)
+            whole: Tensor = torch.ops.aten._unsafe_view(y, y.shape)
+            return whole
         with no_autocast(x.device):
             y = int8_linear(int8, layer.matrix(weight), bias, x.dtype)
         # Not a view of y, as the stock output is none: attention finds q, k, v by what they view.

@@ -193,15 +193,17 @@ class Memo:
         """
         if not self.derives:
             return ()
-        offers: dict[int, Derived | None] = {}
+        offers: list[tuple[Tensor, Derived | None]] = []  # of bases, found by what they are
         derived: list[Derived] = []
         for x in views:
             base, copy = x, self._get(self._derived, x, DERIVED, by)
             if copy is None and x._base is not None:
                 base = x._base
-                if id(base) not in offers:  # a layer finds the copy of a tensor once
-                    offers[id(base)] = self._of_base(base, by)
-                copy = offers[id(base)]
+                found = [offer for other, offer in offers if other is base]
+                if not found:  # a layer finds the copy of a tensor once
+                    found = [self._of_base(base, by)]
+                    offers.append((base, *found))
+                (copy,) = found
             if copy is None:
                 return ()
             if base is not x:

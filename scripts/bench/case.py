@@ -21,12 +21,15 @@ from pages import Row, figures
 from peaks import allocated_on_cpu, peak_bytes
 from record import Attempts
 from torch import Tensor, nn
+from torch.amp import GradScaler
 
 from razorctl import Recipe, saved_bytes, sparsify
+from razorctl.job import Job
 from razorctl.memory.saved import kept_storages, run_forward
 from razorctl.methods import METHODS
 from razorctl.ops import kernels
 from razorctl.training.compiled import compiler_settings
+from razorctl.training.cuda_graphs import WARM_UPS, CapturedPasses
 
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
 # Relative distance between kernels that round differently; stored attention is one of them.
@@ -58,13 +61,15 @@ class Workload:
 class Case:
     """How a step runs.
 
-    rows: of a micro-batch; None: of the whole batch. budget: `activation_memory_budget`, for
-    compiled cases. exact: whether the forward pass is that of full by contract.
+    rows: of a micro-batch; None: of the whole batch. graphs: whether the passes that are timed are
+    captured as CUDA graphs. budget: `activation_memory_budget`, for compiled cases. exact: whether
+    the forward pass is that of full by contract.
     """
 
     recipe: Recipe = FULL
     rows: int | None = None
     compiled: bool = False
+    graphs: bool = False
     budget: float = 1.0
     exact: bool = True
 
@@ -192,22 +197,36 @@ class Bench:
         most = allocated_on_cpu(partial(self.step, run, model, optimizer))
         return most + sum(t.untyped_storage().nbytes() for t in resident)
 
-    def step(self, run: Run, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self.gradients(run, model)
+    def step(
+        self,
+        run: Run,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        captured: CapturedPasses | None = None,
+    ) -> None:
+        if captured is None:
+            self.gradients(run, model)
+        else:
+            job = Job(self.workload.model, "random", precision=run.precision)  # type: ignore[arg-type]
+            captured(model, _loss, (self.x, self.labels, None), job, GradScaler(enabled=False))
         optimizer.step()
         optimizer.zero_grad()
 
     def time(self, run: Run) -> None:
-        """Runs one turn of a case: a warm-up step, then the timed steps."""
+        """Runs one turn of a case: warm-up steps, then the timed steps."""
         wait = torch.cuda.synchronize if self.device.type == "cuda" else lambda: None
         steps, optimizer = self.workload.steps, SGD(self.full.parameters())
+        captured = CapturedPasses() if run.case.graphs else None
         with self.running(run) as model:
-            self.step(run, model, optimizer)
+            for _ in range(1 if captured is None else WARM_UPS + 1):
+                self.step(run, model, optimizer, captured)
             wait()
             start = time.perf_counter()
             for _ in range(steps):  # the host may run ahead, as it does in training
-                self.step(run, model, optimizer)
+                self.step(run, model, optimizer, captured)
             wait()
+            if captured is not None and not captured.works:
+                raise RuntimeError("the passes could not be captured")
             if failed := kernels.replaced():  # what would be timed is the way around them
                 raise RuntimeError(f"kernels failed: {', '.join(op for op, _ in failed)}")
             run.seconds.append((time.perf_counter() - start) / steps)
@@ -300,6 +319,10 @@ def _compiled(model: nn.Module) -> nn.Module:
     # A backend of its own: Dynamo would take what it compiled for an equal model and backend.
     compiled = torch.compile(model, fullgraph=True, backend=lambda *graph: inductor(*graph))
     return compiled  # type: ignore[return-value]
+
+
+def _loss(model: nn.Module, inputs: Tensor, labels: Tensor, reduction: str) -> Tensor:
+    return F.cross_entropy(model(inputs), labels, reduction=reduction)
 
 
 def _distance(ours: Tensor, theirs: Tensor) -> float:

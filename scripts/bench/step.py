@@ -7,7 +7,8 @@ CUDA device it is of ViT-B/16, batch 128, in bf16 and fp32; on a CPU of ViT-S/16
 Cases take turns on one set of weights; ratios to full are medians over the turns, and those of
 compiled cases to compiled full too. Compiled are whole models, by torch.compile, in the first
 precision alone; `activation_memory_budget` is what torch.compile may keep, as a share of what it
-would. Of micro-batches those are taken too that have razor's peak, or less.
+would. Of micro-batches those are taken too that have razor's peak, or less. CUDA graphs are tried
+on CUDA alone; of a case with them only the time and its peak are taken with graphs.
 
 The peak is measured on CUDA. On a CPU it is traced, that of compiled cases measured; the two agree
 (tests/test_step.py). The script writes results/step_DEVICE.json after every turn of a case; razor
@@ -26,7 +27,7 @@ from case import Bench, Case, Run, Workload, main
 from razorctl import Recipe
 from razorctl.methods import METHODS
 
-RATIO = 0.9
+RATIO, MORE = 0.9, 0.97
 BUDGET = 0.1  # about the one of least peak on a CPU, which is above razor's
 MICRO_BATCH = {"cuda": 16, "cpu": 2}
 WORKLOADS = {
@@ -65,9 +66,17 @@ def cases(bench: Bench, precision: str) -> dict[str, Case]:
     pruning = [name for name, method in METHODS.items() if method.prunes]
     sheared, razor = Recipe("prebackrazor++", RATIO), Recipe("razor", RATIO)
     int8 = replace(razor, int8_forward=True)
+    more = replace(razor, ratio=MORE)
+    graphs = {
+        "full, CUDA graphs": Case(graphs=True),
+        "razor, CUDA graphs": Case(razor, graphs=True),
+        f"razor at {MORE}, CUDA graphs": Case(more, graphs=True),
+    }
     return {
         "full": Case(),
         "razor": Case(razor),
+        f"razor at {MORE}": Case(more),
+        **(graphs if bench.device.type == "cuda" else {}),
         "razor, int8 forward": Case(int8, exact=False),
         "full, stored attention": Case(Recipe("full", attention="stored")),
         "checkpoint": Case(Recipe("checkpoint")),

@@ -34,9 +34,9 @@ def test_a_step_takes_what_is_predicted(point):
 
 
 def test_a_process_is_held_to_its_budget():
-    from razorctl.devices import hold_to
+    from razorctl.devices import find, hold_to
 
-    device = torch.device("cuda")
+    device = find("cuda")
     try:
         hold_to(2**28, device)
         with pytest.raises(torch.OutOfMemoryError):

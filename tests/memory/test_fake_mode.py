@@ -88,7 +88,7 @@ def test_an_operation_on_another_size_is_another():
 
 
 def test_an_operation_may_return_numbers():
-    """As fused attention on a card does, whose results are not all tensors."""
+    """Fused attention of a card does so; its results are not all tensors."""
     with TraceMode():
         q = torch.empty(1, 2, 8, 16)
         output, *others = torch.ops.aten._scaled_dot_product_flash_attention(q, q, q)
