@@ -202,7 +202,7 @@ class Memo:
                 found = [offer for other, offer in offers if other is base]
                 if not found:  # a layer finds the copy of a tensor once
                     found = [self._of_base(base, by)]
-                    offers.append((base, *found))
+                    offers.append((base, found[0]))
                 (copy,) = found
             if copy is None:
                 return ()
