@@ -1,13 +1,13 @@
-"""Files of models and data sets, from the Hugging Face hub or its local cache."""
+"""Files of models and data sets, from the Hugging Face hub or its local cache; models to it."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
 from razorctl import documents
-from razorctl.errors import DataError, MissingError, RazorError, reason_of
+from razorctl.errors import DataError, MissingError, RazorError, UsageError, reason_of
 
 TIMEOUT = 10  # seconds
 
@@ -120,6 +120,82 @@ def listing(name: str, repo: str) -> list[str]:
         raise MissingError(f"{name} is not in the local cache and {problem}; {mend}")
     newest = snapshots[-1]
     return sorted(f.relative_to(newest).as_posix() for f in newest.rglob("*") if f.is_file())
+
+
+def check_name(repo: str) -> None:
+    """Raises UsageError if the hub allows no repository of that name, or if it names no owner."""
+    from huggingface_hub import errors
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(repo)
+    except errors.HFValidationError as error:
+        raise UsageError(
+            f"the hub allows no such name ({reason_of(error)}); choose another."
+        ) from None
+    if "/" not in repo:
+        raise UsageError(f"{repo} names no owner; write ORG/NAME, where ORG may be yourself.")
+
+
+def check_access(repo: str) -> None:
+    """Raises MissingError if there is no token that the hub takes, or if it cannot be reached."""
+    from huggingface_hub import HfApi, get_token
+
+    if get_token() is None:
+        raise MissingError(
+            f"{repo} cannot be written without a token of the hub; run `hf auth login`, or set "
+            "HF_TOKEN."
+        )
+    with _writing(repo):
+        HfApi().whoami()
+
+
+def push(files: Mapping[str, Path], repo: str, private: bool, message: str) -> str:
+    """Commits files, by their paths there, to the main branch of a repository of a model.
+
+    Makes the repository if there is none; one that is there keeps its other files. Returns the
+    address of the commit. Raises MissingError if the hub refuses it or cannot be reached.
+
+    private: whether a new repository is.
+    """
+    from huggingface_hub import CommitOperationAdd, HfApi
+
+    with _writing(repo):
+        HfApi().create_repo(repo, private=private or None, exist_ok=True)
+        added = [CommitOperationAdd(place, file) for place, file in files.items()]
+        commit = HfApi().create_commit(repo, added, commit_message=message)
+    return str(commit.commit_url)
+
+
+@contextmanager
+def _writing(repo: str) -> Iterator[None]:
+    """Turns errors of the block, which asks the hub for `repo`, into a MissingError; hides bars."""
+    from huggingface_hub import errors
+    from huggingface_hub.utils import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
+
+    shown = not are_progress_bars_disabled()
+    disable_progress_bars()
+    try:
+        yield
+    except errors.HfHubHTTPError as error:
+        problem, mend = _answer(error.response.status_code, repo)
+        raise MissingError(f"{repo} cannot be written: {problem}; {mend}") from error
+    except (errors.HTTPError, errors.OfflineModeIsEnabled) as error:
+        raise MissingError(
+            f"{repo} cannot be written: the hub cannot be reached; run again with a network."
+        ) from error
+    except Exception as error:  # its libraries have kinds of their own for what breaks off
+        reason = reason_of(error.__cause__ or error)
+        raise MissingError(
+            f"{repo} cannot be written ({reason}); run the same command again."
+        ) from error
+    finally:
+        if shown:
+            enable_progress_bars()
 
 
 @contextmanager

@@ -216,8 +216,11 @@ def hub(tmp_path, monkeypatch):
 
 @pytest.fixture
 def faults():
-    """Faults of the server: files need a login, or so many are cut off in the middle."""
-    return SimpleNamespace(gated=False, cuts=0)
+    """Faults of the server: files need a login, or so many are cut off in the middle.
+
+    answers: path -> the status that the server answers with.
+    """
+    return SimpleNamespace(gated=False, cuts=0, answers={})
 
 
 @pytest.fixture

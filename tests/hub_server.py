@@ -1,5 +1,6 @@
 """A hub at 127.0.0.1 that speaks as much of its API as razorctl uses."""
 
+import base64
 import hashlib
 import json
 import threading
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 
 from tests import local_hub
 
+LARGE = (".safetensors", ".onnx")  # files that are sent before a commit
 # What the hub says of a data set beside its files.
 CARD = """---
 dataset_info:
@@ -39,13 +41,19 @@ def files(folder: Path) -> list[Path]:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """there: the folder of the repositories, as a cache has them. faults: what is wrong."""
+    """there: the folder of the repositories, as a cache has them. faults: what is wrong.
+
+    sent: the contents of large files by their digests.
+    """
 
     there: Path
     faults: SimpleNamespace
+    sent: dict[str, bytes]
 
     def do_GET(self):
         parts = self.path.split("?")[0].strip("/").split("/")
+        if parts == ["api", "whoami-v2"]:
+            return self.answer(self.faults.answers.get(self.path, 200), {"name": "me"})
         if parts[0] == "api":
             return self.ask(*parts[1:])
         kind = parts.pop(0) if parts[0] == "datasets" else "models"
@@ -56,7 +64,64 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(401, b"", {"X-Error-Code": "GatedRepo"})
         return self.send(path.read_bytes())
 
-    do_HEAD = do_POST = do_GET  # noqa: N815
+    do_HEAD = do_GET  # noqa: N815
+
+    def do_POST(self):
+        path = self.path.split("?")[0]
+        if "/paths-info/" in path:
+            return self.do_GET()
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if path == "/api/validate-yaml":
+            return self.answer(200, {"errors": [], "warnings": []})
+        if self.headers.get("Authorization") is None:
+            return self.answer(401, b"")
+        if path in self.faults.answers:
+            return self.answer(self.faults.answers[path], b"")
+        if path == "/api/repos/create":
+            asked = json.loads(body)
+            repo = asked["organization"], asked["name"]
+            self.folder("models", repo).mkdir(parents=True, exist_ok=True)
+            return self.answer(200, {"url": self.url("/".join(repo))})
+        if path.endswith("/info/lfs/objects/batch"):
+            objects = json.loads(body)["objects"]
+            for each in objects:
+                each["actions"] = {"upload": {"href": self.url(f"sent/{each['oid']}")}}
+            return self.answer(200, {"transfer": "basic", "objects": objects})
+        *_, org, name, verb, _ = path.split("/")
+        return getattr(self, verb)(f"{org}/{name}", body)
+
+    def do_PUT(self):
+        content = self.rfile.read(int(self.headers["Content-Length"]))
+        self.sent[hashlib.sha256(content).hexdigest()] = content
+        self.answer(200, b"")
+
+    def preupload(self, _, body):
+        """The way that each file is to be sent: large ones by their digest, before the commit."""
+        sent = [each["path"] for each in json.loads(body)["files"]]
+        mode = {True: "lfs", False: "regular"}
+        files = [
+            {"path": path, "uploadMode": mode[path.endswith(LARGE)], "shouldIgnore": False}
+            for path in sent
+        ]
+        self.answer(200, {"files": files})
+
+    def commit(self, repo, body):
+        """Puts the files of a commit into the folder of its repository."""
+        folder = self.folder("models", repo.split("/"))
+        for line in map(json.loads, body.splitlines()):
+            value = line["value"]
+            if line["key"] == "file":
+                (folder / value["path"]).write_bytes(base64.b64decode(value["content"]))
+            if line["key"] == "lfsFile":
+                (folder / value["path"]).write_bytes(self.sent[value["oid"]])
+        answer = {
+            "commitUrl": self.url(f"{repo}/commit/{local_hub.COMMIT}"),
+            "commitOid": local_hub.COMMIT,
+        }
+        self.answer(200, answer | {"success": True})
+
+    def url(self, path):
+        return f"http://{self.headers['Host']}/{path}"
 
     def folder(self, kind, repo):
         return self.there / f"{kind}--{'--'.join(repo)}" / "snapshots" / local_hub.COMMIT
@@ -114,7 +179,7 @@ class Handler(BaseHTTPRequestHandler):
 @contextmanager
 def serving(there: Path, faults: SimpleNamespace) -> Iterator[str]:
     """Yields the address of a hub that has the repositories in a folder."""
-    handler = type("Hub", (Handler,), {"there": there, "faults": faults})
+    handler = type("Hub", (Handler,), {"there": there, "faults": faults, "sent": {}})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as http:
         # A shutdown waits for the end of an interval.
         threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True).start()

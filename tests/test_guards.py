@@ -197,6 +197,7 @@ LIGHT = {
     **{f"{name} --help": 0 for name in COMMANDS},
     "evaluate nothing": 2,
     "predict nothing image.jpg": 2,
+    "export nothing": 2,
     "--version": 0,
     "list": 0,
     "list --json": 0,

@@ -32,6 +32,7 @@ COMMANDS = {
     "finetune": "Fine-tune MODEL on DATASET and write the run to a directory.",
     "evaluate": "Evaluate a finished RUN on DATASET, or on the data it was trained on.",
     "predict": "Predict labels, texts or masks of FILES with a finished RUN.",
+    "export": "Export the model of a finished RUN for other tools, or push it to the hub.",
     "profile": "Show where the bytes and the time of a training step of MODEL go.",
     "compare": "Compare methods on MODEL and DATASET, or compare the finished runs in directories.",
     "doctor": "Check this machine: versions, GPUs, kernels, folders and the hub.",

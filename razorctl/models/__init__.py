@@ -232,8 +232,21 @@ def place(name: str) -> str:
     return str(folder.resolve()) if own else name
 
 
+def library_of(folder: Path) -> str:
+    """The library that wrote a folder, such as `timm`; raises DataError if none did."""
+    owner, _ = _owner(str(folder), folder)
+    return str(owner.__name__).rpartition(".")[2]
+
+
 def _local(name: str, folder: Path) -> Named:
     """The entry of a folder, by the config.json of the library that saved it."""
+    owner, config = _owner(name, folder)
+    entry: Named = owner.local(name, folder.resolve(), config)
+    return entry
+
+
+def _owner(name: str, folder: Path) -> tuple[Any, Any]:
+    """The library that saved a folder, and its config.json."""
     try:
         config = documents.read_foreign(folder / CONFIG)
     except FileNotFoundError:
@@ -247,8 +260,7 @@ def _local(name: str, folder: Path) -> Named:
         raise DataError(f"{folder / CONFIG} cannot be read ({error}); correct it.") from None
     for library in _LIBRARIES:
         if library.owns(config):
-            entry: Named = library.local(name, folder.resolve(), config)
-            return entry
+            return library, config
     raise DataError(f"{folder / CONFIG} is of no library that razorctl knows; name another folder.")
 
 

@@ -70,21 +70,7 @@ class Plan:
     @property
     def command(self) -> str:
         """The command line that runs exactly what was planned."""
-        words = [*program(self.job.processes), "finetune", self.job.model, self.job.dataset]
-        named = {"model", "dataset", "processes"}
-        for settings in (self.planned_job, self.planned_recipe):
-            for field in fields(settings):
-                value = getattr(settings, field.name)
-                if value != field.default and field.name not in named:
-                    named.add(field.name)  # the seed is a field of both
-                    flag = FLAGS.get(field.name, field.name.replace("_", "-"))
-                    if isinstance(value, bool):
-                        words.append(f"--{'' if value else 'no-'}{flag}")
-                    else:
-                        words += [f"--{flag}", str(value)]
-        if self.planned_recipe == Recipe(seed=self.job.seed):
-            words += ["--method", self.planned_recipe.method]  # without it, `finetune` plans again
-        return shlex.join(words)
+        return command_line(self.planned_job, self.planned_recipe)
 
     def document(self) -> dict[str, Any]:
         """The plan under the stable keys of `plan --json`."""
@@ -150,6 +136,25 @@ def _times(seconds: float, way: Candidate) -> str:
 
 
 FLAGS = {"learning_rate": "lr"}
+
+
+def command_line(job: Job, recipe: Recipe) -> str:
+    """The command line that trains a job by a recipe, which has the seed of the job."""
+    words = [*program(job.processes), "finetune", job.model, job.dataset]
+    named = {"model", "dataset", "processes"}
+    for settings in (job, recipe):
+        for field in fields(settings):
+            value = getattr(settings, field.name)
+            if value != field.default and field.name not in named:
+                named.add(field.name)  # the seed is a field of both
+                flag = FLAGS.get(field.name, field.name.replace("_", "-"))
+                if isinstance(value, bool):
+                    words.append(f"--{'' if value else 'no-'}{flag}")
+                else:
+                    words += [f"--{flag}", str(value)]
+    if recipe == Recipe(seed=job.seed):
+        words += ["--method", recipe.method]  # without it, `finetune` plans again
+    return shlex.join(words)
 
 
 @dataclass(frozen=True)

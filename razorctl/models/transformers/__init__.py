@@ -157,6 +157,13 @@ def named(name: str) -> Named:
     return _described(PretrainedFiles(name, repo), f"{repo} on the hub")
 
 
+def repository(name: str) -> str | None:
+    """The repository of a model's name on the hub; None for a folder and for other libraries."""
+    if name in REPOSITORIES:
+        return str(REPOSITORIES[name]["repo"])
+    return name.removeprefix(PREFIX) if name.startswith(PREFIX) else None
+
+
 def knows(name: str) -> bool:
     """Whether a name is ORG/NAME, as on the hub."""
     return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) is not None

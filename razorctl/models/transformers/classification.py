@@ -84,6 +84,8 @@ def save(
     tokenizer.model_max_length = pretrained.length(input_size, usual)
     if classes:
         name_classes(model, classes, task)
+    if hasattr(pretrained.config, "use_cache"):
+        model.config.use_cache = pretrained.config.use_cache  # which training has switched off
     with quiet_transformers():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)

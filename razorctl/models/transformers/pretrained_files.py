@@ -30,6 +30,7 @@ TOKENIZER = (
     *("vocab.json", "merges.txt", "vocab.txt", "*.model", "chat_template.jinja"),
 )
 PROCESSOR = "preprocessor_config.json"
+GENERATION = "generation_config.json"
 # Names that configs have for the most tokens of a text.
 LONGEST = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
 # RoBERTa and its kin, whose positions begin after that of padding.

@@ -1,0 +1,118 @@
+"""`razorctl export`."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+
+from razorctl.cli.options import Json, RunArgument, Weights, option
+from razorctl.cli.settings import print_result
+from razorctl.cli.views import common as views
+from razorctl.cli.views import export as view
+from razorctl.errors import UsageError
+
+
+def export(
+    ctx: typer.Context,
+    run: RunArgument,
+    to: Annotated[
+        str | None,
+        option(
+            help="Files of the model's own library, or ONNX.",
+            default="safetensors",
+            metavar="[safetensors|onnx]",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        option(help="New directory to write.", default="RUN-FORMAT beside RUN", metavar="DIR"),
+    ] = None,
+    push_to_hub: Annotated[
+        str | None,
+        option(help="Repository of the hub to write, instead of a directory.", metavar="ORG/NAME"),
+    ] = None,
+    private: Annotated[
+        bool, option("--private", help="Make a new repository a private one.", metavar="")
+    ] = False,
+    weights: Weights = None,
+    dry_run: Annotated[
+        bool,
+        option("--dry-run", help="Export, but keep nothing; print the model card.", metavar=""),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Export the model of a finished RUN for other tools, or push it to the hub.
+
+        razorctl export runs/photos --to onnx
+
+    Either format comes with the model's configuration, such as the names of its
+    classes, with its tokenizer, and with a model card, README.md, that has the
+    method, the ratio, the data, the figures and the commands of the run. Other
+    files of RUN are left out, and of paths all but their last part.
+
+    onnx: model.onnx has one input for each tensor that the model takes, and the
+    output logits. onnxruntime runs it and compares the logits with the model's.
+
+    safetensors: the files that timm.create_model or from_pretrained load. Those of
+    a language model are what llama.cpp's convert_hf_to_gguf.py reads, which RUN
+    itself has too.
+
+    With --push-to-hub and --out, both are written.
+    """
+    from razorctl import hub
+    from razorctl.training import run_files
+    from razorctl.training.exporting import formats
+
+    to = to or "safetensors"
+    _, job = run_files.finished_run(run)
+    formats.check_format(to, run)
+    if private and push_to_hub is None:
+        raise UsageError("--private is for --push-to-hub; name a repository, or leave it out.")
+    if push_to_hub is None and out is None:
+        place = run if run.name not in ("", "..") else run.resolve()
+        out = place.with_name(f"{place.name}-{to}")
+    if push_to_hub is not None:
+        hub.check_name(push_to_hub)
+    with views.status(f"loading {run}") as at, _place(None if dry_run else out) as folder:
+        if push_to_hub is not None and not dry_run:
+            hub.check_access(push_to_hub)
+        from razorctl.training.exporting import folder as exporting
+        from razorctl.training.predicting import inference
+
+        trained = inference.load(run, weights=weights, device="cpu")
+        at(f"exporting {run}")
+        name = push_to_hub or ("" if out is None else out.name)
+        keep = out is not None and not dry_run
+        files, graph = exporting.write(trained, to, folder, name, copy=keep)
+        document = {
+            "run_dir": str(run),
+            "model": job.model,
+            "weights": str(trained.weights),
+            "format": to,
+            "out": str(out) if keep else None,
+            "files": {each: file.stat().st_size for each, file in files.items()},
+            "onnx": graph,
+            "repository": push_to_hub,
+            "url": None,
+            "card": files["README.md"].read_text("utf-8") if dry_run else None,
+        }
+        if push_to_hub is not None and not dry_run:
+            at(f"writing {push_to_hub}")
+            document["url"] = hub.push(files, push_to_hub, private, exporting.title(trained))
+    print_result(ctx, document, view.show)
+
+
+@contextmanager
+def _place(out: Path | None) -> Iterator[Path]:
+    """A folder that becomes `out` if the block succeeds; for None, one that is then removed."""
+    from razorctl.training import atomic
+
+    if out is None:
+        with TemporaryDirectory() as folder:
+            yield Path(folder)
+    else:
+        with atomic.atomic_folder(out) as path:
+            yield path

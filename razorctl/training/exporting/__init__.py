@@ -1,0 +1,1 @@
+"""A finished run for other tools: its files, ONNX, and a repository of the hub."""

@@ -1,0 +1,158 @@
+"""The model of a finished run as ONNX: torch's exporter writes it, and onnxruntime checks it."""
+
+import logging
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from razorctl.errors import RazorError, reason_of
+from razorctl.training.predicting.inference import Trained
+
+FILE = "model.onnx"
+TOKENS = 16  # of a text that the model is traced with; texts of any length may be fed
+ROUNDING = 1e-3  # most that logits may differ by, as a share of the largest
+AXES = ("batch", "tokens")  # of texts; images have the first one
+MEND = "export it with --to safetensors"
+
+
+class ExportedModel(nn.Module):
+    """A model that takes its inputs one by one, and returns logits."""
+
+    def __init__(
+        self, model: nn.Module, names: tuple[str, ...], logits: Callable[[nn.Module, Any], Tensor]
+    ) -> None:
+        super().__init__()
+        self.model, self.names, self.logits = model, names, logits
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """The logits of inputs in the order of `names`, which is empty for images."""
+        if not self.names:
+            return self.logits(self.model, inputs[0])
+        return self.logits(self.model, dict(zip(self.names, inputs, strict=True)))
+
+
+class _OtherThreads:
+    """A stream that drops what the thread writes that made it; others may show what is done."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._thread = stream, threading.get_ident()
+
+    def write(self, text: str) -> int:
+        if threading.get_ident() != self._thread:
+            self._stream.write(text)
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hides what torch warns of, logs and prints: whole graphs of what it cannot export."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    stream: Any = _OtherThreads(sys.stderr)
+    try:
+        with warnings.catch_warnings(), redirect_stderr(stream):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def write(trained: Trained, folder: Path) -> dict[str, Any]:
+    """Writes FILE into a folder, and its weights beside it where they take more than 2 GB.
+
+    Images are of the run's size, and texts of any length; the batch is of any size. Returns the
+    names of inputs and outputs, each with its axes, the opset, and the largest difference of a
+    logit from the run's model. Raises RazorError if the model cannot be exported, or if the file
+    computes other logits than it.
+
+    trained: a model on the CPU.
+    """
+    inputs = _inputs(trained, 2, TOKENS)
+    names = tuple(inputs)
+    texts = "input_ids" in inputs
+    model = ExportedModel(trained.model, names if texts else (), trained.family.logits).eval()
+    axes = dict(enumerate(AXES if texts else AXES[:1]))
+    try:
+        with _quiet(), torch.no_grad():
+            program = torch.onnx.export(
+                model,
+                tuple(inputs.values()),
+                dynamo=True,
+                dynamic_shapes=(tuple(axes for _ in names),),
+                input_names=names,
+                output_names=["logits"],
+                verbose=False,
+            )
+    except Exception as error:  # the exporter passes on whatever a model raises
+        reason = reason_of(error.__cause__ or error)
+        raise RazorError(f"{trained.run} cannot be exported to ONNX ({reason}); {MEND}.") from error
+    assert program is not None
+    program.save(folder / FILE)
+    graph = program.model.graph
+    return {
+        "opset": program.model.opset_imports[""],
+        "inputs": {str(each.name): _axes(each) for each in graph.inputs},
+        "outputs": {str(each.name): _axes(each) for each in graph.outputs},
+        "difference": _difference(trained, model, folder / FILE),
+    }
+
+
+def _axes(value: Any) -> list[str | int]:
+    """The axes of an input or an output: numbers, or names of those that may have any."""
+    return [each if isinstance(each, int) else str(each.value) for each in value.shape]
+
+
+def _inputs(trained: Trained, batch: int, tokens: int) -> dict[str, Tensor]:
+    """Random inputs by name; a mask of texts leaves out the last token of the first one."""
+    example = trained.family.example(trained.model, batch, trained.job.input_size)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(batch)
+        if isinstance(example, Tensor):
+            return {"pixel_values": torch.randn(example.shape)}
+        inputs = {name: value[:, :tokens].clone() for name, value in example.items()}
+        embedding: Any = trained.model.get_input_embeddings()  # type: ignore[operator]
+        inputs["input_ids"].random_(embedding.num_embeddings)
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    inputs["attention_mask"][0, -1] = 0
+    return inputs
+
+
+def _difference(trained: Trained, model: ExportedModel, file: Path) -> float:
+    """The largest difference of a logit, on a batch and texts of other sizes than were traced.
+
+    Raises RazorError if it is no rounding.
+    """
+    inputs = _inputs(trained, 3, TOKENS // 2)
+    with _quiet(), torch.no_grad():
+        wanted = model(*inputs.values())
+    try:
+        difference = float((_run(file, inputs) - wanted).abs().max())
+    except Exception as error:  # onnxruntime has a class of its own for each kind
+        raise RazorError(
+            f"onnxruntime cannot run the ONNX model of {trained.run} ({reason_of(error)}); {MEND}."
+        ) from error
+    if not difference <= ROUNDING * float(wanted.abs().max()):
+        raise RazorError(
+            f"the ONNX model of {trained.run} computes other logits than the run's, by up to "
+            f"{difference:.2g}; {MEND}."
+        )
+    return difference
+
+
+def _run(file: Path, inputs: Mapping[str, Tensor]) -> Tensor:
+    """The logits that onnxruntime computes on the CPU."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    feed = {each.name: inputs[each.name].numpy() for each in session.get_inputs()}
+    return torch.from_numpy(session.run(["logits"], feed)[0])
