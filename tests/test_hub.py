@@ -37,7 +37,11 @@ def test_a_whole_run_from_the_cache(model, hub, tmp_path, monkeypatch):
     result = CliRunner().invoke(app, [*args, "--out", str(tmp_path / "run")])
     assert result.exit_code == 0, result.stderr
     assert result.stderr.startswith(f"{model} on {dataset}: ")
-    steps = result.stderr.splitlines()[4:]  # after model, device, settings and kept bytes
+    lines = result.stderr.splitlines()
+    (note,) = (line for line in lines if line.startswith("note: "))
+    assert " classes have fewer than 10 training rows: " in note
+    lines.remove(note)
+    steps = lines[4:]  # after model, device, settings and kept bytes
     assert steps
     assert all(line.startswith("step ") for line in steps)
     document = json.loads(result.stdout)
