@@ -12,6 +12,8 @@ LOGGED = {
 WARNED = (
     r".* does not implement _stable_hash_for_caching",
     r"Metric `\w+` will save all targets and predictions",  # as those over all rows must
+    r"Average precision score for one or more classes was `nan`",
+    r"No positive samples found in target",
     r"The variance of predictions or target is close to zero",
 )
 

@@ -144,7 +144,8 @@ def losses_of(
 ) -> Tensor:
     """The cross-entropy of logits, as `Model.logits` returns them; NO_LABEL does not count.
 
-    Of a regression it is the squared error, whose labels are [rows].
+    Of a regression, whose labels are [rows], it is the squared error; of several labels, 0 or 1 in
+    [rows, classes], the cross-entropy of each class, and a mean is over all.
 
     Args:
         reduction: as of `F.cross_entropy`, but for a mean with class weights, which is the sum over
@@ -154,6 +155,8 @@ def losses_of(
     """
     if job.task == "regression":
         return F.mse_loss(output.float().squeeze(-1), labels, reduction=reduction)
+    if job.task == "multi-label":
+        return F.binary_cross_entropy_with_logits(output.float(), labels, reduction=reduction)
     if class_weights is not None and reduction == "mean":
         count = len(labels) if labels.is_floating_point() else (labels != NO_LABEL).sum()
         return losses_of(output, labels, job, "sum", class_weights) / count

@@ -5,13 +5,14 @@ from typing import Literal, get_args
 Task = Literal[
     "classification",
     "regression",
+    "multi-label",
     "segmentation",
     "causal-lm",
     "masked-lm",
 ]
 TASKS: tuple[Task, ...] = get_args(Task)
 # Tasks with a label for each row, which a classifier's head learns; the first is the usual one.
-OF_ROWS: tuple[Task, ...] = ("classification", "regression")
+OF_ROWS: tuple[Task, ...] = ("classification", "regression", "multi-label")
 LANGUAGE: tuple[Task, ...] = ("causal-lm", "masked-lm")  # tasks that learn from texts alone
 NO_LABEL = -100  # the label of a token or a pixel that does not count, as in torch
 # Task -> its figures; the first one is the default of `Job.metric`.
@@ -21,6 +22,7 @@ FIGURES: dict[Task, tuple[str, ...]] = {
         *("accuracy", "balanced_accuracy", "f1", "matthews", "top5_accuracy", "loss"),
     ),
     "regression": ("pearson", "spearman", "mse", "loss"),
+    "multi-label": ("mean_average_precision", "f1", "micro_f1", "exact_match", "loss"),
     "segmentation": ("mean_iou", "accuracy", "loss"),
     "causal-lm": _OF_TOKENS,
     "masked-lm": _OF_TOKENS,

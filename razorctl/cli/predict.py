@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 
 COLUMNS = ("image_column", "text_column", "skip_bad")
 NEW_TOKENS = 64
-# Option -> its task.
+# Option -> its tasks.
 TASK_OPTIONS = {
-    **dict.fromkeys(("top", "probabilities"), "classification"),
-    **dict.fromkeys(("max_new_tokens", "temperature", "seed"), "causal-lm"),
+    "top": ("classification",),
+    "probabilities": ("classification", "multi-label"),
+    **dict.fromkeys(("max_new_tokens", "temperature", "seed"), ("causal-lm",)),
 }
 FIRST = (
     *("top", "probabilities", "max_new_tokens", "temperature", "seed", "out"),
@@ -117,7 +118,8 @@ def predict(
     probability_2, label_3 and probability_3. --probabilities adds a column for
     each class, such as p_cat.
 
-    Regression: value.
+    Regression: value. Multi-label: labels of a probability of 1/2 or more, with |
+    between them; --probabilities adds a column for each.
 
     causal-lm: the text that follows a text, or the answer to a conversation in
     the column messages; an answer at the end of a conversation is ignored.
@@ -182,6 +184,12 @@ def _predictions(
 
         numbers = labels.predict_numbers(model, parts)
         return view.fields_format("file", "row", "value"), view.report_progress(numbers, done)
+    if model.job.task == "multi-label":
+        from razorctl.training.predicting import labels
+
+        several = labels.predict_several(model, parts)
+        shown = view.several_format(model.classes, options["probabilities"])
+        return shown, view.report_progress(several, done)
     if model.job.task == "causal-lm":
         from razorctl.training.predicting import continuations
 
@@ -214,10 +222,12 @@ def _check_task(ctx: typer.Context, run: Path, job: "Job", out: Path | None) -> 
             f"{run} is for masked-lm, which continues no texts; fill masks with transformers' "
             f"pipeline('fill-mask', '{run}'), or name a run for another task."
         )
-    for name, of_option in TASK_OPTIONS.items():
-        if of_option != task and is_given(ctx, name, ["COMMANDLINE"]):
+    for name, tasks in TASK_OPTIONS.items():
+        if task not in tasks and is_given(ctx, name, ["COMMANDLINE"]):
             flag = name.replace("_", "-")
-            raise UsageError(f"--{flag} is for {of_option}, and {run} is for {task}; leave it out.")
+            raise UsageError(
+                f"--{flag} is for {' and '.join(tasks)}, and {run} is for {task}; leave it out."
+            )
     if task == "segmentation" and out is None:
         raise UsageError(f"{run} predicts masks; name a new directory for them with --out.")
     if out is not None:

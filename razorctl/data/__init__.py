@@ -138,10 +138,10 @@ def check(job: Job) -> Source:
             f"{job.model} takes {family.modality}s, which are not augmented; leave --augment, "
             "--mixup and --cutmix out."
         )
-    if job.label_smoothing and source.task == "regression":
+    if job.label_smoothing and source.task in ("regression", "multi-label"):
         raise UsageError(
-            f"label smoothing spreads labels over classes, and {job.dataset} is for regression; "
-            "leave it out."
+            f"label smoothing spreads a label over classes, and {job.dataset} is for "
+            f"{source.task}; leave it out."
         )
     if (job.mixup or job.cutmix) and source.task != "classification":
         raise UsageError(

@@ -21,9 +21,10 @@ class Splits:
 
     A row for classification has a `label`, which is an index into `classes`, and an `image`, or a
     `text` and sometimes a `text_pair`. For regression the label is a number, and `classes` its
-    name. One for segmentation has an `image` and a `mask` of the same
-    size, whose values `models.masks` says, and may have a `first` as there. Images may have a
-    `white`, the level of white in their set as `models.images` has it. One for language modelling
+    name; for multi-label it is a list of 0 or 1 for each class. One for segmentation has an `image`
+    and a `mask` of the same size, whose values `models.masks` says, and may have a `first` as
+    there. Images may have a `white`, the level of white in their set as `models.images` has it.
+    One for language modelling
     has a `text`, or `messages`, each with a `role` and a `content`; it has no classes.
 
     Args:

@@ -29,7 +29,7 @@ class JobForward:
         size, pixels = self.job.micro_batch, self.job.input_size
         batch: Any = self.family.example(model, size, pixels)
         if self.forward is not None:
-            batch = self.family.batch(model, size, pixels)
+            batch = self.family.batch(model, size, pixels, 0)  # no loss over classes is traced
         return tree_map_only(Tensor, lambda tensor: tensor.to(device), batch)
 
     @property

@@ -91,20 +91,20 @@ class Model:
     own: Mapping[str, Any] = field(default_factory=dict)
 
     def batch(
-        self, model: "nn.Module", batch_size: int, input_size: int | None
+        self, model: "nn.Module", batch_size: int, input_size: int | None, classes: int
     ) -> tuple[Any, "Tensor"]:
-        """`example` with labels."""
+        """`example` with labels, all 0."""
         import torch
 
         inputs = self.example(model, batch_size, input_size)
         if self.task == "segmentation":
             shape: Sequence[int] = (batch_size, *inputs.shape[-2:])
         elif self.task in OF_ROWS:
-            shape = (batch_size,)
+            shape = (batch_size, classes) if self.task == "multi-label" else (batch_size,)
         else:
             shape = inputs["input_ids"].shape
-        dtype = torch.float32 if self.task == "regression" else torch.long
-        return inputs, torch.zeros(shape, dtype=dtype)
+        numbers = self.task in ("regression", "multi-label")
+        return inputs, torch.zeros(shape, dtype=torch.float32 if numbers else torch.long)
 
 
 def prepared(inputs: list[Any], rows: Rows) -> Rows:

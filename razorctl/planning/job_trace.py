@@ -188,7 +188,7 @@ def _prepared(
     model, mode, full = _blueprint(job.model, job.task, classes, job.input_size)
     whole = JobForward(family, job)
     with mode:
-        batch = family.batch(model, job.micro_batch, job.input_size)
+        batch = family.batch(model, job.micro_batch, job.input_size, classes)
         inputs = whole.inputs(model, torch.device("cpu"))
     scaler = torch.amp.GradScaler("cpu", enabled=False)  # enabled, it would read tensor values
 

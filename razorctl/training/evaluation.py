@@ -76,7 +76,7 @@ def evaluate(
     single = {name: v.item() for name, v in values.items() if not name.startswith(BY_CLASS)}
     if job.task in LANGUAGE:
         single["perplexity"] = torch.tensor(single["loss"]).exp().item()
-    single |= {name: 0.0 for name in scoring.correlations if math.isnan(single[name])}
+    single |= {name: 0.0 for name in scoring.undefined if math.isnan(single[name])}
     if not parts:
         return Evaluation(single, None)
     of_classes = [right + missed for right, _, _, missed, _ in parts.pop("counts")]
@@ -91,12 +91,12 @@ class Scoring:
     Args:
         metrics: (the names of the classes) -> the metric of each figure.
         guesses: (logits, labels) of a batch -> the arguments of the metrics.
-        correlations: figures that are undefined, and given as 0, where all guesses are alike.
+        undefined: figures that may be, and are then 0: where all guesses or no labels are alike.
     """
 
     metrics: Callable[[Sequence[str]], dict[str, Any]]
     guesses: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-    correlations: Sequence[str] = ()
+    undefined: Sequence[str] = ()
 
 
 def _of_classes(classes: Sequence[str]) -> dict[str, Any]:
@@ -125,6 +125,23 @@ def _of_numbers(_: Sequence[str]) -> dict[str, Any]:
         "pearson": PearsonCorrCoef(),
         "spearman": SpearmanCorrCoef(),
         "mse": MeanSquaredError(),
+    }
+
+
+def _of_several(classes: Sequence[str]) -> dict[str, Any]:
+    from torchmetrics.classification import (
+        MultilabelAveragePrecision,
+        MultilabelExactMatch,
+        MultilabelF1Score,
+    )
+
+    count = len(classes)
+    return {
+        "mean_average_precision": MultilabelAveragePrecision(count, average="macro"),
+        "f1": MultilabelF1Score(count, average="macro"),
+        "micro_f1": MultilabelF1Score(count, average="micro"),
+        "exact_match": MultilabelExactMatch(count),
+        **_by_class(count, of="Multilabel"),
     }
 
 
@@ -157,6 +174,12 @@ SCORINGS: Mapping[str, Scoring] = {
         lambda output, labels: (output.squeeze(-1), labels),
         ("pearson", "spearman"),
     ),
+    # A class is guessed from a probability of 1/2 on; means over classes, but for `micro_f1`.
+    "multi-label": Scoring(
+        _of_several,
+        lambda output, labels: (output.sigmoid(), labels.long()),
+        ("mean_average_precision",),
+    ),
     # `mean_iou`: the mean over classes of intersection over union.
     "segmentation": Scoring(_of_pixels, lambda output, labels: (output.argmax(1), labels)),
     **dict.fromkeys(LANGUAGE, Scoring(_of_tokens, _right)),
@@ -178,26 +201,19 @@ def _in_step(batches: Iterable[Batch], device: torch.device) -> Iterator[tuple[B
         yield batch, following is not None
 
 
-def _by_class(classes: int, ignored: int | None = None) -> dict[str, Any]:
-    """Metrics with a value for each class; a collection computes what they share once."""
-    from torchmetrics.classification import (
-        MulticlassConfusionMatrix,
-        MulticlassF1Score,
-        MulticlassPrecision,
-        MulticlassRecall,
-        MulticlassStatScores,
-    )
+def _by_class(classes: int, ignored: int | None = None, of: str = "Multiclass") -> dict[str, Any]:
+    """Metrics with a value for each class; a collection computes what they share once.
 
-    kinds = {
-        "counts": MulticlassStatScores,
-        "precision": MulticlassPrecision,
-        "recall": MulticlassRecall,
-        "f1": MulticlassF1Score,
-    }
+    of: what the names of the metrics begin with; of several labels there is no confusion.
+    """
+    from torchmetrics import classification as kinds
+
+    names = {"counts": "StatScores", "precision": "Precision", "recall": "Recall", "f1": "F1Score"}
     metrics: dict[str, Any] = {
-        BY_CLASS + name: kind(classes, average="none", ignore_index=ignored)
-        for name, kind in kinds.items()
+        BY_CLASS + name: getattr(kinds, of + kind)(classes, average="none", ignore_index=ignored)
+        for name, kind in names.items()
     }
-    if classes <= MOST:
-        metrics[BY_CLASS + "confusion"] = MulticlassConfusionMatrix(classes, ignore_index=ignored)
+    if classes <= MOST and of == "Multiclass":
+        confusion = kinds.MulticlassConfusionMatrix(classes, ignore_index=ignored)
+        metrics[BY_CLASS + "confusion"] = confusion
     return metrics

@@ -194,9 +194,9 @@ class TimedTraining:
         if self.feed is not None and self._batches is not None:
             (rows,) = next(self._batches)  # one micro-batch
             return self.feed.trained(rows)
-        batch = self.family.batch(self.model, self.batch_size, self.job.input_size)
+        batch = self.family.batch(self.model, self.batch_size, self.job.input_size, CLASSES)
         inputs, labels = tree_map_only(Tensor, lambda t: t.to(self.device), batch)
-        return inputs, labels.random_(CLASSES)
+        return inputs, labels.random_(2 if labels.is_floating_point() else CLASSES)
 
     def step(self) -> dict[str, float]:
         """Runs a training step; returns its seconds by phase, and those of the whole as "step"."""

@@ -13,9 +13,9 @@ README = Path(__file__).parents[2] / "README.md"
 BEGIN, END = "<!-- models: scripts/assets/list_models.py -->\n", "<!-- /models -->\n"
 # Task and what a model takes -> how that is called.
 ROWS = {
-    ("classification", "image"): "`classification` and `regression` of images",
+    ("classification", "image"): "`classification`, `regression` and `multi-label` of images",
     ("segmentation", "image"): "`segmentation`, a class for each pixel",
-    ("classification", "text"): "`classification` and `regression` of texts",
+    ("classification", "text"): "`classification`, `regression` and `multi-label` of texts",
     ("masked-lm", "text"): "`masked-lm`, as BERT is trained",
     ("causal-lm", "text"): "`causal-lm`, the next token",
 }

@@ -107,7 +107,7 @@ REFUSED = {
         "texts.txt",
         ["--task", "causal-lm"],
         2,
-        "one of classification, regression, ",
+        "one of classification, regression, multi",
     ),
     "long": ("gpt2", "texts.txt", ["--input-size", "65"], 2, "texts of up to 64 tokens, not 65"),
     "task": ("gpt2", "texts.txt", ["--task", "chatting"], 2, "unknown task 'chatting'"),

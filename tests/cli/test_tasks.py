@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from transformers import pipeline
 
 from tests.cli.commands import razorctl
@@ -19,74 +20,110 @@ def done(*args: str) -> dict:
     return json.loads(result.stdout)
 
 
-def sentences(count: int) -> list[list[str]]:
+def sentences() -> list[list[str]]:
     draw = random.Random(0)
-    return [draw.choices(WORDS, k=3 + i % 7) for i in range(count)]
+    return [draw.choices(WORDS, k=3 + i % 7) for i in range(40)]
 
 
 def numbers(file: Path) -> None:
     """Texts with the share of words whose numbers are even."""
     rows = [
         f"{' '.join(words)},{sum(int(word[1:]) % 2 == 0 for word in words) / len(words):.3f}"
-        for words in sentences(40)
+        for words in sentences()
     ]
     file.write_text("\n".join(["text,score", *rows]) + "\n")
 
 
-# Task -> what writes its data, the file, and the figure by which it is judged.
-TASKS = {"regression": (numbers, "a.csv", "pearson")}
+def several(file: Path) -> None:
+    """Texts with a label for each of three words that they have."""
+    rows = [
+        {"text": " ".join(words), "labels": [word for word in WORDS[:3] if word in words]}
+        for words in sentences()
+    ]
+    file.write_text("\n".join(map(json.dumps, rows)))
 
 
-@pytest.fixture(params=TASKS)
-def case(request):
-    write, file, metric = TASKS[request.param]
+def by_transformers(task: str, texts: list, **settings):
+    return pipeline(task, "run", tokenizer="run", device="cpu", **settings)(texts)
+
+
+def check_numbers(config: dict, file: str) -> None:
+    assert (config["problem_type"], config["id2label"]) == ("regression", {"0": "score"})
+    texts = [" ".join(words) for words in sentences()]
+    theirs = by_transformers("text-classification", texts, function_to_apply="none")
+    values = [row["value"] for row in predictions(file)]
+    assert values == pytest.approx([each["score"] for each in theirs], rel=1e-4, abs=1e-5)
+    result = razorctl("predict", "run", file, "--device", "cpu")
+    assert result.stdout.startswith(f"file,row,value\n{file},0,{values[0]:.6g}\n")
+    assert razorctl("predict", "run", file, "--top", "2").exit_code == 2
+
+
+def check_several(config: dict, file: str) -> None:
+    assert config["problem_type"] == "multi_label_classification"
+    assert [*config["id2label"].values()] == WORDS[:3]
+    texts = [" ".join(words) for words in sentences()]
+    theirs = by_transformers("text-classification", texts, top_k=None)
+    ours = predictions(file, "--probabilities")
+    for own, their in zip(ours, theirs, strict=True):
+        chances = {each["label"]: each["score"] for each in their}
+        assert own["probabilities"] == pytest.approx(chances, rel=1e-4)
+        assert own["labels"] == [name for name in WORDS[:3] if chances[name] >= 0.5]
+    result = razorctl("predict", "run", file, "--device", "cpu")
+    first = f"{file},0,{'|'.join(ours[0]['labels'])}"
+    assert result.stdout.splitlines()[:2] == ["file,row,labels", first]
+    assert len(done("evaluate", "run", "--device", "cpu")["by_class"]["f1"]) == 3
+
+
+# Task -> what writes its data, the file, the figure by which it is judged, and what checks a run.
+TASKS = {
+    "regression": (numbers, "a.csv", "pearson", check_numbers),
+    "multi-label": (several, "a.jsonl", "mean_average_precision", check_several),
+}
+
+
+def predictions(file: str, *options: str) -> list[dict]:
+    return done("predict", "run", file, "--device", "cpu", *options)["predictions"]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_run_its_figures_and_its_predictions(task, kinds):
+    write, file, metric, check = TASKS[task]
     write(Path(file))
-    return request.param, file, metric
-
-
-def test_a_run_its_evaluation_and_its_report(case, kinds):
-    task, file, metric = case
-    rows = [str(kinds / "bert"), file]
-    planned = done("plan", *rows, "--gpu", "t4", *QUICK[2:-2], "--max-ratio", "0.5")
-    assert {way["method"] for way in planned["candidates"]} >= {"full", "razor"}
-    result = done("finetune", *rows, *QUICK, "--epochs", "2", "--ratio", "0.5", "--out", "run")
+    settings = *QUICK, "--epochs", "2", "--ratio", "0.5", "--out", "run"
+    result = done("finetune", str(kinds / "bert"), file, *settings)
     assert (result["job"]["task"], result["metric"]) == (task, metric)
     assert result["saved_bytes"] <= 0.5 * result["full_saved_bytes"]
     evaluated = done("evaluate", "run", "--device", "cpu", "--weights", "last")
     assert evaluated["metrics"] == pytest.approx(result["metrics"], rel=1e-4)
-    other = done("evaluate", "run", file, "--device", "cpu")  # named, all rows count
-    assert other["rows"] == 40
+    assert done("evaluate", "run", file, "--device", "cpu")["rows"] == 40  # named, all rows count
     compared = done("compare", "run", "--html", "report.html")
     assert compared["metric"] == metric
     assert compared["rows"][0]["score"] == result["metrics"][metric]
     assert "</svg>" in Path("report.html").read_text()
     for words in (["compare", "run"], ["evaluate", "run", "--device", "cpu"]):
-        shown = razorctl(*words)
-        assert shown.exit_code == 0, shown.stderr
+        assert razorctl(*words).exit_code == 0
+    check(json.loads(Path("run/config.json").read_text()), file)
 
 
-def trained(case, kinds) -> str:
-    """A run of few steps, and its data."""
-    _, file, _ = case
-    steps = "--steps", "4", "--method", "full"
-    done("finetune", str(kinds / "bert"), file, *QUICK, *steps, "--out", "run")
-    return file
-
-
-def by_transformers(task: str, **settings):
-    return pipeline(task, "run", tokenizer="run", device="cpu", **settings)
-
-
-@pytest.mark.parametrize("case", ["regression"], indirect=True)
-def test_numbers_are_those_of_transformers(case, kinds):
-    file = trained(case, kinds)
-    config = json.loads(Path("run/config.json").read_text())
-    assert (config["problem_type"], config["id2label"]) == ("regression", {"0": "score"})
-    texts = [" ".join(words) for words in sentences(40)]
-    theirs = by_transformers("text-classification", function_to_apply="none")(texts)
-    ours = done("predict", "run", file, "--device", "cpu")["predictions"]
-    values = [row["value"] for row in ours]
-    assert values == pytest.approx([each["score"] for each in theirs], rel=1e-4, abs=1e-5)
-    result = razorctl("predict", "run", file, "--device", "cpu")
-    assert result.stdout.startswith(f"file,row,value\n{file},0,{values[0]:.6g}\n")
-    assert razorctl("predict", "run", file, "--top", "2").exit_code == 2
+@pytest.mark.parametrize("task", ["regression", "multi-label"])
+def test_images(task):
+    draw = random.Random(0)
+    shades = [(draw.randrange(256), draw.randrange(2)) for _ in range(24)]
+    rows = [
+        f"{i}.png,{shade / 255:.3f},{int(shade > 128)},{dark}"
+        for i, (shade, dark) in enumerate(shades)
+    ]
+    for i, (shade, dark) in enumerate(shades):
+        Image.new("L", (28, 28), shade // (1 + dark)).save(f"{i}.png")
+    Path("a.csv").write_text("\n".join(["image,share,light,dark", *rows]))
+    columns = "share" if task == "regression" else "light,dark"
+    settings = "--device", "cpu", "--steps", "3", "--batch-size", "8", "--ratio", "0.5"
+    named = "--label-column", columns, "--out", "run"
+    result = done("finetune", "vit-micro", "a.csv", *settings, *named)
+    assert result["job"]["task"] == task
+    assert json.loads(Path("run/config.json").read_text())["label_names"] == columns.split(",")
+    figures = done("evaluate", "run", "--device", "cpu", "--weights", "last")["metrics"]
+    assert figures == pytest.approx(result["metrics"], rel=1e-4)
+    assert all(
+        ("value" if task == "regression" else "labels") in row for row in predictions("a.csv")
+    )

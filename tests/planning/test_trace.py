@@ -43,6 +43,7 @@ GRID = [
     ("bert", "razor", "bf16", "sgd", 2, 2, 16),
     ("bert", "razor activation_checkpointing", "bf16", "adamw", 2, 1, 16),
     ("bert regression", "razor", "bf16", "adamw", 2, 2, 16),
+    ("vit multi-label", "razor", "bf16", "sgd", 4, 1, 32),
 ]
 
 
@@ -70,7 +71,7 @@ def test_the_traced_step_is_the_real_one_to_the_byte(
     traced = tracing.trace(job, recipe, classes, "cpu")
 
     model = family.bare(classes, size)
-    inputs, labels = family.batch(model, rows, size)
+    inputs, labels = family.batch(model, rows, size, classes)
     sparsify_within(model.train(), recipe, inputs, autocast=DTYPES[precision])
     assert traced.saved == saved_bytes(model, inputs, autocast=DTYPES[precision])
     assert traced.saved == really_saved(model, lambda: _forward(family, model, inputs, labels, job))

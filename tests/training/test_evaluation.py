@@ -81,6 +81,21 @@ def test_correlations_of_numbers():
     assert math.isnan(nowhere["loss"])
 
 
+def test_several_labels():
+    output = torch.tensor([[2.0, -1.0], [1.0, 1.0], [-1.0, 3.0]])
+    labels = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    evaluation = of(output, labels, job=replace(JOB, task="multi-label"), size=2)
+    figures = evaluation.figures
+    # Of class 0 the rows in their order are right, wrong, right; of class 1 right, right, wrong.
+    assert figures["mean_average_precision"] == pytest.approx(((1 + 2 / 3) / 2 + 1) / 2)
+    assert figures["f1"] == pytest.approx((1 / 2 + 1) / 2)
+    assert figures["micro_f1"] == pytest.approx(2 * 3 / (2 * 3 + 1 + 1))
+    assert figures["exact_match"] == pytest.approx(1 / 3)
+    want = nn.functional.binary_cross_entropy_with_logits(output, labels).item()
+    assert figures["loss"] == pytest.approx(want)
+    assert (evaluation.by_class.labels, evaluation.by_class.confusion) == ([2, 2], None)
+
+
 def test_a_segmentation_model_is_evaluated_without_enlarged_logits(monkeypatch):
     model = nn.Sequential(nn.Conv2d(2, 3, 1))
     job = Job("m", "d", task="segmentation", precision="fp32")

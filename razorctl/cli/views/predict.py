@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 from razorctl import documents
 
 if TYPE_CHECKING:
-    from razorctl.training.predicting.labels import Prediction
+    from razorctl.training.predicting.labels import LabelSet, Prediction
 
 Row = TypeVar("Row")
+BETWEEN = "|"  # labels of a cell
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a formula of a spreadsheet begins with
 
 
@@ -54,6 +55,21 @@ def labels_format(classes: Sequence[str], top: int, every: bool) -> RowFormat:
         return result
 
     return RowFormat(["file", "row", "label", "probability", *more, *ends], cells, entry)
+
+
+def several_format(classes: Sequence[str], every: bool) -> RowFormat:
+    """The format of rows with several labels; every: add the probabilities of all."""
+    ends = [f"p_{name}" for name in classes] if every else []
+
+    def cells(row: "LabelSet") -> list[Any]:
+        values = [f"{row.probabilities[name]:.6g}" for name in classes] if every else []
+        return [row.file, row.row, BETWEEN.join(row.labels), *values]
+
+    def entry(row: "LabelSet") -> dict[str, Any]:
+        chosen: dict[str, Any] = {"file": row.file, "row": row.row, "labels": [*row.labels]}
+        return {**chosen, "probabilities": {**row.probabilities}} if every else chosen
+
+    return RowFormat(["file", "row", "labels", *ends], cells, entry)
 
 
 def report_progress(rows: Iterable[Row], done: Callable[[int], None]) -> Iterator[Row]:

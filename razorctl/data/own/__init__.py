@@ -130,6 +130,8 @@ def _learned(task: Task, classes: Sequence[str]) -> str:
     few = ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
     if task == "regression":
         return f"for regression: {few}"
+    if task == "multi-label":
+        return f"for {units.count(len(classes), 'label')} of a row each: {few}"
     return f"{units.count(len(classes), 'class')}: {few}" if classes else f"for {task}"
 
 

@@ -21,6 +21,7 @@ Reasons = list[str | None]  # what is wrong with each value
 KEYS = ("role", "content")
 SHARED = ("from", "value")  # the keys of ShareGPT
 ROLES = {"human": "user", "gpt": "assistant"}  # its words, and those that templates know
+TRUTH = ("true", "false")
 ORDER = "roles are not user and assistant in turn, after a system message if any"
 
 
@@ -186,15 +187,77 @@ class Number(Field):
         }
 
 
+class Flag(Number):
+    """A column of a label that a row has (1) or has not (0)."""
+
+    def of_line(self, value: Any, column: str, folder: Path) -> tuple[Any, str | None]:
+        if isinstance(value, bool) or (isinstance(value, str) and value.casefold() in TRUTH):
+            return float(str(value).casefold() == "true"), None
+        number, fault = super().of_line(value, column, folder)
+        if fault is not None or number not in (None, 0, 1):
+            return None, f"the {column} {value!r} is not 0 or 1"
+        return number, None
+
+    def of_array(self, values: "pa.Array", folder: Path) -> tuple["pa.Array", Reasons | None]:
+        import pyarrow as pa
+
+        pairs = [self.of_line(value, "label", folder) for value in values.to_pylist()]
+        return pa.array([value for value, _ in pairs], pa.float64()), [fault for _, fault in pairs]
+
+
+class Several(Field):
+    """A column of lists of labels: names, numbers of classes, or a 0 or 1 for each class.
+
+    They are kept as texts; null is no list, and a row may have an empty one.
+    """
+
+    def kind(self) -> "pa.DataType":
+        import pyarrow as pa
+
+        return pa.list_(pa.string())
+
+    def of_line(self, value: Any, column: str, folder: Path) -> tuple[Any, str | None]:
+        if value is None:
+            return None, None
+        if not isinstance(value, list):
+            return None, f"the {column} {value!r} is no list"
+        labels = []
+        for label in value:
+            if isinstance(label, float) and label.is_integer():
+                label = int(label)
+            if isinstance(label, float):
+                return None, f"a label of {label}, which is no name and neither 0 nor 1"
+            if not isinstance(label, (str, int)) or (isinstance(label, str) and not label.strip()):
+                return None, f"a label of {label!r}, which is no name"
+            labels.append(str(int(label)) if isinstance(label, bool) else str(label).strip())
+        return labels, None
+
+    def of_array(self, values: "pa.Array", folder: Path) -> tuple["pa.Array", Reasons | None]:
+        import pyarrow as pa
+
+        pairs = [self.of_line(value, "label", folder) for value in values.to_pylist()]
+        return pa.array([value for value, _ in pairs], self.kind()), [fault for _, fault in pairs]
+
+    def faults(self, values: "pa.ChunkedArray", answered: bool = True) -> Mapping[int, str]:
+        import pyarrow.compute as pc
+
+        return dict.fromkeys(pc.indices_nonzero(values.is_null()).to_pylist(), "no labels")
+
+
 FIELDS = {
     field.name: field
     for field in (
         *(Picture("image"), Picture("mask")),
         *(Field("text"), Field("text_pair")),
         Messages("messages"),
-        Number("number"),
+        *(Number("number"), Several("labels"), Flag("flag")),
     )
 }
+
+
+def field_of(name: str) -> Field | None:
+    """The field of a column of `Raw`, of which there may be several, as flag.0 and flag.1."""
+    return FIELDS.get(name.partition(".")[0])
 
 
 def worse(one: str | None, other: str | None) -> str | None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Numbers = Mapping[str, "np.ndarray[Any, Any]"]  # split -> the number of each row's class, or -1
 
 WHOLE = re.compile(r"[+-]?\d+(\.0+)?")
-SEVERAL = "razorctl has no task for several labels of a row (multi-label)"
+SEVERAL = "which are for multi-label (--task multi-label), not classes"
 NUMBERS = "which are for regression (--task regression), not classes"
 NAMES, NUMBERED = "classes.txt", "id2label.json"
 DECIMAL = re.compile(r"[+-]?\d*\.\d+")
@@ -78,7 +78,7 @@ def classes_of(raw: Raw) -> Labels:
     kind = kinds.pop()
     if pa.types.is_nested(kind):
         raise DataError(
-            f"labels of {raw.name} are no single values but {kind}, and {SEVERAL}; choose another "
+            f"labels of {raw.name} are no single values but {kind}, {SEVERAL}; choose another "
             "column with --label-column."
         )
     values = {value for column in columns.values() for value in column.unique().to_pylist()}
@@ -109,6 +109,13 @@ def class_name(value: Any) -> str:
     if isinstance(value, float):
         value = int(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def in_order(names: set[str]) -> tuple[str, ...]:
+    """Names in the order of numbers, if all are whole ones, or else of letters."""
+    if all(map(WHOLE.fullmatch, names)):
+        return tuple(sorted(names, key=lambda name: (float(name), name)))
+    return tuple(sorted(names))
 
 
 def _ordered(raw: Raw, values: set[Any]) -> list[Any]:
@@ -151,7 +158,7 @@ def label_text(value: Any, place: str, kinds: dict[str, str]) -> str | None:
         value = int(value)
     kind = {bool: "true or false", int: "a number", str: "text"}.get(type(value))
     if kind is None:
-        why = {list: f", and {SEVERAL}", float: f", {NUMBERS}"}.get(type(value), "")
+        why = {list: f", {SEVERAL}", float: f", {NUMBERS}"}.get(type(value), "")
         raise DataError(
             f"the label at {place} is {value!r}{why}; give text or whole numbers, or choose "
             "another column with --label-column."
@@ -184,7 +191,14 @@ def renumbered(
     import numpy as np
 
     used = np.unique(labels if rows is None else labels[rows])
-    unknown = [names[number] for number in used if names[number] not in classes]
+    refuse_unknown(name, [names[n] for n in used if names[n] not in classes], classes)
+    numbers = {label: number for number, label in enumerate(classes)}
+    table = np.array([*(numbers.get(label, -1) for label in names), -1])  # -1 is no label
+    return np.asarray(table[labels])
+
+
+def refuse_unknown(name: str, unknown: Sequence[str], classes: Sequence[str]) -> None:
+    """Raises DataError for labels of a data set that are no classes of a run, if there are any."""
     if unknown:
         few = ", ".join(map(repr, unknown[:5])) + (", ..." if len(unknown) > 5 else "")
         run_few = ", ".join(map(repr, classes[:5])) + (", ..." if len(classes) > 5 else "")
@@ -192,9 +206,6 @@ def renumbered(
             f"{name} has labels that are no classes of the run: {few}; its classes are {run_few}, "
             "so correct them, or choose another column with --label-column."
         )
-    numbers = {label: number for number, label in enumerate(classes)}
-    table = np.array([*(numbers.get(label, -1) for label in names), -1])  # -1 is no label
-    return np.asarray(table[labels])
 
 
 def class_names_in(folder: Path) -> tuple[str, ...] | None:

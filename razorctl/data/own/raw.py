@@ -76,7 +76,8 @@ def not_utf8(text: str) -> str | None:
 class Raw:
     """The rows of each split of a data set as they are stored.
 
-    A row has a `label`, or for regression a `number`, and an `image` or a `text` and sometimes a
+    A row has a `label` (regression: `number`, multi-label: `labels`, or a `flag.0` and so on for
+    each class), and an `image` or a `text` and sometimes a
     `text_pair`. An image is a path, bytes, or the struct of `datasets` that has both. For other
     tasks a row has a `text` or `messages` alone, or an `image` and a `mask`. A row may also have a
     `place`, which names it, a `fault`, and a `name`, the path of an image in its folder.

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from razorctl import units
-from razorctl.data.own.fields import FIELDS
+from razorctl.data.own.fields import field_of
 from razorctl.data.own.labels import Numbers
 from razorctl.data.own.raw import Faults, Raw
 from razorctl.errors import DataError
@@ -44,9 +44,11 @@ def table_faults(
     if "fault" in rows.column_names:
         column = rows.column("fault")
         faults |= {row: column[row].as_py() for row in _where(column.is_valid().to_numpy())}
-    for name in [name for name in FIELDS if name in rows.column_names]:
-        for row, reason in FIELDS[name].faults(rows.column(name), answered).items():
-            faults.setdefault(row, reason)
+    for name in rows.column_names:
+        field = field_of(name)
+        if field is not None:
+            for row, reason in field.faults(rows.column(name), answered).items():
+                faults.setdefault(row, reason)
     for row in _where(numbers < 0):
         faults.setdefault(row, "no label")
     return dict(sorted(faults.items()))

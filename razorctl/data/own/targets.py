@@ -1,16 +1,25 @@
 """Labels of rows as a task learns them: an entry of READERS for each task that has labels."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from razorctl.data.own.labels import Numbers, class_numbers, renumbered
+from razorctl import units
+from razorctl.data.own.labels import (
+    Numbers,
+    class_numbers,
+    in_order,
+    refuse_unknown,
+    renumbered,
+)
 from razorctl.data.own.raw import Faults, Raw
 from razorctl.errors import DataError
 from razorctl.tasks import Task
 
 if TYPE_CHECKING:
     import numpy as np
+    from datasets import Dataset
 
 LARGE = 100  # labels of a regression beyond which a note says that smaller ones are learned sooner
 
@@ -45,6 +54,8 @@ def of_run(
 
     good: as of `check`. Raises DataError for labels of these rows that are no classes of the run.
     """
+    if raw.task == "multi-label":
+        return _several_of_run(raw, targets, classes, good)
     if raw.task != "classification":
         return replace(targets, classes=tuple(classes))
     numbers = {
@@ -55,10 +66,12 @@ def of_run(
 
 
 def check(raw: Raw, targets: Targets, good: Mapping[str, "np.ndarray[Any, Any]"]) -> None:
-    """Raises DataError for a regression whose training rows have one label.
+    """Raises DataError for training rows that have one number, or no label at all.
 
     good: split -> the numbers of its good rows.
     """
+    if raw.task == "multi-label" and not targets.labels["train"][good["train"]].any():
+        raise DataError(f"no training row of {raw.name} has a label; give some.")
     if raw.task == "regression":
         values = targets.labels["train"][good["train"]]
         if values.min() == values.max():
@@ -70,9 +83,11 @@ def check(raw: Raw, targets: Targets, good: Mapping[str, "np.ndarray[Any, Any]"]
 
 def notes(raw: Raw, targets: Targets, good: Mapping[str, "np.ndarray[Any, Any]"]) -> list[str]:
     """Notes on labels of rows that are trained on; good: as of `check`."""
-    if raw.task != "regression":
+    if raw.task not in ("regression", "multi-label"):
         return []
     values = targets.labels["train"][good["train"]]
+    if raw.task == "multi-label":
+        return _unused(targets.classes, values)
     if abs(values).max() <= LARGE:
         return []
     return [
@@ -95,7 +110,112 @@ def _numbers(raw: Raw) -> Targets:
     return Targets(names, numbers, values)
 
 
+def _several(raw: Raw) -> Targets:
+    """Labels [rows, classes], fp32, 0 or 1."""
+    numbers = class_numbers(raw)[1]
+    if "labels" not in raw.splits["train"].column_names:
+        flags = {split: _flags(rows) for split, rows in raw.splits.items()}
+        return Targets(raw.class_names or (), numbers, flags)
+    lists = {split: rows.data.column("labels").to_pylist() for split, rows in raw.splits.items()}
+    names = raw.class_names
+    every = [labels for of in lists.values() for labels in of if labels is not None]
+    vectors = names is None and _are_vectors(every)
+    if vectors:
+        width = Counter(map(len, every)).most_common(1)[0][0]
+        names = tuple(map(str, range(width)))
+    keys = names if raw.class_names is None else tuple(map(str, range(len(raw.class_names))))
+    if keys is None:
+        keys = names = in_order({label for labels in every for label in labels})
+    assert names is not None
+    if len(names) < 2:
+        raise DataError(
+            f"{raw.name} has {units.count(len(names), 'label')} in its lists, and multi-label "
+            "needs two or more; choose another column with --label-column."
+        )
+    place = {key: number for number, key in enumerate(keys)}
+    labels, faults = {}, dict[str, dict[int, str]]()
+    for split, rows in lists.items():
+        labels[split], faults[split] = _matrix(rows, place, vectors)
+    return Targets(names, numbers, labels, faults)
+
+
+def _flags(rows: "Dataset") -> "np.ndarray[Any, Any]":
+    import numpy as np
+
+    names = [name for name in rows.column_names if name.startswith("flag.")]
+    columns = [rows.data.column(name).to_numpy() for name in names]
+    return np.asarray(np.nan_to_num(np.stack(columns, 1)), np.float32)
+
+
+def _are_vectors(lists: Sequence[Sequence[str]]) -> bool:
+    """Whether lists have a 0 or 1 for each class, and not the names of the classes of a row.
+
+    Most are of 0 and 1 alone, and some name one of these twice, or all are of one length.
+    """
+    binary = [labels for labels in lists if labels and {*labels} <= {"0", "1"}]
+    alike = len({*map(len, binary)}) == 1 and len(binary[0]) > 1
+    twice = any(len({*labels}) < len(labels) for labels in binary)
+    return 10 * len(binary) >= 9 * len(lists) > 0 and (alike or twice)
+
+
+def _matrix(
+    rows: Sequence[Sequence[str] | None], place: Mapping[str, int], vectors: bool
+) -> tuple["np.ndarray[Any, Any]", dict[int, str]]:
+    """The labels [rows, classes] of lists, and the rows whose lists cannot be used.
+
+    place: label -> the number of its class. vectors: whether lists have a 0 or 1 for each class.
+    """
+    import numpy as np
+
+    labels, faults = np.zeros((len(rows), len(place)), np.float32), {}
+    for row, own in enumerate(rows):
+        if own is None:
+            continue
+        if vectors:
+            if odd := {*own} - {"0", "1"}:
+                faults[row] = f"a label of {min(odd)}, not 0 or 1"
+            elif len(own) != len(place):
+                faults[row] = f"{units.count(len(own), 'label')}, not {len(place)} as others have"
+            else:
+                labels[row] = np.asarray(own, np.float32)
+        elif unknown := [label for label in own if label not in place]:
+            faults[row] = f"a label of {unknown[0]}, which is no class"
+        else:
+            labels[row, [place[label] for label in own]] = 1
+    return labels, faults
+
+
+def _unused(classes: Sequence[str], values: "np.ndarray[Any, Any]") -> list[str]:
+    """A note on labels that no training row has."""
+    unused = [name for number, name in enumerate(classes) if not values[:, number].any()]
+    if not unused:
+        return []
+    few = ", ".join(unused[:5]) + (", ..." if len(unused) > 5 else "")
+    return [f"{units.count(len(unused), 'label')} of {len(classes)} on no training row: {few}."]
+
+
+def _several_of_run(
+    raw: Raw, targets: Targets, classes: Sequence[str], good: Mapping[str, "np.ndarray[Any, Any]"]
+) -> Targets:
+    """Several labels by the classes of a run; see `of_run`."""
+    import numpy as np
+
+    own = targets.classes
+    if own == tuple(map(str, range(len(classes)))) and not {*own} & {*classes}:
+        return replace(targets, classes=tuple(classes))  # lists of 0 and 1 name no classes
+    labels = {}
+    for split, values in targets.labels.items():
+        used = [name for n, name in enumerate(own) if values[good[split], n].any()]
+        refuse_unknown(raw.name, [name for name in used if name not in classes], classes)
+        labels[split] = np.zeros((len(values), len(classes)), np.float32)
+        for number, name in enumerate(classes):
+            if name in own:
+                labels[split][:, number] = values[:, own.index(name)]
+    return replace(targets, classes=tuple(classes), labels=labels)
+
+
 READERS: Mapping[Task, Callable[[Raw], Targets]] = {
     "classification": _classes,
     "regression": _numbers,
+    "multi-label": _several,
 }

@@ -254,7 +254,10 @@ class PretrainedFiles:
 
 
 # Task -> how transformers calls it, and by which its models choose a loss of their own.
-PROBLEMS: Mapping[Task, str] = {"regression": "regression"}
+PROBLEMS: Mapping[Task, str] = {
+    "regression": "regression",
+    "multi-label": "multi_label_classification",
+}
 
 
 def name_classes(model: Any, classes: Sequence[str], task: Task) -> None:

@@ -1,6 +1,6 @@
 """The labels that a classifier gives, and the numbers of a regression."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from razorctl.data.own.whole import UnlabeledRows
     from razorctl.training.predicting.inference import Trained
+
+HALF = 0.5  # the probability from which on a row has a label
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,23 @@ def predict_labels(classifier: "Trained", parts: Iterable["UnlabeledRows"]) -> I
     """The predictions of a classifier for the rows of files, in their order, batch by batch."""
     for place, values in _placed(classifier, parts, probabilities):
         yield Prediction(*place, classifier.classes, tuple(values.tolist()))
+
+
+@dataclass(frozen=True)
+class LabelSet:
+    """The probability of each label for a row of a file, and those of HALF or more."""
+
+    file: str
+    row: int | None
+    labels: tuple[str, ...]
+    probabilities: Mapping[str, float]
+
+
+def predict_several(trained: "Trained", parts: Iterable["UnlabeledRows"]) -> Iterator[LabelSet]:
+    """The labels that a multi-label model gives for the rows of files, in their order."""
+    for place, values in _placed(trained, parts, logits_of):
+        chances = dict(zip(trained.classes, values.sigmoid().tolist(), strict=True))
+        yield LabelSet(*place, tuple(name for name, p in chances.items() if p >= HALF), chances)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from datasets import Dataset
+from datasets import ClassLabel, Dataset, Features, List, Value
 
 from razorctl import data
 from razorctl.data.own import whole
@@ -87,6 +87,140 @@ def test_rows_of_other_data_for_a_run():
     job = Job("bert-base", name, task="regression", label_column="stars")
     rows, split, skipped = whole.labeled(job, "text", ["score"])
     assert (rows["label"][:], split, skipped) == ([1.0, 2.0, 3.0] * 4, None, ())
+
+
+SETS = [
+    [name for bit, name in enumerate(("red", "round", "soft")) if i >> bit & 1] for i in range(12)
+]
+FLAGS = {name: [int(name in names) for names in SETS] for name in ("red", "round", "soft")}
+VECTORS = [[FLAGS[name][i] for name in FLAGS] for i in range(12)]
+SEVERAL = {
+    "lists of names": ({"labels": SETS}, {}, ("red", "round", "soft")),
+    "lists of numbers": (
+        {"labels": [[3 * [*FLAGS].index(name) for name in names] for names in SETS]},
+        *({}, ("0", "3", "6")),
+    ),
+    "lists of 0 and 1": ({"labels": VECTORS}, {}, ("0", "1", "2")),
+    "columns": (FLAGS, {"label_column": "red,round,soft"}, ("red", "round", "soft")),
+    "all columns": (
+        {"id": TEXTS, **FLAGS},
+        {"task": "multi-label", "text_column": "text"},
+        (*FLAGS,),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    [
+        *((case, kind) for case in SEVERAL for kind in ("jsonl", "parquet", "hub")),
+        *(("columns", "csv"), ("all columns", "csv")),  # which has no lists
+    ],
+)
+def test_several_labels(case, kind, hub):
+    columns, settings, names = SEVERAL[case]
+    source, splits = loaded(hub, {"text": TEXTS, **columns}, kind, **settings)
+    assert (source.task, source.classes, splits.classes) == ("multi-label", 3, names)
+    assert labels(splits) == dict(zip(TEXTS, VECTORS, strict=True))
+
+
+def test_classes_of_lists_by_their_type(hub):
+    numbers = [[[*FLAGS].index(name) for name in names] for names in SETS]
+    kinds = Features({"text": Value("string"), "labels": List(ClassLabel(names=[*FLAGS]))})
+    rows = Dataset.from_dict({"text": TEXTS, "labels": numbers}, kinds)
+    local_hub.cache(hub, "dataset", "some/set", lambda to: rows.to_parquet(to / "a.parquet"))
+    splits = data.of(Job("bert-base", "hf:some/set")).load()
+    assert splits.classes == (*FLAGS,)
+    assert labels(splits) == dict(zip(TEXTS, VECTORS, strict=True))
+
+
+def test_several_labels_of_other_data_for_a_run():
+    job = Job("bert-base", written({"text": TEXTS, "labels": SETS}), task="multi-label")
+    rows, _, _ = whole.labeled(job, "text", ["soft", "red", "flat", "round"])
+    assert rows["label"][:] == [[soft, red, 0, round_] for red, round_, soft in VECTORS]
+    with pytest.raises(DataError, match="has labels that are no classes of the run: 'round'"):
+        whole.labeled(job, "text", ["soft", "red"])
+
+
+BAD_SETS = {
+    "a share": ({"labels": [*SETS[1:4], ["red", 0.5]]}, {}, "line 4 (a label of 0.5, which is no"),
+    "beyond 1": ({"labels": [*VECTORS, [1, 2, 0]]}, {}, "line 13 (a label of 2, not 0 or 1)"),
+    "too few": ({"labels": [*VECTORS, [1, 0]]}, {}, "line 13 (2 labels, not 3 as others have)"),
+    "no list": ({"labels": [*SETS[1:4], None]}, {}, "a.jsonl, line 4 (no labels)"),
+    "a word": ({"labels": [*SETS[1:4], "red"]}, {}, "line 4 (the labels 'red' is no list)"),
+    "nothing": ({"labels": [[]] * 6}, {"task": "multi-label"}, "has 0 labels in its lists"),
+    "a name that is none": (
+        {"labels": [*SETS[1:4], [" "]]},
+        {},
+        "a label of ' ', which is no name",
+    ),
+    "half a column": (
+        {"red": [0, 1, 0.5, 1], "soft": [0, 1, 1, 0]},
+        {"label_column": "red,soft"},
+        "line 3 (the red 0.5 is not 0 or 1)",
+    ),
+    "an empty cell": (
+        {"red": [0, 1, None, 1], "soft": [0, 1, 1, 0]},
+        {"label_column": "red,soft"},
+        "line 3 (no label)",
+    ),
+    "all 0": (
+        {"red": [0] * 6, "soft": [0] * 6},
+        {"label_column": "red,soft"},
+        "no training row of a.jsonl has a label",
+    ),
+    "classes": (
+        {"labels": SETS[1:5]},
+        {"task": "classification"},
+        "which are for multi-label (--t",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_SETS)
+def test_bad_labels(case):
+    columns, settings, said = BAD_SETS[case]
+    count = len(next(iter(columns.values())))
+    name = written({"text": [f"a text of {i} words" for i in range(count)], **columns})
+    with pytest.raises(DataError) as error:
+        data.of(Job("bert-base", name, **settings)).load()
+    assert said in str(error.value)
+
+
+UNCLEAR = {
+    "columns": ({}, "choose with --label-column, or take all with --task multi-label"),
+    "a column that is none": ({"label_column": "red,blue"}, "has no column blue, only text, red"),
+    "one task": (
+        {"label_column": "red,soft", "task": "classification"},
+        "one column of labels for classification, not red, soft",
+    ),
+    "one column": (
+        {"label_column": "red", "task": "multi-label"},
+        "column red of a.csv has no lists of labels; name",
+    ),
+    "smoothing": ({"task": "multi-label", "label_smoothing": 0.1}, "is for multi-label; leave it"),
+    "weights": ({"task": "multi-label", "class_weights": "balanced"}, "leave --class-weights out"),
+}
+
+
+@pytest.mark.parametrize("case", UNCLEAR)
+def test_unclear_columns_of_labels(case):
+    settings, said = UNCLEAR[case]
+    name = written({"text": TEXTS, **FLAGS}, "csv")
+    with pytest.raises(RazorError) as error:
+        data.check(Job("bert-base", name, **settings))
+    assert said in str(error.value)
+
+
+def test_labels_of_no_training_row_are_noted():
+    for split, names in (("train", ["red", "soft"]), ("test", ["red", "flat"])):
+        Path("d").mkdir(exist_ok=True)
+        written(
+            {"text": TEXTS, "labels": [names[: 1 + i % 2] for i in range(12)]}, name=f"d/{split}"
+        )
+    source = data.of(Job("bert-base", "d"))
+    assert source.details[1] == "for 3 labels of a row each: flat, red, soft"
+    assert source.load().notes[-1] == "1 label of 3 on no training row: flat."
 
 
 REGRESSION = {"task": "regression"}

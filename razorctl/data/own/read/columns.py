@@ -12,7 +12,13 @@ from razorctl.tasks import LANGUAGE, OF_ROWS, Task
 
 LABELS = frozenset({"label", "labels", "class", "target", "category"})
 SCORES = frozenset({"score", "rating", "similarity", "similarity_score", "stars"})
-ROLES: Mapping[Task, str] = {"classification": "label", "regression": "number"}  # of the label
+# Task -> the role of its label.
+ROLES: Mapping[Task, str] = {
+    "classification": "label",
+    "regression": "number",
+    "multi-label": "labels",
+}
+FLAG = "flag."  # begins the roles of columns of 0 and 1, one for each label
 MASKS = frozenset(
     {"mask", "masks", "annotation", "annotations", "segmentation", "label", "labels", "seg_map"}
     | {f"{what}_{of}" for what in ("mask", "annotation") for of in ("path", "file", "name")}
@@ -29,7 +35,12 @@ PAIRS = (
     ("question1", "question2"),
     ("question", "sentence"),
 )
-WORDS = {"text_pair": "text", "messages": "conversations", "number": "label"}  # for roles
+# Words for roles.
+WORDS = {
+    "text_pair": "text",
+    "messages": "conversations",
+    **dict.fromkeys(("number", "labels", "flag"), "label"),
+}
 CLASSES = 100  # more values than that are no classes, unless the column is called so
 
 
@@ -60,9 +71,14 @@ class TableColumns:
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
-        """The names of what is learned, as far as columns have them: that of a number."""
-        number = self.get("number")
-        return None if number is None else (number,)
+        """The names of what is learned, if these are columns: of a number, or of 0 and 1."""
+        names = [column for role, column in self.roles if role == "number" or role.startswith(FLAG)]
+        return tuple(names) or None
+
+    @property
+    def answer(self) -> str | None:
+        """The column of the label, if there is one and no more."""
+        return next((column for role, column in self.roles if role in ROLES.values()), None)
 
     @property
     def renamed(self) -> dict[str, str]:
@@ -74,7 +90,7 @@ class TableColumns:
         """The columns, as the end of a sentence."""
         words: dict[str, list[str]] = {}
         for role, column in self.roles:
-            word = WORDS.get(role, role)
+            word = WORDS.get(role.partition(".")[0], role)
             words.setdefault(word, []).append(column)
         return ", ".join(f"{word} in {' and '.join(columns)}" for word, columns in words.items())
 
@@ -87,8 +103,8 @@ def classifier_columns(ask: Ask, sample: Sample) -> TableColumns:
     """
     image = _given(ask, sample, ask.image_column, "image")
     texts = _given_texts(ask, sample)
-    label = _given(ask, sample, ask.label_column, "label")
-    taken = {column for column in (image, label, *texts) if column is not None}
+    given = _given_labels(ask, sample)
+    taken = {column for column in (image, *given, *texts) if column is not None}
     if image is None and not texts:
         image = _image(ask, sample, taken)
         texts = _texts(ask, sample, taken, image)
@@ -103,20 +119,50 @@ def classifier_columns(ask: Ask, sample: Sample) -> TableColumns:
             "name one with --image-column or --text-column."
         )
     inputs = [column for column in (image, *texts) if column is not None]
-    label = label or _label(ask, sample, inputs)
-    if len({*inputs, label}) <= len(inputs):
+    labels = given or _labels(ask, sample, inputs)
+    if twice := {*inputs} & {*labels}:
         raise UsageError(
-            f"column {label} of {ask.name} cannot be used twice; name others of {_listed(sample)}."
+            f"column {min(twice)} of {ask.name} cannot be used twice; name others of "
+            f"{_listed(sample)}."
         )
-    task = _task_of(ask, sample, label)
-    return TableColumns.of(task, image=image, **_text_roles(texts), **{ROLES[task]: label})
+    task = _task_of(ask, sample, labels)
+    roles: dict[str, str | None] = {ROLES[task]: labels[0]}
+    if len(labels) > 1:
+        roles = {f"{FLAG}{number}": column for number, column in enumerate(labels)}
+    return TableColumns.of(task, image=image, **_text_roles(texts), **roles)
 
 
-def _task_of(ask: Ask, sample: Sample, label: str) -> Task:
-    """The task with a label for each row that is given, or that the values of the label say."""
-    if ask.task is None and "regression" in ask.tasks and sample.has_decimals(label):
+def _task_of(ask: Ask, sample: Sample, labels: Sequence[str]) -> Task:
+    """The task with labels for each row that is given, or that their values say.
+
+    Raises UsageError for several columns of labels if that is not multi-label.
+    """
+    several = len(labels) > 1
+    if ask.task == "multi-label" and not several and not sample.has_lists(labels[0]):
+        raise UsageError(
+            f"column {labels[0]} of {ask.name} has no lists of labels; name a column that has, or "
+            "a column of 0 and 1 for each label with --label-column a,b."
+        )
+    if "multi-label" in ask.tasks and (several or (not ask.task and sample.has_lists(labels[0]))):
+        return "multi-label"
+    if several:
+        raise UsageError(
+            f"{ask.name} has one column of labels for {ask.tasks[0]}, not {', '.join(labels)}; "
+            "name one with --label-column."
+        )
+    if not ask.task and "regression" in ask.tasks and sample.has_decimals(labels[0]):
         return "regression"
     return next((task for task in ask.tasks if task in OF_ROWS), "classification")
+
+
+def _given_labels(ask: Ask, sample: Sample) -> tuple[str, ...]:
+    """The columns that `Job.label_column` names, `a,b` for several."""
+    if ask.label_column is None:
+        return ()
+    parts = _parts(sample, ask.label_column)
+    for part in parts:
+        _given(ask, sample, part, "label")
+    return tuple(dict.fromkeys(parts))
 
 
 def single_text(ask: Ask, sample: Sample) -> str | None:
@@ -147,7 +193,10 @@ def image_and_mask(ask: Ask, sample: Sample) -> tuple[str | None, str | None]:
     Raises what `classifier_columns` raises.
     """
     image = _given(ask, sample, ask.image_column, "image")
-    mask = _given(ask, sample, ask.label_column, "label")
+    given = _given_labels(ask, sample)
+    if len(given) > 1:
+        return image, None
+    mask = given[0] if given else None
     if mask is None:
         candidates = [
             column
@@ -186,10 +235,12 @@ def label_candidates(
 
     free = [c for c in sample.values if c not in inputs and c not in sample.images]
     scores = [c for c in free if "regression" in ask.tasks and sample.has_decimals(c)]
+    lists = [c for c in free if "multi-label" in ask.tasks and sample.has_lists(c, str)]
     signs: tuple[Callable[[str], bool], ...] = (
         lambda column: normalized_name(column) in LABELS,
         lambda column: column in sample.classes,
         lambda column: not by_name and column in scores and normalized_name(column) in SCORES,
+        lambda column: not by_name and column in lists,
         lambda column: not by_name and has_few_values(column),
     )
     candidates = ([column for column in free if sign(column)] for sign in signs)
@@ -205,8 +256,9 @@ def as_trained(ask: Ask, sample: Sample) -> Ask:
     if trained is None:
         return ask
     label = ask.label_column
-    if label is None and trained.label_column in sample.values:
-        label = trained.label_column
+    own = trained.label_column
+    if label is None and own is not None and {*_parts(sample, own)} <= sample.values.keys():
+        label = own
     if ask.image_column is not None or ask.text_column is not None:
         return replace(ask, label_column=label)
     image, text = trained.image_column, trained.text_column
@@ -229,7 +281,7 @@ def unlabeled_columns(ask: Ask, sample: Sample, modality: Modality) -> TableColu
         return TableColumns.of(messages=messages)
     image = _given(ask, sample, ask.image_column, "image")
     texts = _given_texts(ask, sample)
-    taken = set() if ask.label_column is None else {ask.label_column}
+    taken = set() if ask.label_column is None else {*_parts(sample, ask.label_column)}
     if modality == "image":
         if image is None and ask.task == "segmentation":
             image, mask = image_and_mask(ask, sample)
@@ -319,11 +371,27 @@ def _texts(ask: Ask, sample: Sample, taken: set[str], image: str | None) -> tupl
     return () if text is None else (text,)
 
 
-def _label(ask: Ask, sample: Sample, inputs: Sequence[str]) -> str:
-    label = _only(ask, sample, label_candidates(ask, sample, inputs), "label", "label-column")
+def _labels(ask: Ask, sample: Sample, inputs: Sequence[str]) -> Sequence[str]:
+    """The columns of labels: one, or for multi-label those of 0 and 1, unless there are lists."""
+    candidates = label_candidates(ask, sample, inputs)
+    free = [c for c in sample.values if c not in inputs and c not in sample.images]
+    flags = [column for column in free if sample.has_flags(column)]
+    if ask.task == "multi-label" and not any(map(sample.has_lists, candidates)):
+        if len(flags) > 1:
+            return flags
+        raise UsageError(
+            f"{ask.name} has no lists of labels, and no columns of 0 and 1 for each: "
+            f"{_listed(sample)}; name some with --label-column a,b."
+        )
+    if len(candidates) > 1 and {*candidates} <= {*flags} and "multi-label" in ask.tasks:
+        raise UsageError(
+            f"{ask.name} has several columns that may be the label, {', '.join(candidates)}, of "
+            f"{_listed(sample)}; choose with --label-column, or take all with --task multi-label."
+        )
+    label = _only(ask, sample, candidates, "label", "label-column")
     if label is None:
         raise UsageError(
             f"none of the columns of {ask.name} is clearly the label: {_listed(sample)}; name one "
             "with --label-column."
         )
-    return label
+    return [label]

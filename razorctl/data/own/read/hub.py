@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PREFIX = "hf:"
 NAME = re.compile(r"hf:([\w.-]+/[\w.-]+?)(?::([\w.-]+))?")
 CARD = "README.md"
-CONVERTED = ("messages", "number")  # columns whose values rows may have otherwise
+CONVERTED = ("messages", "number", "labels", "flag")  # columns whose values rows may have otherwise
 STREAMED = 100  # rows of a stream that columns are detected from
 # The readers of `datasets` that unpack no objects of Python and no archives.
 BUILDERS = ("parquet", "arrow", "csv", "json", "imagefolder")
@@ -251,8 +251,9 @@ def _detect(
                 f"column {column} of {ask.name} has no images but {kinds[column]}; name another "
                 f"with {option}."
             )
-    label = columns.get("label")
-    return columns, tuple(kinds[label].names) if label in sample.classes else columns.class_names
+    label = columns.answer
+    named = None if label is None else parquet.named_classes(kinds[label])
+    return columns, columns.class_names or named
 
 
 def _raw(ask: Ask, data: Mapping[str, "Dataset"], split_names: dict[str, str], folder: Path) -> Raw:
@@ -266,7 +267,7 @@ def _raw(ask: Ask, data: Mapping[str, "Dataset"], split_names: dict[str, str], f
                 f"{name_in_data} of {ask.name} has no column {absent.pop()}; name other splits."
             )
     details = columns.details
-    label = columns.get("label") or columns.get("number")
+    label = columns.answer
     if ask.split is None and label is not None:
         for split in [split for split in split_names if split != "train"]:
             if _without_labels(data[split], label):
@@ -289,12 +290,13 @@ def _rows(split: "Dataset", columns: TableColumns) -> "Dataset":
     import pyarrow as pa
 
     rows = split.select_columns(list(columns.renamed)).rename_columns(columns.renamed)
-    names = [name for name in rows.column_names if name in CONVERTED]
+    names = [name for name in rows.column_names if name.partition(".")[0] in CONVERTED]
     if not names:
         return rows
     table, faults = rows.data.table, None
     for name in names:
-        made = [FIELDS[name].of_array(chunk, Path()) for chunk in table.column(name).chunks]
+        field = FIELDS[name.partition(".")[0]]
+        made = [field.of_array(chunk, Path()) for chunk in table.column(name).chunks]
         at = table.column_names.index(name)
         table = table.set_column(at, name, pa.chunked_array([values for values, _ in made]))
         found = [reason for _, reasons in made for reason in reasons or ()]

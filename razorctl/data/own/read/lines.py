@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from razorctl import units
-from razorctl.data.own.fields import FIELDS, worse
+from razorctl.data.own.fields import field_of, worse
 from razorctl.data.own.labels import label_text
 from razorctl.data.own.read.columns import TableColumns
 from razorctl.data.own.read.sample import SAMPLE, Sample
@@ -128,7 +128,8 @@ def schema(columns: TableColumns) -> "pa.Schema":
     import pyarrow as pa
 
     names = [*columns.renamed.values(), "place", "fault"]
-    return pa.schema([(n, FIELDS[n].kind() if n in FIELDS else pa.string()) for n in names])
+    kinds = [(name, field_of(name)) for name in names]
+    return pa.schema([(name, of.kind() if of else pa.string()) for name, of in kinds])
 
 
 def rows(files: Sequence[Path], columns: TableColumns) -> "Dataset":
@@ -163,7 +164,9 @@ def records(file: Path, columns: TableColumns) -> Iterator[dict[str, Any]]:
             if name == "label":
                 row[name] = label_text(value, place, kinds)
             else:
-                row[name], fault = FIELDS[name].of_line(value, column, file.parent)
+                field = field_of(name)
+                assert field is not None
+                row[name], fault = field.of_line(value, column, file.parent)
                 if fault is not None:
                     row["fault"] = worse(row["fault"], fault)
         yield row

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from razorctl.data.own.fields import FIELDS, Reasons, worse
+from razorctl.data.own.fields import Reasons, field_of, worse
 from razorctl.data.own.read.columns import TableColumns
 from razorctl.data.own.read.sample import SAMPLE, Sample
 from razorctl.data.own.store import BATCH, stored
@@ -113,8 +113,13 @@ def labels(file: Path, columns: TableColumns) -> "pa.ChunkedArray":
 
 def class_names(file: Path, columns: TableColumns) -> tuple[str, ...] | None:
     """The names of the classes that the label's type has; None without them or a label."""
-    label = columns.get("label")
-    names = None if label is None else getattr(features(file)[label], "names", None)
+    label = columns.answer
+    return None if label is None else named_classes(features(file)[label])
+
+
+def named_classes(kind: Any) -> tuple[str, ...] | None:
+    """The names of the classes that a type of `datasets` has, or that in its lists; else None."""
+    names = getattr(getattr(kind, "feature", kind), "names", None)
     return None if names is None else tuple(names)
 
 
@@ -154,8 +159,10 @@ def _row_arrays(arrays: Mapping[str, "pa.Array"], folder: Path) -> dict[str, "pa
 
     row_arrays = {**arrays}
     faults: Reasons | None = None
-    for name in [name for name in FIELDS if name in arrays]:
-        row_arrays[name], reasons = FIELDS[name].of_array(arrays[name], folder)
+    for name, field in [(name, field_of(name)) for name in arrays]:
+        if field is None:
+            continue
+        row_arrays[name], reasons = field.of_array(arrays[name], folder)
         if reasons is not None:
             faults = reasons if faults is None else [*map(worse, faults, reasons)]
     if faults is not None:

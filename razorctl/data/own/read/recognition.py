@@ -37,9 +37,9 @@ def table_columns(ask: Ask, sample: Sample) -> TableColumns:
     """The task that a table is for, and the columns that it uses.
 
     A given task settles it. Otherwise conversations are for causal-lm, images with masks for
-    segmentation, what has a label for classification or regression, and texts alone for the first
-    task of the model that models language, as far as the model is for these. If that is its most
-    usual task, only a column that is a label by name or type counts as one.
+    segmentation, what has labels for classification, regression or multi-label, and texts alone for
+    the first task of the model that models language, as far as the model is for these. If that is
+    its most usual task, only a column that is a label by name or type counts as one.
     Raises what `classifier_columns` raises, and UsageError if the table does not serve the given
     task or is of one of KINDS.
     """
@@ -144,9 +144,6 @@ class Table:
         values = self.sample.present(column)
         return bool(values) and 2 * sum(map(fits, values)) > len(values)
 
-    def has_lists(self, column: str) -> bool:
-        return self.most(column, lambda value: isinstance(value, list))
-
     def varied(self, *names: str) -> bool:
         """Whether most texts of each column are there once, so that they are no classes."""
         columns = [self.sample.texts(name) for name in names]
@@ -169,8 +166,7 @@ class Table:
     def clear(self) -> bool:
         """Whether columns are called a text and its label, or an image and its label."""
         names = self.names.keys()
-        labels = [name for name in names & LABELS if not self.has_lists(self.names[name])]
-        return bool(labels) and bool(names & TEXTS)
+        return bool(names & LABELS) and bool(names & TEXTS)
 
 
 @dataclass(frozen=True)
@@ -194,14 +190,16 @@ def _choices(table: Table) -> Sequence[str]:
     names = table.columns_for(
         "question|query|prompt|ctx|context|sentence", "choices|options|endings"
     )
-    return names if names and table.has_lists(names[1]) else ()
+    return names if names and table.sample.has_lists(names[1]) else ()
 
 
 def _tags(table: Table) -> Sequence[str]:
-    words = [c for c in table.columns_for("tokens|words|token|word") if table.has_lists(c)]
+    words = [c for c in table.columns_for("tokens|words|token|word") if table.sample.has_lists(c)]
     ends = ("tags", "tag", "labels", "label")
     tags = [
-        c for c in table.sample.values if normalized_name(c).endswith(ends) and table.has_lists(c)
+        c
+        for c in table.sample.values
+        if normalized_name(c).endswith(ends) and table.sample.has_lists(c)
     ]
     return [*words, *tags[:1]] if words and tags else ()
 

@@ -52,6 +52,18 @@ class Sample:
         numbers = [number for number in map(_number, values) if number is not None]
         return 2 * len(numbers) >= len(values) and not all(map(float.is_integer, numbers))
 
+    def has_lists(self, column: str, kind: type = object) -> bool:
+        """Whether most values of a column are lists, and all that is in the lists is of a kind."""
+        values = self.present(column)
+        lists = [value for value in values if isinstance(value, list)]
+        every = all(isinstance(value, kind) for part in lists for value in part)
+        return every and 2 * len(lists) > len(values)
+
+    def has_flags(self, column: str) -> bool:
+        """Whether a column is of 0 and 1, or of true and false."""
+        values = {str(value).casefold() for value in self.present(column)}
+        return bool(values) and (values <= {"0", "1", "0.0", "1.0"} or values <= {"true", "false"})
+
     def has_images(self, column: str, names: Collection[str] = IMAGES) -> bool:
         """Whether a column has images, or most of its values are paths of images.
 
