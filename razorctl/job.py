@@ -79,6 +79,13 @@ class Job:
         layer_decay: factor of the learning rate from each layer to the one below.
         warmup_steps: steps in which the learning rate rises to `learning_rate`.
         clip_norm: largest norm of the whole gradient.
+        ema: decay of an exponential moving average of the weights, in (0, 1), which rises to that
+            in the first steps. The average is what is evaluated and exported, and takes the memory
+            of another copy of the weights; buffers are averaged too. None is no average.
+        freeze: weights that are not trained: a number of blocks, with all that comes before them;
+            or patterns of names, separated by commas, such as `patch_embed,blocks.[0-5],*norm*`. A
+            pattern is of a parameter or of a module with all its parameters. Running statistics of
+            frozen norms go on.
         max_ratio: the largest ratio that a plan may choose, and a run whose steps run out of
             memory.
         strict: whether a step that runs out of memory ends the run. Otherwise it is taken again in
@@ -92,6 +99,7 @@ class Job:
         save_every: steps between checkpoints; None is with every evaluation. The last step has one
             as well, and so has an evaluation that is the best so far.
         keep_checkpoints: whether the newest and the best checkpoint stay when the run is finished.
+        workers: processes that load rows ahead; None is 8, or the number of cores, on CUDA, else 0.
         compile: whether training steps run through torch.compile.
         cuda_graphs: whether forward and backward passes are captured as CUDA graphs, compiled or
             not. Evaluations and updates cannot use what graphs hold in memory; no plan counts that.
@@ -131,6 +139,8 @@ class Job:
     layer_decay: float = 1.0
     warmup_steps: int | None = None
     clip_norm: float = 1.0
+    ema: float | None = None
+    freeze: str | None = None
     max_ratio: float = 0.97
     strict: bool = False
     metric: str | None = None
@@ -138,6 +148,7 @@ class Job:
     evaluate_every: int | None = None
     save_every: int | None = None
     keep_checkpoints: bool = False
+    workers: int | None = None
     compile: bool = False
     cuda_graphs: bool = False
     activation_memory_budget: float | None = None

@@ -1,4 +1,5 @@
 import dataclasses
+import math
 from itertools import pairwise
 
 import pytest
@@ -27,9 +28,12 @@ def test_given_values_win_over_the_models_and_those_over_ours():
         "input_size",
         *(
             "class_weights",
+            "ema",
+            "freeze",
             "metric",
             "patience",
             "save_every",
+            "workers",
             "activation_memory_budget",
             "image_column",
             "text_column",
@@ -88,7 +92,10 @@ def test_what_must_be_positive(field, value):
 
 @pytest.mark.parametrize(
     "field",
-    ["momentum", "weight_decay", "warmup_steps", "mixup", "cutmix", "label_smoothing", "patience"],
+    [
+        *("momentum", "weight_decay", "warmup_steps", "mixup", "cutmix", "label_smoothing"),
+        *("patience", "workers"),
+    ],
 )
 def test_what_must_not_be_negative(field):
     Job("m", "d", **{field: 0})
@@ -109,6 +116,9 @@ def test_what_must_not_be_negative(field):
         ({"class_weights": "1,nan"}, "class weight nan is not a positive number; give one for"),
         ({"class_weights": "0,1"}, "class weight 0 is not a positive number"),
         ({"class_weights": "balanced", "streaming": True}, "leave --streaming or --class-weights"),
+        *(({"ema": decay}, r"is outside \(0, 1\); give a decay") for decay in (0.0, 1.0, math.nan)),
+        ({"ema": 0.9, "processes": 2, "strategy": "fsdp"}, "cannot be sharded over processes"),
+        ({"ema": 0.9, "weights": "bf16"}, "choose --weights fp32, or leave --ema out"),
         ({"augment": "crops"}, "unknown augment 'crops'; did you mean 'crop'"),
     ],
 )

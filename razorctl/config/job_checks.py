@@ -43,10 +43,15 @@ BOUNDS = (
     _Bound(
         (
             *("momentum", "weight_decay", "warmup_steps", "mixup", "cutmix", "label_smoothing"),
-            "patience",
+            *("patience", "workers"),
         ),
         lambda value: not 0 <= value < math.inf,
         "{name} {value} is negative or not finite; give 0 or more.",
+    ),
+    _Bound(
+        ("ema",),
+        lambda decay: not 0 < decay < 1,
+        "{name} {value} is outside (0, 1); give a decay such as 0.999.",
     ),
     _Bound(
         ("max_ratio",),
@@ -121,6 +126,16 @@ def check_pairs(job: Any) -> None:
         raise UsageError(
             "weights of bf16 need an optimizer that rounds updates at random, which sgd does "
             "not; choose --optimizer adamw or adamw8bit."
+        )
+    if job.ema is not None and job.processes > 1 and job.strategy == "fsdp":
+        raise UsageError(
+            "an average of weights cannot be sharded over processes; choose --strategy ddp, or "
+            "leave --ema out."
+        )
+    if job.ema is not None and job.weights == "bf16":
+        raise UsageError(
+            "an average of weights of bf16 would lose small changes; choose --weights fp32, or "
+            "leave --ema out."
         )
     if job.class_weights is not None:
         weight_numbers(job.class_weights)

@@ -23,7 +23,7 @@ from razorctl.memory.job_forward import JobForward
 from razorctl.memory.saved import traced_bytes, tracing
 from razorctl.memory.trace_cache import Trace
 from razorctl.ops.kernels import assumed
-from razorctl.optimizer import cast_weights, traceable_optimizer
+from razorctl.optimizer import cast_weights, freeze_weights, traceable_optimizer
 from razorctl.recipe import Recipe
 from razorctl.step import autocast, by_logits, train_step, unit_weights
 from razorctl.surgery.blocks import blocks, parameter_bytes
@@ -141,7 +141,14 @@ def trace(job: Job, recipe: Recipe, classes: int, device: str = "cuda", dot: boo
         )
     sizes = [parameter_bytes(block) for block in blocks(it.model)]
     rest = parameter_bytes(it.model) - sum(sizes)
-    return replace(step, block=max(sizes, default=0), rest=rest)
+    average = sum(t.nbytes for t in _averaged(it.model)) if job.ema is not None else 0
+    weights = step.weights + average
+    return replace(step, weights=weights, block=max(sizes, default=0), rest=rest)
+
+
+def _averaged(model: nn.Module) -> list[Tensor]:
+    """The tensors of which `Job.ema` keeps an average."""
+    return [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
 
 
 def launches(
@@ -195,6 +202,8 @@ def _prepared(
     def step(model: nn.Module, micro_batches: Iterable[Any], optimizer: Optimizer | None) -> None:
         assert optimizer is not None
         weights = unit_weights(job, classes, torch.device("cpu"))
+        now = _averaged(model) if job.ema is not None else []
+        average = [torch.empty_like(tensor) for tensor in now]
         for parameter in model.parameters():
             if job.buckets and parameter.requires_grad:
                 parameter.grad = torch.zeros_like(parameter)
@@ -203,6 +212,8 @@ def _prepared(
             keep_gradients=job.buckets,
             total=None if job.of_rows else torch.ones(()),
         )
+        if average:
+            torch._foreach_lerp_(average, now, 0.5)  # of few buffers that are whole numbers too
 
     def forward(model: nn.Module, batch: tuple[Any, Tensor]) -> Any:
         with autocast(batch[1].device, job):
@@ -213,6 +224,7 @@ def _prepared(
     model = fake.copied(model, mode)  # real adapters could not be merged back into fake weights
     with mode:
         cast_weights(model, job)
+    freeze_weights(model, job, recipe.part)
     optimizer = partial(traceable_optimizer, job=job)
     with torch.random.fork_rng(devices=[]), ExitStack() as card:
         if device != "cpu":

@@ -80,13 +80,13 @@ class Feed:
         training_rows = splits.train.with_transform(training_transform)
         drawn = job.augment != "none" or family.trained is not None
         if not drawn:
-            training_rows = cached(training_rows, device)
+            training_rows = cached(training_rows, job, device)
         self.loading = Loading(training_rows, job, device, drawn)
         self.mix = mixing(job, len(splits.classes))
         self.split, rows = splits.evaluated
         counts = {"train": row_count(splits.train), self.split: row_count(rows)}
         self.facts = {**counts, "classes": [*splits.classes], "digests": splits.digests}
-        self.evaluated = in_order(cached(rows.with_transform(transform), device), job, device)
+        self.evaluated = in_order(cached(rows.with_transform(transform), job, device), job, device)
         self.test: DataLoader[Any] | None = None
         if self.split != "test" and splits.test is not None:
             self.test = in_order(splits.test.with_transform(transform), job, device)

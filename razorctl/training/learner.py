@@ -14,6 +14,7 @@ from razorctl.job import Job
 from razorctl.optimizer import build_optimizer
 from razorctl.step import by_logits, forward_backward, refuse_infinite, train_step
 from razorctl.training import parallel, state
+from razorctl.training.averaging import Average
 from razorctl.training.compiled import Trial
 from razorctl.training.cuda_graphs import CapturedPasses
 from razorctl.training.recovery import parted
@@ -37,6 +38,7 @@ class Learner:
         class_weights: Tensor | None = None,
     ) -> None:
         self.model, self.job = model, job
+        self.average = None if job.ema is None else Average(model, job.ema)
         losses = by_logits(logits, job, class_weights)
         together, self._losses = parallel.parallel(model, losses, job, device)
         self.optimizer = build_optimizer(model, job)
@@ -52,6 +54,17 @@ class Learner:
     def rate(self) -> float:
         """The highest learning rate of the next step."""
         return max(float(group["lr"]) for group in self.optimizer.param_groups)
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The model that is evaluated and exported: the average if there is one."""
+        return self.model if self.average is None else self.average.model
+
+    def end(self) -> None:
+        """Called after the last step: the model gets the weights that are exported."""
+        if self.average is not None:
+            self.model.load_state_dict(self.average.model.state_dict())
+            self.average = None
 
     def begin(self) -> None:
         """Called before the first step: after `load`, restores states of random generators."""
@@ -93,6 +106,8 @@ class Learner:
             self.model.zero_grad()
             state.load_transient(self.model, before)
             raise
+        if self.average is not None:
+            self.average.update(self.model)
         self.torn = False
         self.scheduler.step()
         return loss_and_norm
@@ -102,17 +117,24 @@ class Learner:
         self.torn = True  # until all weights are changed
 
     def snapshot(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
-        """The model's state dict, and the state of all else, for a checkpoint. Collective.
+        """The state dict of what is evaluated, and the state of all else, for a checkpoint.
 
-        The tensors are those that the next step changes, or copies if they were sharded.
+        Collective. The tensors are those that the next step changes, or copies if they were
+        sharded.
         """
         states = {name: getattr(self, name).state_dict() for name in PARTS}
         transient = self._transient or state.transient(self.model)
         transients = processes.every(tree_map_only(Tensor, Tensor.cpu, transient))
         snapshot: tuple[Mapping[str, Tensor], dict[str, Any]] = parallel.full_tensors(
-            (self.model.state_dict(), {**states, "transient": transients})
+            (self.evaluated.state_dict(), {**states, **self._averaged(), "transient": transients})
         )
         return snapshot
+
+    def _averaged(self) -> dict[str, Any]:
+        """The state of an average, and the weights beside it, which are trained."""
+        if self.average is None:
+            return {}
+        return {"average": self.average.state_dict(), "trained": self.model.state_dict()}
 
     def load(self, folder: Path) -> Mapping[str, Any]:
         """Restores a snapshot from a checkpoint, and returns the checkpoint's state. Collective.
@@ -120,7 +142,10 @@ class Learner:
         The job's learning rate replaces that of the snapshot.
         """
         snapshot = state.read(folder)
-        state.load_model(folder, self.model)
+        state.load_model(folder, self.evaluated)
+        if self.average is not None:
+            self.average.load_state_dict(snapshot["average"])
+            self.model.load_state_dict(snapshot["trained"])
         parallel.shard(snapshot["optimizer"], self.optimizer)
         for name in PARTS:
             getattr(self, name).load_state_dict(snapshot[name])

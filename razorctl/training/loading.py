@@ -198,16 +198,17 @@ class Loader(DataLoader[Any]):
             yield batch
 
 
-def cached(rows: Any, device: torch.device) -> Any:
+def cached(rows: Any, job: Job, device: torch.device) -> Any:
     """Rows that are not changed at random, kept in memory for the next epoch if possible.
 
-    Streams are not kept, nor rows for CUDA, where each loading process would keep a copy.
+    Streams are not kept, nor rows that processes load, of which each would keep a copy.
     """
-    return rows if isinstance(rows, Stream) or workers(device) else CachedRows(rows)
+    ahead = isinstance(rows, Stream) or workers(job, device).get("num_workers")
+    return rows if ahead else CachedRows(rows)
 
 
 class Loading:
-    """Loads the micro-batches of each step; on CUDA in processes that load ahead.
+    """Loads the micro-batches of each step; in processes that load ahead if there are any.
 
     The place in the data is the number of steps taken, so rows that are loaded ahead do not count.
     begun: the epoch and the number of steps before it, which matter for streams only.
@@ -227,7 +228,7 @@ class Loading:
             KeyedRows(rows, job.seed, drawn),
             batch_sampler=self.order,
             generator=torch.Generator(),
-            **workers(device, persistent=True),
+            **workers(job, device, persistent=True),
         )
 
     @property
@@ -281,14 +282,14 @@ def in_order(data: Any, job: Job, device: torch.device) -> DataLoader[Any]:
     """
     if isinstance(data, Stream):
         order: Any = StoredOrder(data, job)
-        return Loader(data.transformed, batch_sampler=order, **workers(device))
+        return Loader(data.transformed, batch_sampler=order, **workers(job, device))
     if len(data) < job.processes:
         raise UsageError(
             f"{units.count(len(data), 'row')} cannot be evaluated by "
             f"{units.count(job.processes, 'process')}; start fewer."
         )
     part = range(processes.rank(), len(data), job.processes)
-    return Loader(data, sampler=part, batch_size=job.micro_batch, **workers(device))
+    return Loader(data, sampler=part, batch_size=job.micro_batch, **workers(job, device))
 
 
 def moved(batch: Any, device: torch.device) -> Any:
@@ -296,9 +297,13 @@ def moved(batch: Any, device: torch.device) -> Any:
     return tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch)
 
 
-def workers(device: torch.device, persistent: bool = False) -> dict[str, Any]:
+def workers(job: Job, device: torch.device, persistent: bool = False) -> dict[str, Any]:
     """Arguments of a DataLoader for a device; persistent: whether processes outlive an epoch."""
-    if device.type != "cuda":
-        return {}
-    count = min(8, os.cpu_count() or 1)
-    return {"num_workers": count, "pin_memory": True, "persistent_workers": persistent}
+    cuda, count = device.type == "cuda", job.workers
+    if count is None:
+        count = min(8, os.cpu_count() or 1) if cuda else 0
+    return {
+        "num_workers": count,
+        "pin_memory": cuda,
+        "persistent_workers": persistent and count > 0,
+    }

@@ -18,7 +18,7 @@ from razorctl.errors import RazorError, UsageError
 from razorctl.job import BY_ROWS, Job
 from razorctl.memory.job_forward import JobForward
 from razorctl.memory.saved import traced_bytes, traced_bytes_by_module
-from razorctl.optimizer import cast_weights
+from razorctl.optimizer import cast_weights, freeze_weights
 from razorctl.recipe import Recipe
 from razorctl.step import precision
 from razorctl.surgery.byte_budget import LEAST, sparsify_within, uncompressed
@@ -122,6 +122,7 @@ class PreparedRun:
         with nullcontext() if self.checkpoints.newest is None else models.told_before():
             self.model = build(len(splits.classes), job.input_size)
         cast_weights(self.model, job)
+        freeze_weights(self.model, job, self.recipe.part)
         self.model.to(self.device)
         self.logits = family.logits
         self.feed = Feed(self.model, job, family, splits, self.device)
@@ -190,4 +191,9 @@ class PreparedRun:
         None is the split that is evaluated during training: validation if there is one, else test.
         """
         batches = map(self.feed.moved, self.feed.evaluated if rows is None else rows)
-        return evaluate(self.model, self.logits, batches, self.classes, self.job)
+        return evaluate(self.evaluated_model, self.logits, batches, self.classes, self.job)
+
+    @property
+    def evaluated_model(self) -> nn.Module:
+        """The model whose figures are those of the run."""
+        return self.model

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from razorctl import devices, models, processes
 from razorctl.errors import DivergedError, RazorError, UsageError
@@ -148,7 +148,12 @@ class Run(PreparedRun, Iterator[Step]):
             if stop is not None:
                 self.save()
                 raise stop
+        self.learner.end()
         export.finish(self, self._unsharded)
+
+    @property
+    def evaluated_model(self) -> nn.Module:
+        return self.learner.evaluated
 
     def rescue(self) -> None:
         """Saves the run if the code that iterates over its steps failed between two of them."""

@@ -26,6 +26,8 @@ def needed(model: nn.Module, job: Job) -> int:
     trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
     moments = int(job.momentum > 0) if job.optimizer == "sgd" else 2
     checkpoint = weights + moments * trained + REST
+    if job.ema is not None:
+        checkpoint += weights
     if job.steps <= min(job.evaluate_every, job.save_every or job.steps):  # one checkpoint
         return checkpoint + weights
     return 2 * checkpoint + max(checkpoint, 2 * weights)

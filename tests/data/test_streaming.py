@@ -274,5 +274,5 @@ def test_processes_that_load_ahead_change_nothing(monkeypatch):
     pictures(Path("d"))
     expected = order(PICTURES)
     ahead = {"num_workers": 2, "persistent_workers": True}
-    monkeypatch.setattr(loading, "workers", lambda device, persistent=False: ahead)
+    monkeypatch.setattr(loading, "workers", lambda *_, **__: ahead)
     assert order(PICTURES) == expected

@@ -17,8 +17,9 @@ from razorctl.job import Job
 from razorctl.layers.linear import Linear
 from razorctl.memory import fake
 from razorctl.memory.costs import caller
+from razorctl.memory.saved import traced_bytes_by_module
 from razorctl.memory.trace_cache import Trace
-from razorctl.optimizer import build_optimizer
+from razorctl.optimizer import build_optimizer, freeze_weights
 from razorctl.planning import gpus
 from razorctl.planning import job_trace as tracing
 from razorctl.planning.times import on_card
@@ -108,6 +109,38 @@ def test_with_adapters_the_traced_step_saves_what_the_real_one_does(name, others
     sparsify_within(model.train(), recipe, inputs)
     real = really_saved(model, lambda: _forward(family, model, inputs, labels, job))
     assert traced.saved == real
+
+
+@pytest.mark.parametrize("method", ["full", "razor"])
+@pytest.mark.parametrize("name", ["vit", "bert"])
+def test_frozen_weights_keep_nothing_and_an_average_is_counted(name, method, small):
+    """The first block is frozen with what comes before it, and the norms of the second one."""
+    job, family = replace(JOB, model=name, optimizer="adamw"), models.find(name)
+    recipe = Recipe(method, 0.5)
+    whole = tracing.trace(job, recipe, 5, "cpu")
+    averaged = tracing.trace(replace(job, ema=0.9), recipe, 5, "cpu")
+    model = family.bare(5, job.input_size)
+    size = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
+    assert (averaged.weights, averaged.saved) == (whole.weights + size, whole.saved)
+    assert averaged.peak == whole.peak + size
+
+    inputs, labels = family.example(model, 4, job.input_size), torch.zeros(4, dtype=torch.long)
+    for freeze in ("1", {"vit": "*norm*", "bert": "*LayerNorm*"}[name]):
+        job = replace(job, freeze=freeze)
+        traced = tracing.trace(job, recipe, 5, "cpu")
+        model = family.bare(5, job.input_size).train()
+        freeze_weights(model, job, recipe.part)
+        sparsify_within(model, recipe, inputs)
+        real = really_saved(model, lambda: _forward(family, model, inputs, labels, job))  # noqa: B023
+        assert traced.saved == real
+        trained = [p.nbytes for p in model.parameters() if p.requires_grad]
+        assert traced.optimizer == 2 * sum(trained) + 4 * len(trained)  # each counts its steps
+        if freeze == "1":
+            parts = traced_bytes_by_module(model, inputs)
+            kept = {module for module, size in parts.items() if size}
+            first = next(n for n, _ in model.named_modules() if n.endswith((".0", "layer.0")))
+            assert kept
+            assert not [module for module in kept if module.startswith(first)]
 
 
 def _forward(family, model, inputs, labels, job):

@@ -35,6 +35,7 @@ CASES = {
     "full, SGD": (FULL, {}),
     "full, AdamW, dropout": (FULL, {"optimizer": "adamw"}),
     "full, mixup": (FULL, {"mixup": 0.5}),
+    "razor, an average, frozen blocks": (Recipe(ratio=0.5), {"ema": 0.9, "freeze": "0"}),
     "razor, AdamW, two micro-batches": (
         Recipe("razor", 0.5),
         {"optimizer": "adamw", "accumulate": 2},

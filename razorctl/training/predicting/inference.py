@@ -132,7 +132,8 @@ def load(
         model, transform = family.load(file.parent, job.input_size)
     _check_finite(model, file)
     size = batch_size or job.micro_batch
-    job = replace(job, batch_size=size, accumulate=1, processes=1, precision=_precision(job, place))
+    job = replace(job, batch_size=size, accumulate=1, processes=1, workers=None)
+    job = replace(job, precision=_precision(job, place))
     return Trained(run, file, result, job, family, model.to(place).eval(), transform, place)
 
 

@@ -1,0 +1,50 @@
+"""The exponential moving average of a model's weights and buffers, by torch's AveragedModel."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+
+
+class Average:
+    """An average of a model, which a decay near 1 makes slow.
+
+    The decay of update n is (1 + n) / (10 + n) until that is above `decay`, so that a short run
+    does not stay at the weights that it began with. Whole numbers are copied.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self._averaged = AveragedModel(model, multi_avg_fn=self._blend, use_buffers=True)
+
+    @property
+    def model(self) -> nn.Module:
+        """The copy of the model that has the averages."""
+        averaged: nn.Module = self._averaged.module
+        return averaged
+
+    def update(self, model: nn.Module) -> None:
+        """Takes the weights after a step; the first ones are the average as they are."""
+        self._averaged.update_parameters(model)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of updates; the averages are the state of `model`."""
+        return {"updates": int(self._updates)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._updates.fill_(state["updates"])
+
+    @property
+    def _updates(self) -> Tensor:
+        updates: Tensor = self._averaged.n_averaged  # on the CPU
+        return updates
+
+    def _blend(self, averages: Any, values: Any, _: Any) -> None:
+        done = int(self._updates)
+        decay = min(self.decay, (1 + done) / (10 + done))
+        if averages[0].is_floating_point():
+            torch._foreach_lerp_(averages, values, 1 - decay)
+        else:
+            torch._foreach_copy_(averages, values)
