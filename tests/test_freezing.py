@@ -63,7 +63,7 @@ def test_what_cannot_be_frozen(case):
 
 
 def test_a_method_that_trains_other_weights():
-    with pytest.raises(UsageError, match="adapters freeze all other weights; leave --freeze out"):
+    with pytest.raises(UsageError, match="freeze all other weights; leave --freeze out"):
         freeze_weights(vit(), job("1"), Recipe("lora").part)
     model = vit().requires_grad_(False)
     with pytest.raises(UsageError, match="leaves nothing of what the method trains; freeze less"):

@@ -195,7 +195,8 @@ class SecondRun:
         code, number = self.code, len(self.code.kept)
         if number >= len(code.likes) or code.likes[number] != (t.shape, t.dtype):
             raise code.differs()
-        code.kept[number] = t.detach()
+        # States of random generators are real in traces, which take no operation of such tensors.
+        code.kept[number] = t.detach() if t.requires_grad else t
         self.check()
         return number
 
