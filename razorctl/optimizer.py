@@ -45,7 +45,9 @@ def freeze_weights(model: nn.Module, job: Job, part: str | None) -> None:
     if job.freeze is None:
         return
     if part == "adapters":
-        raise UsageError("adapters (LoRA) freeze all other weights; leave --freeze out, or the adapters.")
+        raise UsageError(
+            "adapters (LoRA) freeze all other weights; leave --freeze out, or the adapters."
+        )
     names = [name for name, _ in model.named_parameters()]
     if job.freeze.isdecimal():
         numbers = layer_numbers(model)
