@@ -113,6 +113,9 @@ class Job:
         validation: share of the training rows that is held out if there is no validation split.
         skip_bad: whether bad rows are left out; otherwise they are refused.
         streaming: whether rows are read as they come, for data that fit neither memory nor disk.
+        packing: whether conversations or texts, each of them alone, are packed, several to a
+            sequence, or padded. None packs conversations if that shortens an epoch by a fifth, and
+            joins texts to blocks of tokens.
     """
 
     model: str
@@ -159,6 +162,7 @@ class Job:
     validation: float | None = None
     skip_bad: bool = False
     streaming: bool = False
+    packing: bool | None = None
     task: str | None = None
     from_scratch: bool = False
     seed: int = 0

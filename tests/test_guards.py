@@ -93,7 +93,7 @@ def test_no_call_of_transformers_may_run_foreign_code():
 # What lies in the package, and what users have written.
 FOREIGN_JSON = (
     "rules/allocation.py",
-    *(f"data/own/{name}.py" for name in ("contents", "labels", "read/lines")),
+    *(f"data/own/{name}.py" for name in ("chats", "contents", "labels", "read/lines")),
 )
 
 

@@ -40,6 +40,7 @@ def test_given_values_win_over_the_models_and_those_over_ours():
             "label_column",
             "split",
             "validation",
+            "packing",
             "task",
         ),
     ]

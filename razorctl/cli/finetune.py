@@ -1,7 +1,7 @@
 """`razorctl finetune`."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +16,7 @@ from razorctl.cli.options import (
     Json,
     Preset,
     evaluation_option,
+    machine_option,
     option,
     plan_option,
     with_options,
@@ -55,6 +56,14 @@ def finetune(
             "--resume", help="Continue the run in --out, or start there if it is new.", metavar=""
         ),
     ] = False,
+    dry_run: Annotated[
+        bool,
+        machine_option(
+            "--dry-run",
+            help="Prepare the run, show its settings and a sample of its rows, and stop.",
+            metavar="",
+        ),
+    ] = False,
     tracker: Annotated[
         list[str] | None,
         evaluation_option(
@@ -91,6 +100,9 @@ def finetune(
     from razorctl import c_kernels
     from razorctl.cli.views import finetune as view
 
+    if dry_run and (resume or processes.count() > 1):
+        other = "--resume" if resume else "torchrun"
+        raise UsageError(f"a dry run prepares a new run, in one process; leave {other} out.")
     with processes.connected(device):
         c_kernels.start(device)
         settled = processes.of_first(
@@ -106,9 +118,14 @@ def finetune(
                 quiet=json,
             )
         )
-        result = settled if isinstance(settled, dict) else _run(ctx, settled, device, resume)
+        if isinstance(settled, dict):
+            result = settled
+        elif dry_run:
+            result = _prepare(settled, device)
+        else:
+            result = _run(ctx, settled, device, resume)
     if processes.first():
-        print_result(ctx, result, view.show)
+        print_result(ctx, result, view.show_dry_run if dry_run else view.show)
     return result
 
 
@@ -149,6 +166,43 @@ def _run(ctx: Call, settled: _Settled, device: str | None, resume: bool) -> dict
             prepare, settled.job, settled.recipe, settled.out, device, settled.trackers
         )
     return run.result() if processes.first() else {}
+
+
+def _prepare(settled: _Settled, device: str | None) -> dict[str, Any]:
+    """Prepares a run without training it, and returns what is known of it then."""
+    from razorctl.cli import progress
+
+    runs: list[Run] = []
+
+    def prepare(at: Callable[[str], None]) -> object:
+        from razorctl.training import run as trainer
+
+        def settle(run: "Run", _: object) -> None:
+            runs.append(run)
+            raise progress.DryRunError
+
+        return trainer.finetune(
+            settled.job,
+            settled.recipe,
+            out=settled.out,
+            device=device,
+            plan=settled.plan,
+            progress=at,
+            settle=settle,
+        )
+
+    run = progress.prepare_only(prepare, runs.pop, settled.job, settled.recipe, device)
+    return {
+        "dry_run": True,
+        "model": settled.job.model,
+        "dataset": settled.job.dataset,
+        "job": asdict(run.job),
+        "recipe": asdict(run.recipe),
+        "saved_bytes": run.saved_bytes,
+        "full_saved_bytes": run.full_saved_bytes,
+        "notes": [*run.notes],
+        "sample": None if run.sample is None else asdict(run.sample),
+    }
 
 
 def _settle(

@@ -196,6 +196,10 @@ JOB = _typed(
     ),
     skip_bad=_data_option(help="Leave out bad rows instead of stopping at them."),
     streaming=_data_option(help="Read rows as needed, for data larger than memory and disk."),
+    packing=_data_option(
+        help="Pack several conversations, or short texts, into a sequence.",
+        default="if an epoch of conversations gets a fifth shorter",
+    ),
 )
 DATA_SETTINGS = (
     *("image_column", "text_column", "label_column", "split", "validation", "skip_bad"),

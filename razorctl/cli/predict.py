@@ -121,8 +121,8 @@ def predict(
     Regression: value. Multi-label: labels of a probability of 1/2 or more, with |
     between them; --probabilities adds a column for each.
 
-    causal-lm: the text that follows a text, or the answer to a conversation in
-    the column messages; an answer at the end of a conversation is ignored.
+    causal-lm: the text that follows a text, or the answer to a conversation or
+    an instruction; an answer at the end of a conversation is ignored.
 
     Segmentation: the directory --out gets a mask for each image, which is a PNG
     of the same name and size whose values are classes, and classes.txt with the

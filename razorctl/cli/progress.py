@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -43,6 +43,41 @@ APART = 5.0  # least seconds between two lines
 TIMED = range(2, 7)  # steps from which the time of a run is extrapolated; the first one warms up
 
 
+class DryRunError(Exception):
+    """Ends a dry run, whose directory is removed like that of a run that cannot be prepared."""
+
+
+def prepare_only(
+    prepare: Callable[[Callable[[str], None]], object],
+    prepared: Callable[[], "Run"],
+    job: Job,
+    recipe: Recipe,
+    device: str | None,
+) -> "Run":
+    """Prepares a run and returns it; prints what `train` prints before the first step.
+
+    prepare: as of `train`, but it raises DryRunError. prepared: returns the run after that.
+    """
+    view.show_header(job, recipe, None, device)
+    with views.status("loading PyTorch") as at, suppress(DryRunError):
+        prepare(at)
+    run = prepared()
+    _announce(run, job, device, "")
+    return run
+
+
+def _announce(run: "Run", job: Job, device: str | None, where: str) -> None:
+    """Prints what a user should know before the first step; where: the file of skipped rows."""
+    from razorctl import devices  # imports torch, which preparing the run has already loaded
+
+    note_skipped(run.skipped, where)
+    for sentence in run.notes:
+        views.note(sentence)
+    view.show_settings(run, job, device, devices.name(run.device))
+    if run.sample is not None and not run.history:
+        view.show_sample(run.sample)
+
+
 def train(
     prepare: Callable[[Callable[[str], None]], "Run"],
     job: Job,
@@ -69,12 +104,7 @@ def train(
     try:
         with views.status("loading PyTorch") as at:
             run = prepare(at)
-            from razorctl import devices  # imports torch, which `prepare` has already loaded
-
-        note_skipped(run.skipped, f"; {out / rundir.SPLIT} has their numbers")
-        for sentence in run.notes:
-            views.note(sentence)
-        view.show_settings(run, job, device, devices.name(run.device))
+        _announce(run, job, device, f"; {out / rundir.SPLIT} has their numbers")
         with noted() as run.stop:
             steps = _with_time_left(run, tracked(run, trackers if processes.first() else ()))
             if views.live():

@@ -62,6 +62,8 @@ class Result(Mapping[str, Any]):
                 return report.run_plots(comparison.read_run(Path(document["run_dir"])))
             return ()
 
+        if document.get("dry_run"):
+            return cls(document, view.show_dry_run)
         return cls(document, view.show, plots)
 
     @classmethod

@@ -95,6 +95,11 @@ def pair(job: Job) -> tuple[models.Model, Source]:
     family = models.find(job.model, source.task)
     metric = source.metric or FIGURES[source.task][0]
     defaults = {**family.defaults, "metric": metric}
+    if job.packing is not None and source.task != "causal-lm":
+        raise UsageError(
+            f"{job.dataset} is for {source.task}, and only texts of a causal-lm are packed; leave "
+            "--packing out."
+        )
     if source.name not in DATASETS:
         own_defaults = dict(family.own)
         times = max(own_defaults.pop("times", 1), FROM_SCRATCH if job.from_scratch else 1)

@@ -24,8 +24,8 @@ class Splits:
     name; for multi-label it is a list of 0 or 1 for each class. One for segmentation has an `image`
     and a `mask` of the same size, whose values `models.masks` says, and may have a `first` as
     there. Images may have a `white`, the level of white in their set as `models.images` has it.
-    One for language modelling
-    has a `text`, or `messages`, each with a `role` and a `content`; it has no classes.
+    One for language modelling has a `text`, or `messages`, as `own.chats` has them; it has no
+    classes.
 
     Args:
         train: the rows that are trained on.
@@ -86,6 +86,7 @@ class Source:
         validated: whether one's own data have a validation split.
         evaluated_examples: rows of one's own data that are evaluated during training; None if that
             is not known.
+        conversations: whether its rows have `messages`.
     """
 
     name: str
@@ -100,3 +101,4 @@ class Source:
     task: Task = "classification"
     validated: bool = False
     evaluated_examples: int | None = None
+    conversations: bool = False

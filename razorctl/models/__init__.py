@@ -29,6 +29,17 @@ Modality = Literal["image", "text"]
 
 
 @dataclass(frozen=True)
+class RenderedChat:
+    """A conversation as a model reads it: parts of its text, each with whether it is trained.
+
+    templated: whether the tokenizer has a chat template of its own.
+    """
+
+    templated: bool
+    parts: Sequence[tuple[str, bool]]
+
+
+@dataclass(frozen=True)
 class Model:
     """A pretrained model for a task.
 
@@ -65,6 +76,10 @@ class Model:
         sequences: (rows, input size, `Progress`) -> the rows that `transform` takes, which have the
             tokens of texts; None if it takes rows as they are.
         writer: (model) -> what continues texts with a causal language model; None for other models.
+        packed: (`Job.packing`) -> the model as it is fed with conversations; None if it never is.
+        sample: (row of `sequences`) -> what the model reads; None where no part is trained alone.
+        longest: (input size) -> the most tokens of a text.
+        packs: whether it keeps texts of one sequence apart.
         defaults: field of `Job` -> value. Learning rate and weight decay are in a mapping under the
             optimizer's name, since they suit only that optimizer.
         own: those that take their place for one's own data, and `times`, how many times the usual
@@ -88,7 +103,17 @@ class Model:
     trained: Callable[["nn.Module", int | None], Callable[[Rows], Rows]] | None = None
     sequences: Callable[[Any, int | None, Progress], Any] | None = None
     writer: Callable[["nn.Module"], "Writer"] | None = None
+    packed: Callable[[bool], "Model"] | None = None
+    sample: Callable[[Mapping[str, Sequence[int]]], RenderedChat] | None = None
+    longest: Callable[[int | None], int] | None = None
+    packs: Callable[[], bool] = lambda: False
     own: Mapping[str, Any] = field(default_factory=dict)
+
+    def fed(self, packing: bool | None) -> "Model":
+        """The model as it is fed with the rows of a job with this `packing`."""
+        if packing is None or self.packed is None:
+            return self
+        return replace(self.packed(packing), defaults=self.defaults)
 
     def batch(
         self, model: "nn.Module", batch_size: int, input_size: int | None, classes: int
@@ -264,8 +289,8 @@ def _owner(name: str, folder: Path) -> tuple[Any, Any]:
     raise DataError(f"{folder / CONFIG} is of no library that razorctl knows; name another folder.")
 
 
-def find(name: str, task: str | None = None) -> Model:
-    """The model of that name for a task; None is its usual one.
+def find(name: str, task: str | None = None, packing: bool | None = None) -> Model:
+    """The model of that name for a task; None is its usual one. packing: as of `Model.fed`.
 
     Raises UsageError, with the nearest name, if there is none, and for a task that it is not for.
     """
@@ -277,4 +302,4 @@ def find(name: str, task: str | None = None) -> Model:
             f"{', '.join(entry.tasks)} with --task."
         )
     model = entry.of(chosen)
-    return replace(model, defaults={**model.defaults, "task": chosen})
+    return replace(model, defaults={**model.defaults, "task": chosen}).fed(packing)

@@ -1,21 +1,17 @@
-"""How texts and conversations become the inputs and labels of language models."""
+"""How texts become tokens, and tokens the inputs and labels of language models."""
 
-import logging
 import os
-import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
 from itertools import chain, islice
 from pathlib import Path
-from threading import Thread
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from razorctl import units
 from razorctl.errors import DataError, UsageError
+from razorctl.models.packing import layout, rounded
 from razorctl.models.rows import Progress, Rows
 from razorctl.tasks import NO_LABEL
 from razorctl.version import __version__
@@ -23,15 +19,10 @@ from razorctl.version import __version__
 if TYPE_CHECKING:
     from datasets import Dataset
 
-T = TypeVar("T")
-log = logging.getLogger(__name__)
-MULTIPLE = 8  # of tokens, which kernels of matrix products are made for
 MASKED = 0.15  # of the tokens, as BERT's authors have it
 BATCH = 256  # texts that are tokenized at a time
 SMALL = 8 << 20  # bytes of tokens that are kept in memory
 PIECE, GROUP = 1 << 16, 1 << 20  # characters that are tokenized by a thread, and by all at once
-LIMIT = 5.0  # seconds that a chat template may take for a conversation
-GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")  # marks what an assistant says
 
 
 def token_blocks(
@@ -44,15 +35,7 @@ def token_blocks(
     no block, are left out. Large data are stored in the cache of `datasets`. Raises DataError if no
     block is full, and UsageError if nothing can end a text.
     """
-    end = tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
-    if end is None:
-        raise UsageError(
-            "the tokenizer has no token that ends a text; choose another model, or give it one."
-        )
-    before, after = _around(tokenizer)
-    room = tokens - len(before) - len(after)
-    if room < 1:
-        raise UsageError(f"input size {tokens} leaves no room for a text; give a larger one.")
+    end, before, after, room = _frame(tokenizer, tokens)
 
     def blocks() -> Iterator[dict[str, list[int]]]:
         pending: list[int] = []
@@ -71,10 +54,48 @@ def token_blocks(
                 f"{len(pending) + tokens - room}."
             )
 
-    return _stored(blocks(), ("input_ids",), rows, tokenizer, tokens)
+    return stored(blocks(), ("input_ids",), rows, tokenizer, tokens)
 
 
-def _around(tokenizer: Any) -> tuple[list[int], list[int]]:
+def single_texts(
+    rows: "Dataset", tokenizer: Any, tokens: int, progress: Progress = lambda _: None
+) -> "Dataset":
+    """Texts of up to `tokens` tokens, `input_ids`, each alone; longer ones are cut into several.
+
+    They begin and end as those of `token_blocks`; raises UsageError as that does.
+    """
+    end, before, after, room = _frame(tokenizer, tokens)
+
+    def texts() -> Iterator[dict[str, list[int]]]:
+        pending: list[int] = []
+        for ids in _tokenized(rows, tokenizer, end, progress):
+            pending += ids
+            if pending[-1] == end:
+                for start in range(0, len(pending), room):
+                    yield {"input_ids": [*before, *pending[start : start + room], *after]}
+                pending = []
+
+    return stored(texts(), ("input_ids",), rows, tokenizer, -tokens)
+
+
+def _frame(tokenizer: Any, tokens: int) -> tuple[int, list[int], list[int], int]:
+    """The token that ends a text, those around it, and the room for a text of `tokens` tokens.
+
+    Raises UsageError if nothing can end a text, or there is no room.
+    """
+    end = tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
+    if end is None:
+        raise UsageError(
+            "the tokenizer has no token that ends a text; choose another model, or give it one."
+        )
+    before, after = around(tokenizer)
+    room = tokens - len(before) - len(after)
+    if room < 1:
+        raise UsageError(f"input size {tokens} leaves no room for a text; give a larger one.")
+    return end, before, after, room
+
+
+def around(tokenizer: Any) -> tuple[list[int], list[int]]:
     """The tokens that a tokenizer puts before and after a text."""
     if not tokenizer.num_special_tokens_to_add():
         return [], []
@@ -130,139 +151,7 @@ def _groups(pieces: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool
         yield group
 
 
-def conversation_tokens(
-    rows: "Dataset", tokenizer: Any, tokens: int, progress: Progress = lambda _: None
-) -> "Dataset":
-    """The tokens of conversations, `input_ids`, and `labels`: those that an assistant says.
-
-    All other labels are NO_LABEL. Answers are found by the mark `generation` of the chat template,
-    or else by what the template adds for each answer. Conversations are cut after `tokens` tokens;
-    those without an answer before that are left out. A warning has the number of both. Raises
-    UsageError for a tokenizer that cannot do this, and DataError for a conversation that its
-    template cannot take, and if none is left.
-    """
-    _check_template(tokenizer)
-    if not tokenizer.is_fast:
-        raise UsageError("the tokenizer is not a fast one, which conversations need; choose one.")
-    cut = lost = 0
-
-    def tokenized() -> Iterator[dict[str, list[int]]]:
-        nonlocal cut, lost
-        for number, row in enumerate(rows.select_columns("messages")):
-            if number % BATCH == 0:
-                progress(f"tokenizing, {number:,} of {units.count(len(rows), 'conversation')}")
-            messages = [{key: of[key] for key in ("role", "content")} for of in row["messages"]]
-            ids, answered = _conversation(tokenizer, messages, number)
-            cut += len(ids) > tokens
-            if not any(answered[1:tokens]):  # the first token is never a label
-                lost += 1
-                continue
-            both = list(zip(ids, answered, strict=True))[:tokens]
-            yield {
-                "input_ids": [token for token, _ in both],
-                "labels": [token if said else NO_LABEL for token, said in both],
-            }
-
-    dataset = _stored(tokenized(), ("input_ids", "labels"), rows, tokenizer, tokens)
-    if not len(dataset):
-        raise DataError(
-            "none of the conversations has an answer within "
-            f"{units.count(tokens, 'token')}; give a larger input size."
-        )
-    if cut or lost:
-        log.warning(
-            "%s cut after %s; %s left out for want of an answer before that.",
-            *(units.count(cut, "conversation"), units.count(tokens, "token"), f"{lost:,}"),
-        )
-    return dataset
-
-
-def _check_template(tokenizer: Any) -> None:
-    """Raises UsageError for a tokenizer without a chat template."""
-    if not tokenizer.chat_template:
-        raise UsageError(
-            "the tokenizer has no chat template, which conversations need; choose a model made for "
-            "chats, or give texts instead."
-        )
-
-
-def _templated(what: str, use: Callable[[], T]) -> T:
-    """The result of `use`, which applies the chat template, in a thread of its own.
-
-    Raises DataError if the template refuses its input, or takes longer than LIMIT.
-    """
-    from jinja2 import TemplateError
-
-    result: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(use())
-        except BaseException as error:
-            result.set_exception(error)
-
-    # Not a thread of a pool, which Python would wait for at its end.
-    thread = Thread(target=run, daemon=True)
-    thread.start()
-    try:
-        return result.result(LIMIT)
-    except TemplateError as error:
-        reason = f"does not take {what} ({error})"
-    except TimeoutError:
-        if result.done():  # the template itself raised it
-            raise
-        import ctypes  # here alone: it would slow the start of every command
-
-        # Ends loops of the template, but not a single operation of Python.
-        ident, error_type = ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit)
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, error_type)
-        reason = f"has not ended after {units.duration(LIMIT)} with {what}"
-    raise DataError(
-        f"the chat template of the model {reason}; correct that, or choose another model."
-    ) from None
-
-
-def _conversation(
-    tokenizer: Any, messages: list[dict[str, str]], number: int
-) -> tuple[list[int], list[bool]]:
-    """The tokens of a conversation, and of each whether an assistant says it."""
-    what = f"conversation {number}"
-    if GENERATION.search(tokenizer.get_chat_template()):
-        marked = partial(tokenizer.apply_chat_template, return_assistant_tokens_mask=True)
-        found = _templated(what, lambda: marked(messages, return_dict=True))
-        return found["input_ids"], [bool(said) for said in found["assistant_masks"]]
-    text, spans = _templated(what, lambda: _spans(tokenizer, messages))
-    found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    offsets = found["offset_mapping"]
-    said = [any(first <= a < b <= last for first, last in spans) for a, b in offsets]
-    return found["input_ids"], said
-
-
-def _spans(tokenizer: Any, messages: list[dict[str, str]]) -> tuple[str, list[tuple[int, int]]]:
-    """A conversation as text, and where each answer of an assistant begins and ends in it."""
-
-    def text(count: int, prompt: bool = False) -> str:
-        made: str = tokenizer.apply_chat_template(
-            messages[:count], tokenize=False, add_generation_prompt=prompt
-        )
-        return made
-
-    whole = text(len(messages))
-    spans = []
-    for place, message in enumerate(messages):
-        if message["role"] == "assistant":
-            before, after = text(place, prompt=True), text(place + 1)
-            if not (after.startswith(before) and whole.startswith(after)):
-                raise UsageError(
-                    "the chat template of the model writes earlier messages anew, so that answers "
-                    "cannot be told; choose another model, or mark them with {% generation %} in "
-                    "its template."
-                )
-            spans.append((len(before), len(after)))
-    return whole, spans
-
-
-def _stored(
+def stored(
     made: Iterable[Mapping[str, list[int]]],
     columns: tuple[str, ...],
     rows: "Dataset",
@@ -315,50 +204,43 @@ def _described(tokenizer: Any) -> str:
     )
 
 
-def prompt(tokenizer: Any, row: Mapping[str, Any]) -> list[int]:
-    """The tokens of a text to continue, or of a conversation to answer.
-
-    A text begins as a block of `token_blocks` does. A conversation ends where the chat template
-    begins an answer; an answer at its end is left out. Raises UsageError for a tokenizer without a
-    chat template, and DataError for a conversation that the template cannot take.
-    """
-    if "messages" not in row:
-        found = tokenizer(row["text"], add_special_tokens=False, verbose=False)
-        return [*_around(tokenizer)[0], *found["input_ids"]]
-    _check_template(tokenizer)
-    messages = [{key: of[key] for key in ("role", "content")} for of in row["messages"]]
-    if messages[-1]["role"] == "assistant":
-        messages.pop()
-    prompted = partial(tokenizer.apply_chat_template, add_generation_prompt=True)
-    asked = _templated("a conversation", lambda: prompted(messages, return_dict=True))
-    ids: list[int] = asked["input_ids"]
-    return ids
-
-
-def causal_inputs(tokenizer: Any, rows: Rows, *, tokens: int | None = None) -> Rows:
+def causal_inputs(
+    tokenizer: Any, rows: Rows, *, tokens: int | None = None, packing: bool | None = None
+) -> Rows:
     """Inputs and labels for predicting the next token.
 
-    rows: of `token_blocks` or `conversation_tokens`. The label of a place is the token after it, or
-    NO_LABEL. Conversations are padded on the right to the longest, rounded up to MULTIPLE, and at
-    most to `tokens`; padded ones have an `attention_mask` too.
+    rows: of `token_blocks`, `single_texts` or `chats.conversation_tokens`. The label of a place is
+    the token after it, or NO_LABEL. Rows of several lengths are padded on the right to the longest,
+    rounded up to MULTIPLE, and at most to `tokens`; they have an `attention_mask` too. With
+    `packing` there are several to a sequence, with `position_ids`, and fewer sequences than rows.
     """
     import torch
 
     every = rows["input_ids"]
-    longest = max(map(len, every))
-    length = longest
-    if "labels" in rows:
-        length = max(longest, min(tokens or sys.maxsize, -(-longest // MULTIPLE) * MULTIPLE))
-    padded = any(len(ids) < length for ids in every)
+    own = rows.get("labels", every)
+    labels = [[*said[1:], NO_LABEL] for said in own]
+    lengths = [*map(len, every)]
+    groups, length = [[row] for row in range(len(every))], max(lengths)
+    if packing:
+        groups, length = layout(lengths, tokens or sys.maxsize)
+    elif "labels" in rows or packing is not None:
+        length = rounded(length, tokens or sys.maxsize)
+    padded = not packing and any(own < length for own in lengths)
     filler = tokenizer.pad_token_id or 0
     found: Rows = {"inputs": [], "labels": []}
-    for ids, own in zip(every, rows.get("labels", every), strict=True):
-        more = length - len(ids)
+    for group in groups:
+        used = sum(lengths[row] for row in group)
+        more = length - used
+        ids = [token for row in group for token in every[row]]
         inputs = {"input_ids": torch.tensor([*ids, *[filler] * more])}
         if padded:
-            inputs["attention_mask"] = torch.tensor([1] * len(ids) + [0] * more)
+            inputs["attention_mask"] = torch.tensor([1] * used + [0] * more)
+        if packing:
+            parts = [*(lengths[row] for row in group), more]
+            inputs["position_ids"] = torch.cat([torch.arange(part) for part in parts])
+        said = [label for row in group for label in labels[row]]
         found["inputs"].append(inputs)
-        found["labels"].append(torch.tensor([*own[1:], *[NO_LABEL] * (more + 1)]))
+        found["labels"].append(torch.tensor([*said, *[NO_LABEL] * more]))
     return found
 
 

@@ -14,10 +14,12 @@ def job_facts(job: Job) -> dict[str, Any]:
     """The facts of a job's model and data set that planning needs.
 
     Returns `defaults`, the model's settings of a Job, the numbers of `classes` and
-    `train_examples`, and whether an encoder `classifies_texts`. Raises UsageError for unknown names
-    and for a data set the model cannot take, and DataError for a data set that cannot be used.
+    `train_examples`, the `lengths` of texts, and whether an encoder `classifies_texts`. Raises
+    UsageError for unknown names and for a data set the model cannot take, and DataError for a data
+    set that cannot be used.
     """
     from razorctl import data, models
+    from razorctl.data.own import packed
 
     family, source = data.pair(job)
     encodes = "masked-lm" in models.named(job.model).tasks
@@ -25,6 +27,7 @@ def job_facts(job: Job) -> dict[str, Any]:
         "defaults": dict(family.defaults),
         "classes": source.classes,
         "train_examples": source.train_examples,
+        "lengths": packed.sampled(job, family, source),
         "classifies_texts": encodes and family.task == "classification",
     }
 
@@ -33,7 +36,7 @@ def trace_key(job: Job, recipe: Recipe, classes: int) -> list[Any]:
     """The key of the trace of a step, as a JSON value; similar jobs share it."""
     return [
         *(job.model, job.task, classes, job.input_size, job.micro_batch),
-        *(job.accumulate, job.buckets),
+        *(job.accumulate, job.buckets, job.packing),
         *(job.precision, job.optimizer, bool(job.momentum), bool(job.weight_decay)),
         *(job.weights, job.optimizer_in_backward, job.class_weights is not None),
         *(job.ema is not None, job.freeze),

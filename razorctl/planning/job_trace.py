@@ -191,7 +191,7 @@ def _prepared(
     job: Job, recipe: Recipe, classes: int, device: str, dot: bool
 ) -> Iterator[_Prepared]:
     """Inside the block CPU tensors stand for those of the device; see `trace`."""
-    family = models.find(job.model, job.task)
+    family = models.find(job.model, job.task, job.packing)
     model, mode, full = _blueprint(job.model, job.task, classes, job.input_size)
     whole = JobForward(family, job)
     with mode:

@@ -11,6 +11,7 @@ from razorctl.config.registry import unknown
 from razorctl.errors import NoFitError, UsageError
 from razorctl.job import Job
 from razorctl.memory import trace_cache as traces
+from razorctl.models.packing import Gain
 from razorctl.planning import refusal
 from razorctl.planning.candidates import CONTEXT, Candidate, Predicted
 from razorctl.planning.gpus import Achieved, Gpu
@@ -29,6 +30,8 @@ class Plan:
         budget: bytes of the card that may be used.
         steps: sentences on what was tried, in order, and why it was not taken.
         others: preference -> what it would have chosen, None if nothing fits.
+        packing: the tokens of an epoch if texts are packed, and if they are padded; None if they
+            are neither, or their lengths are not known.
     """
 
     job: Job
@@ -40,6 +43,7 @@ class Plan:
     chosen: Candidate
     steps: tuple[str, ...]
     others: dict[str, Candidate | None]
+    packing: Gain | None = None
 
     @property
     def planned_job(self) -> Job:
@@ -81,6 +85,7 @@ class Plan:
             "context_bytes": CONTEXT,
             **_document(self.planned_job, self.gpu, self.budget, self.candidates),
             "steps_per_epoch": self.steps_per_epoch,
+            "packing": self.packing and asdict(self.packing),
             "chosen": _entry(self.chosen, self.job, self.budget),
             "reason": self.reason,
             "others": {
@@ -200,6 +205,7 @@ class Document:
     job: Job
     candidates: Sequence[_Way]
     steps_per_epoch: int | None
+    packing: Gain | None
     chosen: _Way
     reason: str
     others: Mapping[str, _Way | None]
@@ -285,4 +291,5 @@ def plan(
         chosen=chosen,
         steps=tuple(search.reasons[prefer]),
         others=others,
+        packing=search.packing,
     )

@@ -13,6 +13,7 @@ from razorctl.job import Job, settle_precision
 from razorctl.memory import trace_cache as traces
 from razorctl.memory.trace_cache import Trace
 from razorctl.methods import DEFAULT_METHOD, METHODS, Family
+from razorctl.models.packing import Gain
 from razorctl.planning.cached_traces import cached_trace, job_facts
 from razorctl.planning.candidates import (
     CONTEXT,
@@ -59,6 +60,9 @@ class Search:
         precision = settle_precision(job.precision, gpu.compute_capability)
         job = replace(job, precision=precision)
         self.job = job.resolved(self.facts["defaults"], self.examples)
+        self.packing: Gain | None = None
+        if self.facts["lengths"] is not None:
+            self.job, self.packing = self.facts["lengths"].settle(self.job)
         self.gpu, self.budget, self.recipe = gpu, budget, recipe
         self.candidates: dict[tuple[Recipe, int], Candidate] = {}
         self.reasons: dict[str, list[str]] = {}

@@ -79,7 +79,7 @@ def write_finished(run: PreparedRun) -> None:
     Raises RazorError if the disk takes no files.
     """
     out, job, best = run.out, run.job, run.best()
-    family = models.find(job.model, job.task)
+    family = models.find(job.model, job.task, job.packing)
 
     def save(model: nn.Module, folder: Path) -> None:
         family.save(model, run.classes, job.input_size, folder)

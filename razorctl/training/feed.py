@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from razorctl import data, models
+from razorctl.data.own import packed
 from razorctl.data.own.splitting import digested
 from razorctl.data.own.stream import row_count
 from razorctl.job import Job
@@ -79,14 +80,20 @@ class Feed:
             training_transform = family.augmented(model, job.input_size, job.augment)
         training_rows = splits.train.with_transform(training_transform)
         drawn = job.augment != "none" or family.trained is not None
-        if not drawn:
+        keeps = family.modality == "image"  # the padding of texts depends on the micro-batch
+        if keeps and not drawn:
             training_rows = cached(training_rows, job, device)
-        self.loading = Loading(training_rows, job, device, drawn)
+        lengths = None
+        if job.packing is False:
+            lengths = packed.of_rows(splits.train, family, job).tokens
+        self.loading = Loading(training_rows, job, device, drawn, lengths)
         self.mix = mixing(job, len(splits.classes))
         self.split, rows = splits.evaluated
         counts = {"train": row_count(splits.train), self.split: row_count(rows)}
         self.facts = {**counts, "classes": [*splits.classes], "digests": splits.digests}
-        self.evaluated = in_order(cached(rows.with_transform(transform), job, device), job, device)
+        evaluated = rows.with_transform(transform)
+        evaluated = cached(evaluated, job, device) if keeps else evaluated
+        self.evaluated = in_order(evaluated, job, device)
         self.test: DataLoader[Any] | None = None
         if self.split != "test" and splits.test is not None:
             self.test = in_order(splits.test.with_transform(transform), job, device)

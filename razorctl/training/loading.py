@@ -3,7 +3,7 @@
 import itertools
 import os
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
 from typing import Any, SupportsIndex
@@ -21,6 +21,7 @@ from razorctl.errors import DataError, UsageError
 from razorctl.job import Job
 
 ROOM = 256 << 20  # bytes of the rows that a data set keeps in memory
+GROUPED = 50  # batches whose rows are sorted by length
 PRIME = 1_000_003  # factor by which a seed and a number below it become one seed
 Key = tuple[int, SupportsIndex]  # the epoch, and the row by its number or as it was read
 
@@ -61,10 +62,13 @@ class Order(Sampler[list[Key]]):
     Each process takes an equal part of a batch; the parts are in the order of ranks. An epoch ends
     with its last whole batch. steps: the number of its batches; None if it is not known. epoch: the
     one to iterate over. first: its first step, counted from 0; rows of earlier steps are not read.
+    lengths: of the rows, where those of a batch are to be of about one length: GROUPED batches at a
+    time are drawn, sorted by length, and taken in any order; None for rows drawn at random.
     """
 
-    def __init__(self, rows: int | None, job: Job) -> None:
+    def __init__(self, rows: int | None, job: Job, lengths: Sequence[int] | None = None) -> None:
         assert job.batch_size is not None
+        self.lengths = lengths
         self.rows, self.seed, self.batch_size = rows, job.seed, job.batch_size
         self.micro_batch, self.part = job.micro_batch, job.batch_size // job.processes
         self.steps = rows and rows // job.batch_size
@@ -76,8 +80,18 @@ class Order(Sampler[list[Key]]):
         assert self.steps is not None
         generator = torch.Generator().manual_seed(self.seed * PRIME + self.epoch)
         order = torch.randperm(self.rows, generator=generator)
+        if self.lengths is not None:
+            order = self._grouped(order[: self.steps * self.batch_size], generator)
         for step in range(self.first, self.steps):
             yield order[step * self.batch_size : (step + 1) * self.batch_size].tolist()
+
+    def _grouped(self, order: Tensor, generator: torch.Generator) -> Tensor:
+        """The rows of whole batches, each of about one length."""
+        lengths = torch.tensor(self.lengths)
+        parts = torch.split(order, GROUPED * self.batch_size)
+        ordered = torch.cat([part[lengths[part].argsort(stable=True)] for part in parts])
+        batches = ordered.view(-1, self.batch_size)
+        return batches[torch.randperm(len(batches), generator=generator)].flatten()
 
     def __iter__(self) -> Iterator[list[Key]]:
         start = processes.rank() * self.part
@@ -100,10 +114,7 @@ class StreamOrder(Order):
 
 
 class CachedRows(Dataset[Any]):
-    """Rows of images that stay in memory once they are made, as far as they fit into ROOM bytes.
-
-    Texts do not stay: their padding depends on the micro-batch.
-    """
+    """Rows of images that stay in memory once they are made, as far as they fit into ROOM bytes."""
 
     def __init__(self, rows: Any) -> None:
         self.rows, self.left = rows, ROOM
@@ -214,14 +225,21 @@ class Loading:
     begun: the epoch and the number of steps before it, which matter for streams only.
     """
 
-    def __init__(self, rows: Any, job: Job, device: torch.device, drawn: bool = False) -> None:
-        """drawn: whether rows are changed at random."""
+    def __init__(
+        self,
+        rows: Any,
+        job: Job,
+        device: torch.device,
+        drawn: bool = False,
+        lengths: Sequence[int] | None = None,
+    ) -> None:
+        """drawn: whether rows are changed at random. lengths: as of `Order`."""
         self.accumulate = job.accumulate
         self.order: Order
         if isinstance(rows, Stream):
             self.order, rows = StreamOrder(rows, job), rows.transformed
         else:
-            self.order = Order(len(rows), job)
+            self.order = Order(len(rows), job, lengths)
         self.begun = (0, 0)
         # With a generator, the seeds of processes are not drawn from torch's default one.
         self.loader = Loader(

@@ -12,12 +12,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from razorctl import data, models, processes, units
+from razorctl.data.own import packed
 from razorctl.data.own.stream import row_count
 from razorctl.defaults import ByRows
 from razorctl.errors import RazorError, UsageError
 from razorctl.job import BY_ROWS, Job
 from razorctl.memory.job_forward import JobForward
 from razorctl.memory.saved import traced_bytes, traced_bytes_by_module
+from razorctl.models.packing import keeps_apart
 from razorctl.optimizer import cast_weights, freeze_weights
 from razorctl.recipe import Recipe
 from razorctl.step import precision
@@ -48,6 +50,8 @@ class PreparedRun:
     split_document: what the run directory says of the rows; None of streams.
     saved_bytes, full_saved_bytes: bytes that this run and full fine-tuning keep for backward.
     stock: a sentence on layers that are not compressed and keep a large share; else empty.
+    packing: what packing texts gains; None where they are not apart.
+    sample: a conversation as the model reads it; None of other rows.
     history: the steps so far, also those before the run was resumed.
     tested: figures of the last weights on the test split, if it is not the one of `history`.
     best_figures: figures of the best weights. by_class: those of each class, a JSON value.
@@ -81,7 +85,11 @@ class PreparedRun:
         self.peak_bytes: int | None = None
         progress(f"loading {job.dataset}")
         family, source = data.pair(job)
-        splits = sequenced(source.load(progress), family, job, progress)
+        splits = sequenced(source.load(progress), family.fed(job.packing), job, progress)
+        self.sample = None
+        if source.conversations and family.sample is not None:
+            rows: Any = splits.train
+            self.sample = family.sample(rows[0])
         self.split_document = run_files.split_document(splits)
         self.skipped, self.notes, self.classes = splits.skipped, splits.notes, splits.classes
         if job.from_scratch:
@@ -90,9 +98,13 @@ class PreparedRun:
         job = replace(job, model=models.place(job.model), dataset=data.place(job.dataset))
         job = replace(job, precision=precision(job, device))
         by_rows = family.defaults.get(BY_ROWS) or ByRows(source.task, source.modality)
-        rows = row_count(splits.train)
-        self.usual_epochs = None if rows is None else by_rows.epochs(rows)
-        self.job = job = job.resolved(family.defaults, rows)
+        count = row_count(splits.train)
+        self.usual_epochs = None if count is None else by_rows.epochs(count)
+        job = job.resolved(family.defaults, count)
+        self.packing, asked = None, bool(job.packing)
+        if packed.has_texts_apart(job, source):
+            job, self.packing = packed.of_rows(splits.train, family, job).settle(job)
+        self.job = job
         assert job.metric is not None
         self.metric = job.metric
         if self.metric == "top5_accuracy" and len(self.classes) <= TOP:
@@ -110,11 +122,16 @@ class PreparedRun:
             self.checkpoints.newest.refuse_others(out, job, recipe)
             relieved = self.checkpoints.newest.marker["relieved"]
         self.recovery = Recovery(job, recipe, relieved)
-        self._build(family, splits, progress)
+        self._build(family.fed(self.job.packing), splits, progress, asked)
 
     def _build(
-        self, family: models.Model, splits: data.Splits, progress: Callable[[str], None]
+        self,
+        family: models.Model,
+        splits: data.Splits,
+        progress: Callable[[str], None],
+        asked: bool,
     ) -> None:
+        """Builds the model; asked: whether the user wants texts to be packed."""
         job = self.job
         progress(f"building {job.model}")
         state.seed(job.seed)
@@ -125,6 +142,9 @@ class PreparedRun:
         freeze_weights(self.model, job, self.recipe.part)
         self.model.to(self.device)
         self.logits = family.logits
+        if job.packing and not keeps_apart(self.model, self.logits):
+            self.job = job = packed.without(job, asked)
+            family = family.fed(job.packing)
         self.feed = Feed(self.model, job, family, splits, self.device)
         progress("tracing what a step keeps")
         # The largest micro-batch, so that no step keeps more than is traced by it.

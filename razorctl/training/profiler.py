@@ -17,6 +17,7 @@ from torch.profiler import record_function
 from torch.utils._pytree import tree_map_only
 
 from razorctl import data, devices, models
+from razorctl.data.own import packed
 from razorctl.data.own.stream import row_count
 from razorctl.errors import UsageError
 from razorctl.job import Job, Precision
@@ -287,8 +288,11 @@ def _load(job: Job, progress: Callable[[str], None]) -> tuple[Model, data.Splits
     """The model's family, the splits of the data set, and the job as they resolve it."""
     family, source = data.pair(job)
     progress(f"loading {job.dataset}")
-    splits = sequenced(source.load(progress), family, job, progress)
-    return family, splits, job.resolved(family.defaults, row_count(splits.train))
+    splits = sequenced(source.load(progress), family.fed(job.packing), job, progress)
+    job = job.resolved(family.defaults, row_count(splits.train))
+    if packed.has_texts_apart(job, source):
+        job, _ = packed.of_rows(splits.train, family, job).settle(job)
+    return family.fed(job.packing), splits, job
 
 
 def _profile(

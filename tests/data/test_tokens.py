@@ -1,5 +1,6 @@
 """Inputs and labels of language models, with tokenizers that are trained here."""
 
+import json
 import logging
 import os
 import threading
@@ -10,11 +11,11 @@ from itertools import chain
 import pytest
 import torch
 from datasets import Dataset
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import BertTokenizer, PreTrainedTokenizerFast
 
 from razorctl.errors import DataError, UsageError
-from razorctl.models import tokens
+from razorctl.models import chats, tokens
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "dog", "ran", "far", "away"]
 TEXTS = ["the cat sat", "on a mat and", "the dog", "ran far away\nand sat on a mat"]
@@ -46,6 +47,7 @@ def bpe():
     """Byte-level, as GPT-2's: nothing is put around a text, and <end> ends it."""
     inner = Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
     special = ["<end>", "<|system|>", "<|user|>", "<|assistant|>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
@@ -126,13 +128,15 @@ def test_what_a_tokenizer_must_have(bpe, bert):
         tokens.token_blocks(rows(TEXTS), bert, 2)
     with pytest.raises(UsageError, match=r"no mask token, .* or --task causal-lm"):
         tokens.masked_inputs(bpe, True, {"input_ids": [[1, 2]]})
-    with pytest.raises(UsageError, match=r"no chat template, .* choose a model made for chats"):
-        tokens.conversation_tokens(talks(CHAT), bpe, 99)
+    with pytest.raises(UsageError, match=r"neither a chat template nor a token that ends an answ"):
+        chats.conversation_tokens(talks(CHAT), nothing, 99)
+    with pytest.raises(UsageError, match=r"no chat template, .* choose a run that was trained on"):
+        chats.prompt(bpe, {"messages": CHAT})
 
 
 @pytest.mark.parametrize("chatty", [PLAIN, MARKED], indirect=True, ids=["plain", "marked"])
 def test_only_what_an_assistant_says_has_labels(chatty):
-    (row,) = tokens.conversation_tokens(talks(CHAT), chatty, 99)
+    (row,) = chats.conversation_tokens(talks(CHAT), chatty, 99)
     text = (
         "<|system|>on a mat<end><|user|>the cat<end><|assistant|>sat far away<end>"
         "<|user|>the dog<end><|assistant|>ran<end>"
@@ -147,7 +151,7 @@ def test_only_what_an_assistant_says_has_labels(chatty):
 def test_long_conversations_are_cut_and_counted(chatty, caplog):
     late = [{"role": "user", "content": "far away " * 9}, CHAT[2]]
     with caplog.at_level(logging.WARNING):
-        found = tokens.conversation_tokens(talks(CHAT, CHAT[1:3], late), chatty, 12)
+        found = chats.conversation_tokens(talks(CHAT, CHAT[1:3], late), chatty, 12)
     assert [len(ids) for ids in found["input_ids"]] == [12, len(found[1]["input_ids"])]
     assert found[0]["input_ids"] == chatty.apply_chat_template(CHAT, return_dict=False)[:12]
     (record,) = caplog.records
@@ -155,10 +159,41 @@ def test_long_conversations_are_cut_and_counted(chatty, caplog):
         "2 conversations cut after 12 tokens; 1 left out for want of an answer before that."
     )
     with pytest.raises(DataError, match="none of the conversations has an answer within 3 tokens"):
-        tokens.conversation_tokens(talks(CHAT), chatty, 3)
+        chats.conversation_tokens(talks(CHAT), chatty, 3)
+
+
+def test_only_answers_have_labels_in_plain_words_too(bpe):
+    """A tokenizer without a template: every token that is no answer's has no label."""
+    call = {"tool_calls": [{"type": "function", "function": {"name": "far", "arguments": {}}}]}
+    spoken = [*CHAT[:2], {"role": "assistant", "content": "", "more": json.dumps(call)}]
+    spoken += [{"role": "tool", "content": "a mat"}, CHAT[4]]
+    tools = json.dumps({"tools": [{"name": "far"}]})
+    spoken = [{"more": tools, **spoken[0]}, *({"more": None, **one} for one in spoken[1:])]
+    try:
+        (row,) = chats.conversation_tokens(talks(spoken), bpe, 999)
+        parts = chats.sample(bpe, row)
+    finally:
+        bpe.chat_template = None
+    asked = '### Tools:\n[{"name": "far"}]\n\n### System:\non a mat\n\n### User:\nthe cat\n\n'
+    expected = [
+        (f"{asked}### Assistant:\n", False),
+        ('{"name": "far", "arguments": {}}\n<end>', True),
+        ("\n\n### Tool:\na mat\n\n### Assistant:\n", False),
+        ("ran<end>", True),
+    ]
+    assert parts == expected
+    place = 0
+    for text, trained in expected:
+        for token in bpe.encode(text):
+            assert row["input_ids"][place] == token
+            assert row["labels"][place] == (token if trained else -100)
+            place += 1
+    assert place == len(row["labels"])
 
 
 FORGETFUL = "{% for m in messages[-2:] %}<|{{ m.role }}|>{{ m.content }}<end>{% endfor %}"
+MUTE = "{% for m in messages %}<|{{ m.role }}|>{% if m.role != 'NONE' %}{{ m.content }}{% endif %}"
+MUTE += "<end>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 STRICT = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
 
 
@@ -167,12 +202,23 @@ STRICT = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }
     [
         (FORGETFUL, UsageError, "writes earlier messages anew"),
         (STRICT, DataError, r"does not take conversation 0 \(no system\)"),
+        (
+            MUTE.replace("NONE", "assistant"),
+            DataError,
+            "out the assistant message 3 of conv",
+        ),
+        (MUTE.replace("NONE", "system"), DataError, "leaves out the system message 1 of conv"),
+        (
+            MARKED.replace("{{ m.content }}<end>{% endg", "x{% endg"),
+            DataError,
+            "the assistant mess",
+        ),
     ],
     indirect=["chatty"],
 )
 def test_templates_that_cannot_be_used(chatty, error, message):
     with pytest.raises(error, match=message):
-        tokens.conversation_tokens(talks(CHAT), chatty, 99)
+        chats.conversation_tokens(talks(CHAT), chatty, 99)
 
 
 # Loops within the limits of jinja's sandbox, with text in the innermost one.
@@ -182,14 +228,14 @@ ENDLESS = "".join(f"{{% for {x} in range(99999) %}}" for x in "abcd") + 4 * "{% 
 @pytest.mark.parametrize("chatty", [ENDLESS, MARKED + ENDLESS], indirect=True)
 @pytest.mark.parametrize("where", ["in the main thread", "in another", "in a process"])
 def test_templates_that_do_not_end(where, chatty, monkeypatch):
-    monkeypatch.setattr(tokens, "LIMIT", 0.2)
+    monkeypatch.setattr(chats, "LIMIT", 0.2)
     threads = threading.active_count()
 
     def refused():
         with pytest.raises(DataError, match=r"has not ended after 200 ms with conversation 0"):
-            tokens.conversation_tokens(talks(CHAT), chatty, 99)
+            chats.conversation_tokens(talks(CHAT), chatty, 99)
         with pytest.raises(DataError, match=r"has not ended after 200 ms with a conversation"):
-            tokens.prompt(chatty, {"messages": CHAT})
+            chats.prompt(chatty, {"messages": CHAT})
         for _ in range(100):  # the threads that were left have ended
             if threading.active_count() <= threads + 1:
                 return 0

@@ -91,6 +91,17 @@ def run_length(job: Mapping[str, Any], per_epoch: int | None) -> str:
     return ", ".join(words) or "epochs by the number of tokens"
 
 
+def packing_summary(gain: Mapping[str, int], packing: bool) -> str:
+    """The tokens that an epoch computes, packed and padded; packing: whether texts are packed."""
+    packed, padded = gain["packed"], gain["padded"]
+    if packing:
+        return (
+            f"packed: an epoch has {packed:,} tokens, {packed / padded:.0%} of {padded:,} with "
+            "padding"
+        )
+    return f"not packed, which would make {packed / padded:.0%} of an epoch's {padded:,} tokens"
+
+
 def title(model: str, dataset: str) -> str:
     """A model and a data set; paths inside the working directory are relative."""
     with suppress(OSError):

@@ -1,5 +1,6 @@
 """The output of `finetune`: the header, the settings of the run, and the closing table."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -7,9 +8,16 @@ from rich import box
 from rich.table import Table
 
 from razorctl.cli.views import common as views
-from razorctl.cli.views.common import epochs_of, figure, predicted_duration, recipe_summary
+from razorctl.cli.views.common import (
+    epochs_of,
+    figure,
+    packing_summary,
+    predicted_duration,
+    recipe_summary,
+)
 from razorctl.defaults import MANY
 from razorctl.job import Job
+from razorctl.models import RenderedChat
 from razorctl.recipe import Recipe
 from razorctl.units import against, count, duration, size
 
@@ -19,11 +27,15 @@ if TYPE_CHECKING:
     from razorctl.training.run import Run
 
 
-def show_header(job: Job, recipe: Recipe, out: "Path", device: str | None) -> None:
-    """Prints two lines with all that is known before anything is loaded."""
+def show_header(job: Job, recipe: Recipe, out: "Path | None", device: str | None) -> None:
+    """Prints a line or two with all that is known before anything is loaded.
+
+    out: the run directory; None if there will be none.
+    """
     title = f"{views.title(job.model, job.dataset)}: {recipe_summary(asdict(recipe))}"
     views.say(", ".join([title, *_settings(job, device)]))
-    views.say(f"run directory: {out}")
+    if out is not None:
+        views.say(f"run directory: {out}")
 
 
 def show_settings(run: "Run", job: Job, header_device: str | None, device: str) -> None:
@@ -46,6 +58,8 @@ def show_settings(run: "Run", job: Job, header_device: str | None, device: str) 
         f"activations kept for backward: {size(run.saved_bytes)}; full fine-tuning keeps "
         f"{size(run.full_saved_bytes)}"
     )
+    if run.packing is not None:
+        views.say(packing_summary(asdict(run.packing), bool(run.job.packing)))
     if (epochs := _epochs(run) or 0) > MANY:
         views.note(
             f"the run has {count(epochs, 'epoch')}; for this number of rows, --epochs "
@@ -55,6 +69,30 @@ def show_settings(run: "Run", job: Job, header_device: str | None, device: str) 
         views.note(f"{run.stock}.")
     if run.history:
         views.say(f"going on from step {len(run.history):,} of {run.job.steps:,}")
+
+
+def show_sample(sample: RenderedChat) -> None:
+    """Prints a conversation as the model reads it, with marks around what is trained."""
+    if not sample.templated:
+        views.note(
+            "the tokenizer has no chat template; conversations are written as below, and the "
+            "model is saved with this template."
+        )
+    views.say("the first conversation as the model reads it; [[ ]] mark what is trained:")
+    text = "".join(f"[[{part}]]" if trained else part for part, trained in sample.parts)
+    for line in text.strip().splitlines():
+        views.say(f"  {line}")
+
+
+def show_dry_run(result: Mapping[str, Any]) -> None:
+    """Prints the end of a dry run."""
+    views.out.print(
+        f"dry run of {views.title(result['model'], result['dataset'])}: nothing was trained, and "
+        "nothing was written.",
+        soft_wrap=True,
+        highlight=False,
+        markup=False,
+    )
 
 
 def show_time_left(step_seconds: float, steps: int) -> None:

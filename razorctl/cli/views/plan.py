@@ -8,7 +8,7 @@ from rich import box
 from rich.table import Table
 
 from razorctl.cli.views import common as views
-from razorctl.cli.views.common import predicted_duration, run_length
+from razorctl.cli.views.common import packing_summary, predicted_duration, run_length
 from razorctl.units import size
 
 if TYPE_CHECKING:
@@ -36,6 +36,9 @@ def show(plan: dict[str, Any], explain: bool) -> None:
         for i, line in enumerate(plan["explanation"], start=1):
             views.out.print(f"{i}. {line}", highlight=False)
         views.out.print()
+    if plan["packing"] is not None:
+        said = packing_summary(plan["packing"], bool(plan["job"]["packing"]))
+        views.out.print(f"{said}; steps are predicted at the full length.", highlight=False)
     choice = f"> {plan['chosen']['label']}: {plan['reason']}."
     views.out.print(" ".join((choice, *_others(plan))), highlight=False)
     views.out.print(plan["command"], soft_wrap=True, highlight=False, markup=False)

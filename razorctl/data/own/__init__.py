@@ -37,6 +37,8 @@ def _of_rows(rows: Checked) -> Source:
     ask, raw = rows.ask, rows.raw
     counts = rows.counts()
     source = _described(ask, raw.modality, raw.details, rows.classes, counts, rows.load, raw.task)
+    if "messages" in raw.splits["train"].column_names:
+        return replace(source, conversations=True)
     return _of_blocks(source) if "text" in raw.splits["train"].column_names else source
 
 
@@ -52,6 +54,8 @@ def _of_card(ask: Ask, card: hub.DatasetCard) -> Source:
     columns = card.columns
     details = f"{columns.details}, as its card says"
     source = _described(ask, columns.modality, details, card.classes, counts, load, columns.task)
+    if "messages" in columns.fields:
+        return replace(source, conversations=True)
     return _of_blocks(source) if columns.get("text") else source
 
 

@@ -78,4 +78,8 @@ def _part(value: Any) -> bytes:
             return blake2b(image or b"").digest()
         with Path(image).open("rb") as file:
             return file_digest(file, blake2b).digest()
-    return value.encode() if isinstance(value, str) else json.dumps(value).encode()
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        value = [{key: each for key, each in one.items() if each is not None} for one in value]
+    return json.dumps(value).encode()

@@ -1,7 +1,6 @@
 """The columns of rows: how their values are read from files, and what is wrong with them.
 
-Each column is a `Field` of FIELDS. Conversations of ShareGPT get the keys of `Messages` as they are
-read.
+Each column is a `Field` of FIELDS.
 """
 
 from collections.abc import Mapping
@@ -10,19 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from razorctl.data.own.raw import ADDRESS, NEVER_SKIPPED, OUTSIDE
+from razorctl.data.own import chats
+from razorctl.data.own.raw import ADDRESS, NEVER_SKIPPED, OUTSIDE, Reasons
 from razorctl.errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-Reasons = list[str | None]  # what is wrong with each value
-KEYS = ("role", "content")
-SHARED = ("from", "value")  # the keys of ShareGPT
-ROLES = {"human": "user", "gpt": "assistant"}  # its words, and those that templates know
 TRUTH = ("true", "false")
-ORDER = "roles are not user and assistant in turn, after a system message if any"
 
 
 @dataclass(frozen=True)
@@ -104,52 +99,13 @@ class Picture(Field):
 
 
 class Messages(Field):
-    """A column of conversations: lists of messages, each with a role and a content.
-
-    Messages are of user and assistant in turn, after one of system if any.
-    """
+    """A column of conversations, which are made of the parts that `chats` knows."""
 
     def kind(self) -> "pa.DataType":
-        import pyarrow as pa
-
-        return pa.list_(pa.struct([(key, pa.string()) for key in KEYS]))
-
-    def of_line(self, value: Any, column: str, folder: Path) -> tuple[Any, str | None]:
-        if not isinstance(value, list):
-            return None, "messages are no list"
-        messages = []
-        for message in value:
-            texts = _role_and_content(message) if isinstance(message, Mapping) else [None]
-            if not all(isinstance(text, str) for text in texts):
-                return None, "a message without role and content"
-            messages.append(dict(zip(KEYS, texts, strict=True)))
-        return messages, None
-
-    def of_array(self, values: "pa.Array", folder: Path) -> tuple["pa.Array", Reasons | None]:
-        """A role that is none of ROLES stays, which `faults` then says."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        if not _is_shared(values.type):
-            return values, None
-        counts = pc.fill_null(pc.list_value_length(values), 0)
-        offsets = pa.concat_arrays([pa.array([0], counts.type), pc.cumulative_sum(counts)])
-        messages = pc.list_flatten(values)
-        role, content = (pc.struct_field(messages, key).cast(pa.string()) for key in SHARED)
-        for name, standard in ROLES.items():
-            role = pc.if_else(pc.equal(role, name), standard, role)
-        both = pa.StructArray.from_arrays([role, content], KEYS)
-        return pa.ListArray.from_arrays(offsets.cast(pa.int32()), both), None
+        return chats.kind()
 
     def faults(self, values: "pa.ChunkedArray", answered: bool = True) -> Mapping[int, str]:
-        _check_messages(values.type)
-        needed = ("assistant", "no answer of an assistant") if answered else ("user", "no question")
-        faults: dict[int, str] = {}
-        start = 0
-        for chunk in values.chunks:
-            faults |= {start + row: reason for row, reason in _chunk_faults(chunk, *needed).items()}
-            start += len(chunk)
-        return faults
+        return chats.faults(values, answered)
 
 
 class Number(Field):
@@ -271,75 +227,8 @@ def _is_text(kind: "pa.DataType") -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def _is_list(kind: "pa.DataType") -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
-
-
 def _written(texts: Any) -> Any:
     """Whether each text has more than white space."""
     import pyarrow.compute as pc
 
     return pc.fill_null(pc.match_substring_regex(texts, r"\S"), False)
-
-
-def _role_and_content(message: Mapping[str, Any]) -> list[Any]:
-    """The role and the content of a message, under the keys of either kind."""
-    if not message.keys() & {*KEYS} and message.keys() >= {*SHARED}:
-        role, content = (message[key] for key in SHARED)
-        return [ROLES.get(role, role) if isinstance(role, str) else role, content]
-    return [message.get(key) for key in KEYS]
-
-
-def _is_shared(kind: "pa.DataType") -> bool:
-    """Whether messages of this type have the keys of ShareGPT, and not those of `KEYS`."""
-    import pyarrow as pa
-
-    if not _is_list(kind):
-        return False
-    inner = kind.value_type
-    names = {field.name for field in inner} if pa.types.is_struct(inner) else set()
-    return names >= {*SHARED} and not names & {*KEYS}
-
-
-def _check_messages(kind: "pa.DataType") -> None:
-    """Raises DataError for another type than lists of roles and contents."""
-    import pyarrow as pa
-
-    inner = kind.value_type if _is_list(kind) else None
-    if inner is not None and pa.types.is_struct(inner):
-        texts = [inner.field(key).type for key in KEYS if inner.get_field_index(key) >= 0]
-        if len(texts) == 2 and all(map(_is_text, texts)):
-            return
-    raise DataError(
-        f"the column of messages has values of type {kind}; give lists of role and content, or "
-        "choose another column with --text-column."
-    )
-
-
-def _chunk_faults(chunk: "pa.Array", needed: str, without: str) -> dict[int, str]:
-    import numpy as np
-    import pyarrow.compute as pc
-
-    counts = pc.fill_null(pc.list_value_length(chunk), 0).to_numpy(zero_copy_only=False)
-    messages = pc.list_flatten(chunk)
-    rows = np.repeat(np.arange(len(chunk)), counts)
-    starts = np.cumsum(counts) - counts
-    roles = np.asarray(pc.struct_field(messages, "role").fill_null("").to_pylist(), dtype=object)
-    content = pc.struct_field(messages, "content")
-    blank = ~_written(content).to_numpy(zero_copy_only=False).astype(bool)
-
-    system = roles == "system"
-    first = np.zeros(len(chunk), np.int64)  # the place of the first user message
-    first[rows[system & (np.arange(len(rows)) == starts[rows])]] = 1
-    place = np.arange(len(rows)) - starts[rows] - first[rows]
-    expected = np.where(place < 0, "system", np.where(place % 2 == 0, "user", "assistant"))
-
-    lacking = np.setdiff1d(np.arange(len(chunk)), rows[roles == needed])
-    return {
-        **dict.fromkeys(lacking.tolist(), without),
-        **dict.fromkeys(rows[roles != expected].tolist(), ORDER),
-        **dict.fromkeys(rows[blank].tolist(), "an empty message"),
-        **dict.fromkeys(np.flatnonzero(counts == 0).tolist(), "no messages"),
-    }

@@ -25,6 +25,7 @@ NOT_UTF8 = "its name is not UTF-8: rename it"
 NAMED = 5  # bad rows that a sentence names
 MEND = "correct them, or leave them out with --skip-bad"
 
+Reasons = list[str | None]  # what is wrong with each value
 Faults = Mapping[str, Mapping[int, str]]  # split -> row -> what is wrong with it
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from razorctl.models import Model, Rows, prepared
-from razorctl.models.tokens import MULTIPLE
+from razorctl.models.packing import rounded
 from razorctl.models.transformers.pretrained_files import (
     PretrainedFiles,
     has_argument,
@@ -48,10 +48,10 @@ def logits(model: "nn.Module", inputs: "Mapping[str, Tensor]") -> "Tensor":
 
 
 def tokenized(tokenizer: Any, tokens: int, fixed: bool, rows: Rows) -> Rows:
-    """Texts of one length: of the longest, rounded up to MULTIPLE, or of `tokens` if `fixed`."""
+    """Texts of one length: of the longest, `rounded`, or of `tokens` if `fixed`."""
     batch = tokenizer(rows["text"], rows.get("text_pair"), truncation=True, max_length=tokens)
     longest = max(map(len, batch["input_ids"]))
-    length = tokens if fixed else min(tokens, -(-longest // MULTIPLE) * MULTIPLE)
+    length = tokens if fixed else rounded(longest, tokens)
     batch = tokenizer.pad(batch, padding="max_length", max_length=length, return_tensors="pt")
     texts = [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
     return prepared(texts, rows)
@@ -74,13 +74,15 @@ def save(
     classes: Sequence[str],
     input_size: int | None,
     folder: Path,
+    tokenizer: Any = None,
 ) -> None:
     """Writes what `from_pretrained(folder)` of the model and of its tokenizer load.
 
     Args:
         usual: the tokens of a text, as of `PretrainedFiles.length`.
+        tokenizer: None is its own.
     """
-    tokenizer = pretrained.tokenizer
+    tokenizer = tokenizer or pretrained.tokenizer
     tokenizer.model_max_length = pretrained.length(input_size, usual)
     if classes:
         name_classes(model, classes, task)

@@ -1,13 +1,13 @@
 """Language models of transformers: causal ones, and masked ones such as BERT's."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from razorctl.models import Model, Progress, Rows, tokens
+from razorctl.models import Model, Progress, RenderedChat, Rows, chats, tokens
 from razorctl.models.transformers import classification
-from razorctl.models.transformers.pretrained_files import PretrainedFiles
+from razorctl.models.transformers.pretrained_files import PretrainedFiles, has_argument
 from razorctl.models.transformers.writing import Writer, writer
 from razorctl.tasks import Task
 
@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 TOKENS = 1024  # of a text, if the model takes as many
+# Functions of transformers that make masks by positions, and the attentions that have such masks.
+MASKS = ("create_causal_mask", "create_sliding_window_causal_mask")
+# Models whose masks or positions are made without the given ones, as running them shows.
+CROSSING = frozenset(("biogpt", "gpt_oss", "opt", "xglm"))
+ATTENTIONS = frozenset(("full_attention", "sliding_attention", "chunked_attention"))
 
 
 def _auto(task: Task) -> Any:
@@ -24,9 +29,17 @@ def _auto(task: Task) -> Any:
 
 
 def language_model(
-    pretrained: PretrainedFiles, task: Task, summary: str, defaults: Mapping[str, Any]
+    pretrained: PretrainedFiles,
+    task: Task,
+    summary: str,
+    defaults: Mapping[str, Any],
+    packing: bool | None = None,
 ) -> Model:
-    """A pretrained model that learns to predict the next token, or masked ones."""
+    """A pretrained model that learns to predict the next token, or masked ones.
+
+    packing: as `Job.packing`.
+    """
+    causal = task == "causal-lm"
 
     def bare(_: int, input_size: int | None = None) -> "nn.Module":
         pretrained.length(input_size, TOKENS)
@@ -36,27 +49,18 @@ def language_model(
         pretrained.length(input_size, TOKENS)
         return pretrained.built(_auto(task))
 
-    def example(
-        _: "nn.Module", batch_size: int, input_size: int | None = None
-    ) -> "dict[str, Tensor]":
-        import torch
-
-        size = batch_size, pretrained.length(input_size, TOKENS)
-        return {"input_ids": torch.zeros(size, dtype=torch.long)}
-
     def transform(_: "nn.Module", input_size: int | None = None) -> Callable[[Rows], Rows]:
-        if task == "causal-lm":
+        if causal:
             size = pretrained.length(input_size, TOKENS)
-            return partial(tokens.causal_inputs, pretrained.tokenizer, tokens=size)
+            own = pretrained.tokenizer
+            return partial(tokens.causal_inputs, own, tokens=size, packing=packing)
         return partial(tokens.masked_inputs, pretrained.tokenizer, True)
 
     def trained(_: "nn.Module", input_size: int | None = None) -> Callable[[Rows], Rows]:
         return partial(tokens.masked_inputs, pretrained.tokenizer, False)
 
     def sequences(rows: Any, input_size: int | None, progress: Progress) -> Any:
-        make = (
-            tokens.conversation_tokens if "messages" in rows.column_names else tokens.token_blocks
-        )
+        make = chats.conversation_tokens if "messages" in rows.column_names else tokens.token_blocks
         return make(rows, pretrained.tokenizer, pretrained.length(input_size, TOKENS), progress)
 
     def writing(model: "nn.Module") -> Writer:
@@ -70,15 +74,83 @@ def language_model(
         build=build,
         bare=bare,
         transform=transform,
-        example=example,
+        example=partial(_example, pretrained, packing),
         logits=classification.logits,
-        save=partial(classification.save, pretrained, TOKENS, task),
+        save=partial(_save, pretrained, packing, task),
         load=partial(load, task),
         defaults=defaults,
-        trained=None if task == "causal-lm" else trained,
+        trained=None if causal else trained,
         sequences=sequences,
-        writer=writing if task == "causal-lm" else None,
+        writer=writing if causal else None,
+        packed=partial(language_model, pretrained, task, summary, defaults) if causal else None,
+        sample=partial(_sample, pretrained) if causal else None,
+        longest=lambda size: pretrained.length(size, TOKENS),
+        packs=partial(_packs, pretrained) if causal else lambda: False,
     )
+
+
+def _example(
+    pretrained: PretrainedFiles,
+    packing: bool | None,
+    _: "nn.Module",
+    batch_size: int,
+    input_size: int | None = None,
+) -> "dict[str, Tensor]":
+    import torch
+
+    ids = torch.zeros(batch_size, pretrained.length(input_size, TOKENS), dtype=torch.long)
+    if packing is None:
+        return {"input_ids": ids}
+    if packing:
+        positions = torch.arange(ids.shape[1]).expand_as(ids).clone()
+        positions[:, -1] = 0  # a text of its own
+        return {"input_ids": ids, "position_ids": positions}
+    mask = torch.ones_like(ids)
+    mask[:, -1] = 0  # most rows end in padding
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def _packs(pretrained: PretrainedFiles) -> bool:
+    """Whether the model's own code keeps texts of one sequence apart, by their positions.
+
+    Layers of state spaces, convolutions and linear attention carry one text into the next.
+    """
+    import sys
+
+    from transformers import AutoModelForCausalLM
+
+    config = pretrained.config
+    kind = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    if kind is None or not has_argument(kind, "position_ids"):
+        return False
+    names = vars(sys.modules[kind.__module__])
+    layers = {*(getattr(config, "layer_types", None) or ATTENTIONS)}
+    return (
+        any(name in names for name in MASKS)
+        and config.model_type not in CROSSING
+        and layers <= ATTENTIONS
+        and not (getattr(config, "alibi", False) or "create_recurrent_attention_mask" in names)
+    )
+
+
+def _save(
+    pretrained: PretrainedFiles,
+    packing: bool | None,
+    task: Task,
+    model: "nn.Module",
+    classes: Sequence[str],
+    input_size: int | None,
+    folder: Path,
+) -> None:
+    tokenizer = pretrained.tokenizer
+    if packing is not None:
+        chats.templated(tokenizer)
+    classification.save(pretrained, TOKENS, task, model, classes, input_size, folder, tokenizer)
+
+
+def _sample(pretrained: PretrainedFiles, row: Mapping[str, Sequence[int]]) -> RenderedChat:
+    tokenizer = pretrained.tokenizer
+    return RenderedChat(bool(tokenizer.chat_template), chats.sample(tokenizer, row))
 
 
 def load(

@@ -267,9 +267,10 @@ def name_classes(model: Any, classes: Sequence[str], task: Task) -> None:
     model.config.label2id = {label: number for number, label in enumerate(classes)}
 
 
-def has_argument(model: "nn.Module", argument: str) -> bool:
-    """Whether the forward of a model has an argument of that name."""
-    return argument in inspect.signature(type(model).forward).parameters
+def has_argument(model: "nn.Module | type[nn.Module]", argument: str) -> bool:
+    """Whether the forward of a model, or of its class, has an argument of that name."""
+    kind = model if isinstance(model, type) else type(model)
+    return argument in inspect.signature(kind.forward).parameters
 
 
 @contextmanager

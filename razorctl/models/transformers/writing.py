@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from razorctl.models import tokens
+from razorctl.models import chats
 from razorctl.models.transformers.pretrained_files import quiet_transformers
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ class Writer:
     longest: int | None
 
     def prompt(self, row: Mapping[str, Any]) -> list[int]:
-        """The tokens of a row with a `text` or `messages`; raises what `tokens.prompt` raises."""
-        return tokens.prompt(self.tokenizer, row)
+        """The tokens of a row with a `text` or `messages`; raises what `chats.prompt` raises."""
+        return chats.prompt(self.tokenizer, row)
 
     def continued(
         self, prompts: Sequence[Sequence[int]], new: int, drawn: "Callable[[Tensor], Tensor]"

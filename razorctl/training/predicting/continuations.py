@@ -49,7 +49,7 @@ def continue_texts(
 
     Tokens drawn for a row depend on the seed and the number of rows before it, not on its batch.
     Raises DataError for a text that is too long for the model, before any is continued, and what
-    `tokens.prompt` raises.
+    `chats.prompt` raises.
     new: the most tokens of each continuation. temperature: of the distribution that tokens are
     drawn from; at 0 the most probable token is taken. seed: of the draws.
     """

@@ -73,7 +73,7 @@ class Trained:
         make = self.family.sequences
         if make is not None:
             # From the weights of the run, as the model it began with may be gone.
-            make = models.find(str(self.weights.parent), self.job.task).sequences
+            make = models.find(str(self.weights.parent), self.job.task, self.job.packing).sequences
             assert make is not None
             rows = make(rows, self.job.input_size, lambda _: None)
         with self.in_memory():

@@ -221,7 +221,7 @@ def test_images_in_parquet():
 
 def test_no_table_of_other_files():
     Path("a.txt").touch()
-    with pytest.raises(UsageError, match="give CSV, TSV, JSONL, PARQUET or a folder of images"):
+    with pytest.raises(UsageError, match="give CSV, TSV, JSONL, JSON, PARQUET or a folder of im"):
         data.of(Job("any", "a.txt"))
 
 

@@ -169,7 +169,7 @@ def test_bad_conversations_are_named_or_left_out():
         "a message without role and content": [{"role": "user"}],
         "no messages": [],
         "no answer of an assistant": [user],
-        "an empty message": [user, {"role": "assistant", "content": " "}],
+        "an empty answer": [user, {"role": "assistant", "content": " "}],
         "roles are not user and assistant in turn": [user, system, assistant],
     }
     chats("a.jsonl", [system, user, assistant, user], *bad.values(), [assistant, user])

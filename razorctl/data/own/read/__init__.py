@@ -12,7 +12,7 @@ from razorctl.config.registry import unknown
 from razorctl.data.catalog import DATASETS
 from razorctl.data.own.ask import STDIN, Ask, role
 from razorctl.data.own.raw import NOT_UTF8, Raw, RawStreams
-from razorctl.data.own.read import folder, hub, recognition, sample, tables, texts
+from razorctl.data.own.read import folder, hub, lines, recognition, sample, tables, texts
 from razorctl.errors import DataError, UsageError
 from razorctl.folders import exists, spelled
 from razorctl.models import Modality
@@ -126,7 +126,7 @@ def _tables(ask: Ask, path: Path) -> tables.Tables | None:
         return tables.find(ask, files) if files else None
     if path.suffix.casefold() in folder.ARCHIVES:
         raise DataError(f"{name} is an archive; unpack it, and name the folder.")
-    if path.suffix.casefold() == ".json":
+    if path.suffix.casefold() == ".json" and not lines.has_json_rows(path):
         raise recognition.refuse_document(ask, path)
     if not tables.is_table(path):
         documents = texts.SUFFIXES if ask.language is not None else ()

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from razorctl.data.own import chats
 from razorctl.data.own.ask import Ask
 from razorctl.data.own.raw import TEXT_COLUMNS
 from razorctl.data.own.read.sample import Sample, normalized_name
@@ -24,7 +25,6 @@ MASKS = frozenset(
     | {f"{what}_{of}" for what in ("mask", "annotation") for of in ("path", "file", "name")}
     | {"segmentation_mask", "semantic_mask", "label_image"}
 )
-MESSAGES = frozenset({"messages", "conversations", "conversation"})
 TEXTS = frozenset({"text", "sentence", "review"})
 PAIRS = (
     ("sentence1", "sentence2"),
@@ -84,6 +84,12 @@ class TableColumns:
     def renamed(self) -> dict[str, str]:
         """Column -> its name in `Raw`."""
         return {column: role for role, column in self.roles}
+
+    @property
+    def fields(self) -> list[str]:
+        """The columns of `Raw`: parts of conversations are one."""
+        names = ("messages" if role in chats.PARTS else role for role, _ in self.roles)
+        return list(dict.fromkeys(names))
 
     @property
     def details(self) -> str:
@@ -179,14 +185,6 @@ def single_text(ask: Ask, sample: Sample) -> str | None:
     return texts[0] if len(texts) == 1 else None
 
 
-def conversations(sample: Sample) -> str | None:
-    """The column of conversations: lists that are called so; None if there is none."""
-    for column, values in sample.values.items():
-        if normalized_name(column) in MESSAGES and any(isinstance(value, list) for value in values):
-            return column
-    return None
-
-
 def image_and_mask(ask: Ask, sample: Sample) -> tuple[str | None, str | None]:
     """The columns of images and of their masks, which `Job.label_column` names; None if not clear.
 
@@ -274,11 +272,8 @@ def as_trained(ask: Ask, sample: Sample) -> Ask:
 def unlabeled_columns(ask: Ask, sample: Sample, modality: Modality) -> TableColumns:
     """The columns of a table whose labels are not read; raises what `classifier_columns` raises.
 
-    modality: what the model takes. A language model takes one text, and a causal one conversations.
+    modality: what the model takes. A language model takes one text.
     """
-    messages = conversations(sample) if ask.task == "causal-lm" else None
-    if messages is not None and ask.text_column in (None, messages):
-        return TableColumns.of(messages=messages)
     image = _given(ask, sample, ask.image_column, "image")
     texts = _given_texts(ask, sample)
     taken = set() if ask.label_column is None else {*_parts(sample, ask.label_column)}

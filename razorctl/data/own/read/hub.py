@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl import hub
 from razorctl.config.registry import unknown
+from razorctl.data.own import chats
 from razorctl.data.own.ask import Ask
-from razorctl.data.own.fields import FIELDS, worse
 from razorctl.data.own.raw import Raw, RawStreams
 from razorctl.data.own.read import parquet, recognition
 from razorctl.data.own.read.columns import TableColumns, as_trained
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 PREFIX = "hf:"
 NAME = re.compile(r"hf:([\w.-]+/[\w.-]+?)(?::([\w.-]+))?")
 CARD = "README.md"
-CONVERTED = ("messages", "number", "labels", "flag")  # columns whose values rows may have otherwise
+# Columns whose values rows may have otherwise.
+CONVERTED = (*chats.PARTS, "number", "labels", "flag")
 STREAMED = 100  # rows of a stream that columns are detected from
 # The readers of `datasets` that unpack no objects of Python and no archives.
 BUILDERS = ("parquet", "arrow", "csv", "json", "imagefolder")
@@ -290,20 +291,12 @@ def _rows(split: "Dataset", columns: TableColumns) -> "Dataset":
     import pyarrow as pa
 
     rows = split.select_columns(list(columns.renamed)).rename_columns(columns.renamed)
-    names = [name for name in rows.column_names if name.partition(".")[0] in CONVERTED]
-    if not names:
+    if not (len(rows) and any(name.partition(".")[0] in CONVERTED for name in rows.column_names)):
         return rows
-    table, faults = rows.data.table, None
-    for name in names:
-        field = FIELDS[name.partition(".")[0]]
-        made = [field.of_array(chunk, Path()) for chunk in table.column(name).chunks]
-        at = table.column_names.index(name)
-        table = table.set_column(at, name, pa.chunked_array([values for values, _ in made]))
-        found = [reason for _, reasons in made for reason in reasons or ()]
-        faults = [*map(worse, faults or found, found)] if found else faults
-    if faults is not None:
-        table = table.append_column("fault", pa.array(faults, pa.string()))
-    return datasets.Dataset(table.replace_schema_metadata())
+    batches = rows.data.table.to_batches()
+    made = [dict(zip(batch.schema.names, batch.columns, strict=True)) for batch in batches]
+    tables = [pa.table(parquet.row_arrays(arrays, Path())) for arrays in made]
+    return datasets.Dataset(pa.concat_tables(tables))
 
 
 def _without_labels(rows: "Dataset", label: str) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from razorctl import units
+from razorctl.data.own import chats
 from razorctl.data.own.fields import field_of, worse
 from razorctl.data.own.labels import label_text
 from razorctl.data.own.read.columns import TableColumns
@@ -21,14 +22,20 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 LONGEST = 2**31 - 1  # characters of a field
+SPACE = re.compile(r"[ \t\r\n]*")
+ESCAPED = re.compile(r"\\u[dD]")  # what may be half a character
 
 
 class Line(NamedTuple):
-    """A row, the line on which it begins, and what is wrong if it cannot be read."""
+    """A row, the line on which it begins, and what is wrong if it cannot be read.
+
+    unit: what is counted, which in a JSON array is its objects.
+    """
 
     number: int
     values: Mapping[str, Any]
     fault: str | None = None
+    unit: str = "line"
 
 
 def decoded(file: Path) -> Iterator[str]:
@@ -93,21 +100,76 @@ def json_lines(file: Path) -> Iterator[Line]:
             continue
         try:
             values = json.loads(line)
-            if "\\ud" in line.casefold():
-                json.dumps(values, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            yield Line(number, {}, "half a character: a lone surrogate")
-            continue
         except (ValueError, RecursionError):
             yield Line(number, {}, "not JSON")
             continue
-        yield Line(number, values) if isinstance(values, dict) else Line(number, {}, "no object")
+        yield _json_row(number, values, line)
+
+
+def _json_row(number: int, values: Any, text: str, unit: str = "line") -> Line:
+    """The row of a JSON value, with what is wrong with it. text: what it was read from."""
+    if not isinstance(values, dict):
+        return Line(number, {}, "no object", unit)
+    if ESCAPED.search(text):
+        try:
+            json.dumps(values, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            return Line(number, {}, "half a character: a lone surrogate", unit)
+    return Line(number, values, None, unit)
+
+
+def has_json_rows(file: Path) -> bool:
+    """Whether a JSON file is an array, or has a JSON object on each line."""
+    with file.open("rb") as lines:
+        first = next((line for line in lines if line.strip(b"\xef\xbb\xbf \t\r\n")), b"")
+        more = any(line.strip() for line in lines)
+    start = first.removeprefix(b"\xef\xbb\xbf").strip()
+    return start.startswith(b"[") or (more and start.startswith(b"{") and start.endswith(b"}"))
+
+
+def json_rows(file: Path) -> Iterator[Line]:
+    """The rows of a JSON array, or of a file as of `json_lines`.
+
+    Raises DataError for a file that is not UTF-8, and for an array that cannot be read.
+    """
+    text = "".join(decoded(file))
+    at = _after_space(text, 0)
+    if not text.startswith("[", at):
+        yield from json_lines(file)
+        return
+    decoder, number, end = json.JSONDecoder(), 0, ","
+    at = _after_space(text, at + 1)
+    if text.startswith("]", at):
+        return
+    while end == ",":
+        number, start = number + 1, at
+        try:
+            values, at = decoder.raw_decode(text, at)
+            at = _after_space(text, at)
+            end = text[at : at + 1]
+            if end not in (",", "]"):
+                raise json.JSONDecodeError("Expecting ',' delimiter", text, at)
+        except (ValueError, RecursionError) as error:
+            reason = getattr(error, "msg", "it is nested too deeply")
+            line = text.count("\n", 0, getattr(error, "pos", at)) + 1
+            raise DataError(f"{file} is not JSON in line {line} ({reason}); correct it.") from None
+        yield _json_row(number, values, text[start:at], "object")
+        at = _after_space(text, at + 1)
+    if at < len(text):
+        raise DataError(f"{file} goes on after its JSON array; write one array, or JSONL.")
+
+
+def _after_space(text: str, at: int) -> int:
+    """The place of the first character from `at` on that is no white space of JSON."""
+    found = SPACE.match(text, at)
+    return at if found is None else found.end()
 
 
 READERS: dict[str, Callable[[Path], Iterator[Line]]] = {
     ".csv": delimited,
     ".tsv": delimited,
     ".jsonl": json_lines,
+    ".json": json_rows,
 }
 
 
@@ -127,7 +189,7 @@ def schema(columns: TableColumns) -> "pa.Schema":
     """The columns of `Raw`; labels are texts."""
     import pyarrow as pa
 
-    names = [*columns.renamed.values(), "place", "fault"]
+    names = [*columns.fields, "place", "fault"]
     kinds = [(name, field_of(name)) for name in names]
     return pa.schema([(name, of.kind() if of else pa.string()) for name, of in kinds])
 
@@ -156,11 +218,18 @@ def records(file: Path, columns: TableColumns) -> Iterator[dict[str, Any]]:
     """The rows of one file as of `rows`, one at a time; image paths are relative to its folder."""
     kinds: dict[str, str] = {}
     renamed = columns.renamed
+    parts = {name: column for column, name in renamed.items() if name in chats.PARTS}
     for line in READERS[file.suffix.casefold()](file):
-        place = f"{file.name}, line {line.number}"
+        place = f"{file.name}, {line.unit} {line.number}"
         row: dict[str, Any] = {"place": place, "fault": line.fault}
+        if parts:
+            said = {name: line.values.get(column) for name, column in parts.items()}
+            row["messages"], fault = chats.of_line(said)
+            row["fault"] = worse(row["fault"], fault)
         for column, name in renamed.items():
             value = line.values.get(column)
+            if name in parts:
+                continue
             if name == "label":
                 row[name] = label_text(value, place, kinds)
             else:

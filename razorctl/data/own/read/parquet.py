@@ -5,7 +5,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from razorctl.data.own.fields import Reasons, field_of, worse
+from razorctl.data.own import chats
+from razorctl.data.own.fields import field_of, worse
+from razorctl.data.own.raw import Reasons
 from razorctl.data.own.read.columns import TableColumns
 from razorctl.data.own.read.sample import SAMPLE, Sample
 from razorctl.data.own.store import BATCH, stored
@@ -130,7 +132,7 @@ def _schema(file: Path, columns: TableColumns) -> "pa.Schema":
     types = _plain(_open(file).schema_arrow)
     renamed = columns.renamed.items()
     arrays = {name: pa.nulls(0, types.field(column).type) for column, name in renamed}
-    arrays = _row_arrays(arrays, file.parent)
+    arrays = row_arrays(arrays, file.parent)
     return pa.schema([(name, values.type) for name, values in arrays.items()])
 
 
@@ -141,7 +143,7 @@ def _batches(file: Path, columns: TableColumns, schema: "pa.Schema") -> Iterator
     for batch in _open(file).iter_batches(BATCH, columns=list(renamed)):
         arrays = dict(zip(batch.schema.names, map(_values, batch.columns), strict=True))
         arrays = {name: arrays[column] for column, name in renamed.items()}
-        arrays = _row_arrays(arrays, file.parent)
+        arrays = row_arrays(arrays, file.parent)
         cast = [arrays[field.name].cast(field.type) for field in schema]
         yield pa.RecordBatch.from_arrays(cast, schema=schema)
 
@@ -153,13 +155,16 @@ def _values(array: "pa.Array") -> "pa.Array":
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
-def _row_arrays(arrays: Mapping[str, "pa.Array"], folder: Path) -> dict[str, "pa.Array"]:
+def row_arrays(arrays: Mapping[str, "pa.Array"], folder: Path) -> dict[str, "pa.Array"]:
     """The columns of a file, by their names in `Raw`, as rows have them."""
     import pyarrow as pa
 
     row_arrays = {**arrays}
     faults: Reasons | None = None
-    for name, field in [(name, field_of(name)) for name in arrays]:
+    parts = {name: row_arrays.pop(name) for name in chats.PARTS if name in arrays}
+    if parts:
+        row_arrays["messages"], faults = chats.of_arrays(parts)
+    for name, field in [(name, field_of(name)) for name in arrays if name not in parts]:
         if field is None:
             continue
         row_arrays[name], reasons = field.of_array(arrays[name], folder)

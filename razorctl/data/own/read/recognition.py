@@ -11,7 +11,7 @@ from typing import Any
 
 from razorctl import documents, models
 from razorctl.data.own.ask import Ask
-from razorctl.data.own.read import columns
+from razorctl.data.own.read import columns, conversations
 from razorctl.data.own.read.columns import LABELS, TEXTS, TableColumns
 from razorctl.data.own.read.sample import SAMPLE, Sample, normalized_name
 from razorctl.errors import UsageError
@@ -19,8 +19,8 @@ from razorctl.tasks import OF_ROWS, Task
 
 AUDIO = frozenset(f".{ending}" for ending in ("wav", "flac", "mp3", "ogg", "opus", "m4a", "aac"))
 LANGUAGES = frozenset(("en", "de", "fr", "es", "it", "pt", "nl", "ru", "zh", "ja", "ar", "hi"))
+ANSWERS = "|".join(conversations.ANSWER)
 CORNERS = ("xmin|x_min|x1", "ymin|y_min|y1", "xmax|x_max|x2", "ymax|y_max|y2")
-ANSWER = "output|response|answer|completion"
 SOURCE = "source|src|input|source_text|input_text"
 TARGET = "target|tgt|output|target_text|output_text"
 LARGEST = 256 << 20  # bytes of a JSON document that is read to tell what it has
@@ -45,13 +45,12 @@ def table_columns(ask: Ask, sample: Sample) -> TableColumns:
     """
     tasks = ask.tasks
     refuse_kinds(ask, sample)
-    if ask.text_column is None and ask.label_column is None:
-        messages = columns.conversations(sample)
-        if messages is not None and "causal-lm" in tasks:
-            return TableColumns.of("causal-lm", messages=messages)
-        if messages is not None:
-            override = "name a column of texts with --text-column"
-            raise for_other_models(ask, "conversations", "causal-lm", override)
+    chat = None if Table(ask, sample).clear else conversations.columns_of(ask, sample)
+    if chat is not None:
+        if "causal-lm" in tasks:
+            return chat
+        what = "conversations" if chat.get("messages") else "prompts and answers"
+        raise for_other_models(ask, what, "causal-lm", ONE_TEXT)
     if "segmentation" in tasks or ask.label_column is None:
         image, mask = columns.image_and_mask(ask, sample)
         if image is not None and mask is not None:
@@ -144,13 +143,6 @@ class Table:
         values = self.sample.present(column)
         return bool(values) and 2 * sum(map(fits, values)) > len(values)
 
-    def varied(self, *names: str) -> bool:
-        """Whether most texts of each column are there once, so that they are no classes."""
-        columns = [self.sample.texts(name) for name in names]
-        return bool(columns) and all(
-            len(texts) > 2 and 2 * len(set(texts)) > len(texts) for texts in columns
-        )
-
     def may_have_label(self, *inputs: str) -> bool:
         """Whether a column beside the inputs may be the label of a classifier."""
         free = {*self.sample.values} - {*inputs} - self.sample.images
@@ -181,9 +173,15 @@ class Kind:
 def _varied(*roles: str) -> Callable[[Table], Sequence[str]]:
     def signs(table: Table) -> Sequence[str]:
         names = table.columns_for(*roles)
-        return names if table.varied(*names) else ()
+        return names if table.sample.varied(*names) else ()
 
     return signs
+
+
+def _prompts(table: Table) -> Sequence[str]:
+    names = table.columns_for("prompt")
+    texts = [column for column in table.sample.values if table.sample.varied(column)]
+    return names if texts == names and not table.columns_for(ANSWERS) else ()
 
 
 def _choices(table: Table) -> Sequence[str]:
@@ -209,12 +207,12 @@ def _translations(table: Table) -> Sequence[str]:
     if names and table.most(names[0], lambda value: isinstance(value, Mapping)):
         return names
     spoken = [c for c in table.sample.values if normalized_name(c) in LANGUAGES]
-    return spoken if len(spoken) > 1 and table.varied(*spoken) else ()
+    return spoken if len(spoken) > 1 and table.sample.varied(*spoken) else ()
 
 
 def _summaries(table: Table) -> Sequence[str]:
     names = table.columns_for("text|document|article|dialogue", "summary|highlights")
-    return names if table.varied(*names) and not table.may_have_label(*names) else ()
+    return names if table.sample.varied(*names) and not table.may_have_label(*names) else ()
 
 
 def _boxes(table: Table) -> Sequence[str]:
@@ -249,7 +247,7 @@ def _sounds(table: Table) -> Sequence[str]:
         return isinstance(path, str) and Path(path).suffix.casefold() in AUDIO
 
     sounds = [c for c in table.sample.values if table.most(c, sound)]
-    return sounds or [c for c in table.columns_for("audio") if not table.varied(c)]
+    return sounds or [c for c in table.columns_for("audio") if not table.sample.varied(c)]
 
 
 KINDS = (
@@ -264,6 +262,9 @@ KINDS = (
          lambda table: table.columns_for("chosen", "rejected"), CONVERT),
     Kind("answers marked as good or bad (preferences, KTO)",
          lambda table: table.columns_for("prompt", "completion", "label"), CONVERT),
+    Kind("steps of answers with a mark each (process rewards, PRM)",
+         lambda table: table.columns_for("prompt", "completions", "labels"), CONVERT),
+    Kind("prompts without answers (reinforcement learning: GRPO, PPO)", _prompts, CONVERT),
     Kind("alike texts (pairs or triplets for embeddings)",
          lambda table: table.columns_for("anchor", "positive"), ONE_TEXT),
     Kind("questions on a context (extractive question answering, SQuAD)",
@@ -272,9 +273,6 @@ KINDS = (
     Kind("tokens with a tag each (named entities, token classification)", _tags, ONE_TEXT),
     Kind("texts and translations", _translations, CONVERT),
     Kind("texts and summaries", _summaries, CONVERT),
-    Kind("instructions and answers", _varied("instruction", ANSWER), CONVERT),
-    Kind("prompts and answers", _varied("prompt", ANSWER), CONVERT),
-    Kind("questions and answers", _varied("question|query", ANSWER), CONVERT),
     Kind("sources and targets (text to text)", _varied(SOURCE, TARGET), CONVERT),
 )  # fmt: skip
 
@@ -312,8 +310,8 @@ def refuse_document(ask: Ask, file: Path) -> UsageError:
     values = {column: [row.get(column) for row in rows] for column in names}
     refuse_kinds(ask, Sample(values, root=file.parent))
     return UsageError(
-        f"{ask.name} is one JSON document; write JSONL, with an object on each line, as "
-        f"`jq -c .[] {ask.name}` does of a list."
+        f"{ask.name} is one JSON document, not a list; write a list of objects, or JSONL, with an "
+        "object on each line."
     )
 
 

@@ -46,6 +46,13 @@ class Sample:
         texts = [value for value in values if isinstance(value, str)]
         return texts if 2 * len(texts) > len(values) else []
 
+    def varied(self, *names: str) -> bool:
+        """Whether most texts of each column are there once, so that they are no classes."""
+        columns = [self.texts(name) for name in names]
+        return bool(columns) and all(
+            len(texts) > 2 and 2 * len(set(texts)) > len(texts) for texts in columns
+        )
+
     def has_decimals(self, column: str) -> bool:
         """Whether half of the values of a column or more are numbers, one of them no whole one."""
         values = self.present(column)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from razorctl.data.own import labels, rows
 from razorctl.data.own.ask import Ask, role, split_of
 from razorctl.data.own.raw import NOT_UTF8, Raw, RawStreams
-from razorctl.data.own.read import lines, parquet, recognition
+from razorctl.data.own.read import conversations, lines, parquet, recognition
 from razorctl.data.own.read.columns import TableColumns, as_trained, unlabeled_columns
 from razorctl.data.own.read.sample import SUFFIXES as IMAGE_SUFFIXES
 from razorctl.data.own.read.sample import Sample
@@ -33,7 +33,13 @@ def is_table(file: Path) -> bool:
 def in_folder(folder: Path) -> dict[str, list[Path]]:
     """Split -> its tables in a folder; empty if the folder has no table of a known split."""
     splits: dict[str, list[Path]] = {}
-    for file in sorted(filter(is_table, folder.iterdir())):
+    here = sorted(folder.iterdir())
+    files = [*filter(is_table, here)]
+    # A JSON file beside other tables, or beside folders of images, says something of these.
+    tables = [file for file in files if file.suffix.casefold() != ".json"]
+    if not tables and not any(path.is_dir() and path.name[0] != "." for path in here):
+        tables = [file for file in files if lines.has_json_rows(file)]
+    for file in tables:
         if spelled(file.name) != file.name:
             raise DataError(f"{folder / spelled(file.name)}: {NOT_UTF8}.")
         splits.setdefault(split_of(file), []).append(file)
@@ -209,7 +215,10 @@ def unlabeled(ask: Ask, file: Path, modality: Modality) -> Raw:
     """The rows of one table without labels, for a model of this modality; raises as `raw`."""
     read = reader(file)
     first = read.sample(file)
-    columns = unlabeled_columns(as_trained(ask, first), first, modality)
+    asked = as_trained(ask, first)
+    chat = conversations.columns_of(asked, first, answered=False)
+    fed = chat is not None and ask.task == "causal-lm"
+    columns = chat if chat and fed else unlabeled_columns(asked, first, modality)
     splits = {"test": read.rows([file], columns)}
     return Raw(ask.name, modality, splits, {"test": file.name}, columns.details, root=file.parent)
 

@@ -1,0 +1,292 @@
+"""Conversations: how the forms that files have become lists of messages, and what is wrong there.
+
+A message has a `role`, a `content`, and `more`: the JSON of what else a chat template is given, its
+tool calls and, with the first message, the tools of the conversation; None without any.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from razorctl.data.own.raw import Reasons
+from razorctl.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# What columns of a conversation may have: its messages, or a prompt with an input and an answer.
+PARTS = ("messages", "prompt", "input", "answer", "system", "tools")
+KEYS = ("role", "content")
+MORE = "more"
+SHARED = ("from", "value")  # the keys of ShareGPT
+# Words for roles, of ShareGPT and others, and those that templates know.
+ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "function_call": "assistant",
+    **dict.fromkeys(("observation", "function_response", "function"), "tool"),
+    "developer": "system",
+}
+CALLS, CALLING = "function_call", "tool_calls"
+EXTRA = (CALLING, "tool_call_id", "name")  # keys of a message that are kept in `more`
+KNOWN = ("system", "user", "assistant", "tool")
+# Role -> those that may follow; an empty one stands before the first message.
+FOLLOWING = {
+    "": ("system", "user"),
+    "system": ("user",),
+    "user": ("assistant",),
+    "assistant": ("user", "tool"),
+    "tool": ("tool", "assistant"),
+}
+ORDER = "roles are not user and assistant in turn, after a system message if any"
+GAP = "\n\n"  # between an instruction and its input
+
+Parts = Mapping[str, Any]
+Messages = list[dict[str, str | None]]
+
+
+class MisshapenError(ValueError):
+    """A value that is no conversation; says why."""
+
+
+def kind() -> "pa.DataType":
+    """The type of conversations."""
+    import pyarrow as pa
+
+    return pa.list_(pa.struct([(key, pa.string()) for key in (*KEYS, MORE)]))
+
+
+def of_line(parts: Parts) -> tuple[Messages | None, str | None]:
+    """The messages of a conversation by its PARTS, and what is wrong with it."""
+    try:
+        return _joined(parts), None
+    except MisshapenError as error:
+        return None, str(error)
+
+
+def of_arrays(parts: "Mapping[str, pa.Array]") -> tuple["pa.Array", Reasons | None]:
+    """Conversations by columns of their PARTS, and what is wrong with each.
+
+    Messages of roles and contents alone stay as they are; so do values of any type that is not of
+    messages, which `faults` refuses.
+    """
+    import pyarrow as pa
+
+    messages = parts.get("messages")
+    if messages is not None and not _has_messages(messages.type):
+        return messages, None
+    if messages is not None and len(parts) == 1 and _is_plain(messages.type):
+        return messages, None
+    columns = (array.to_pylist() for array in parts.values())
+    rows = [of_line(dict(zip(parts, row, strict=True))) for row in zip(*columns, strict=True)]
+    return pa.array([made for made, _ in rows], kind()), [reason for _, reason in rows]
+
+
+def _joined(parts: Parts) -> Messages:
+    if "messages" in parts:
+        messages = _turns(parts["messages"])
+    else:
+        given = _text(parts.get("input"), "input")
+        prompt, answer = (parts.get(name) for name in ("prompt", "answer"))
+        messages = _said("user", prompt, "a prompt")
+        if given and messages:
+            messages[-1]["content"] = f"{messages[-1]['content']}{GAP}{given}"
+        messages += _said("assistant", answer, "an answer")
+    system = _text(parts.get("system"), "system")
+    if system and not (messages and messages[0]["role"] == "system"):
+        messages.insert(0, {"role": "system", "content": system, MORE: None})
+    if (tools := _tools(parts.get("tools"))) and messages:
+        more = json.loads(messages[0][MORE] or "{}")
+        messages[0][MORE] = json.dumps({**more, "tools": tools})
+    return messages
+
+
+def _said(role: str, value: Any, what: str) -> Messages:
+    """The messages of a prompt or of an answer: a text, or a list of messages."""
+    if isinstance(value, list):
+        return _turns(value)
+    if value is not None and not isinstance(value, str):
+        raise MisshapenError(f"{what} is no text")
+    written = value is not None and value.strip()
+    return [{"role": role, "content": value, MORE: None}] if written else []
+
+
+def _text(value: Any, column: str) -> str:
+    if value is not None and not isinstance(value, str):
+        raise MisshapenError(f"{column} is no text")
+    return (value or "").strip()
+
+
+def _tools(value: Any) -> Any:
+    """The schemas of tools, which may be JSON in a text."""
+    if isinstance(value, str) and value.strip():
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise MisshapenError("tools are not JSON") from None
+    if value and not (isinstance(value, list) and all(isinstance(one, Mapping) for one in value)):
+        raise MisshapenError("tools are no list of objects")
+    return _without_nulls(value)
+
+
+def _turns(value: Any) -> Messages:
+    if not isinstance(value, list):
+        raise MisshapenError("messages are no list")
+    return [_turn(message) for message in value]
+
+
+def _turn(message: Any) -> dict[str, str | None]:
+    if not isinstance(message, Mapping):
+        raise MisshapenError("a message without role and content")
+    shared = not message.keys() & {*KEYS} and message.keys() >= {*SHARED}
+    word, content = (message.get(key) for key in (SHARED if shared else KEYS))
+    more = {key: message[key] for key in EXTRA if message.get(key)}
+    if word == CALLS and isinstance(content, str):
+        more[CALLING], content = _called(content), ""
+    if isinstance(content, list):
+        content = _written(content)
+    if content is None and CALLING in more:
+        content = ""
+    if not (isinstance(word, str) and isinstance(content, str)):
+        raise MisshapenError("a message without role and content")
+    if CALLING in more:
+        more[CALLING] = _calls(more[CALLING])
+    role = ROLES.get(word, word)
+    if role != "tool" and CALLING not in more:
+        more = {}  # the name of a user is for no template
+    return {"role": role, "content": content, MORE: json.dumps(more) if more else None}
+
+
+def _written(content: list[Any]) -> str:
+    """The text of a content in parts."""
+    parts = [part if isinstance(part, Mapping) else {} for part in content]
+    if other := [part.get("type") for part in parts if part.get("type") != "text"]:
+        raise MisshapenError(
+            f"a message with {other[0] or 'a part without a type'}, not with text alone"
+        )
+    return "".join(str(part.get("text", "")) for part in parts)
+
+
+def _called(content: str) -> list[Any]:
+    """The calls in a message of ShareGPT."""
+    try:
+        found = json.loads(content)
+    except ValueError:
+        raise MisshapenError("a call of a tool is not JSON") from None
+    return found if isinstance(found, list) else [found]
+
+
+def _calls(calls: Any) -> list[Any]:
+    """Calls of tools as templates take them: with arguments that are objects, not texts."""
+    made = []
+    for call in calls if isinstance(calls, list) else ():
+        own = _without_nulls(call) if isinstance(call, Mapping) else {}
+        function = own.get("function", own)
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise MisshapenError("a call of a tool without a name")
+        function = dict(function)
+        if isinstance(function.get("arguments"), str):
+            try:
+                function["arguments"] = json.loads(function["arguments"])
+            except ValueError:
+                raise MisshapenError("arguments of a tool are not JSON") from None
+        named = {key: own[key] for key in ("id",) if key in own}
+        made.append({"type": "function", **named, "function": function})
+    if not made:
+        raise MisshapenError("calls of tools are no list")
+    return made
+
+
+def _without_nulls(value: Any) -> Any:
+    """A value without the keys that Arrow gave it because other rows have them."""
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
+
+
+def _inner(values: "pa.DataType") -> dict[str, "pa.DataType"]:
+    """The keys and types of lists of objects; empty for any other type."""
+    import pyarrow as pa
+
+    if not (pa.types.is_list(values) or pa.types.is_large_list(values)):
+        return {}
+    inner = values.value_type
+    return {field.name: field.type for field in inner} if pa.types.is_struct(inner) else {}
+
+
+def _is_shared(values: "pa.DataType") -> bool:
+    """Whether messages of this type have the keys of ShareGPT, and not those of `KEYS`."""
+    names = _inner(values).keys()
+    return names >= {*SHARED} and not names & {*KEYS}
+
+
+def _has_messages(values: "pa.DataType") -> bool:
+    import pyarrow as pa
+
+    names = _inner(values).keys()
+    return _is_shared(values) or names >= {*KEYS} or pa.types.is_null(values)
+
+
+def _is_plain(values: "pa.DataType") -> bool:
+    """Whether messages of this type have the keys of `KEYS`, texts, and no calls of tools."""
+    import pyarrow as pa
+
+    inner = _inner(values)
+    texts = (inner.get(key, pa.null()) for key in KEYS)
+    written = all(pa.types.is_string(text) or pa.types.is_large_string(text) for text in texts)
+    return written and CALLING not in inner
+
+
+def check(values: "pa.DataType") -> None:
+    """Raises DataError for another type than lists of roles and contents."""
+    import pyarrow as pa
+
+    inner = _inner(values)
+    texts = [inner[key] for key in KEYS if key in inner]
+    if len(texts) < 2 or not all(
+        pa.types.is_string(t) or pa.types.is_large_string(t) for t in texts
+    ):
+        raise DataError(
+            f"the column of messages has values of type {values}; give lists of role and content, "
+            "or choose another column with --text-column."
+        )
+
+
+def faults(values: "pa.ChunkedArray", answered: bool) -> dict[int, str]:
+    """The conversations that cannot be used, and why; raises what `check` raises.
+
+    answered: whether they need an answer, or only a question.
+    """
+    check(values.type)
+    found: dict[int, str] = {}
+    start = 0
+    for chunk in values.chunks:
+        for row, messages in enumerate(chunk.to_pylist(), start):
+            reason = _fault(messages or (), answered)
+            if reason is not None:
+                found[row] = reason
+        start += len(chunk)
+    return found
+
+
+def _fault(messages: Sequence[Mapping[str, Any]], answered: bool) -> str | None:
+    if not messages:
+        return "no messages"
+    before = ""
+    for message in messages:
+        role, content = message["role"], message["content"]
+        if role not in KNOWN:
+            return f"the role {role!r} is none of {', '.join(KNOWN)}"
+        if role not in FOLLOWING[before]:
+            return ORDER
+        if not (content or "").strip() and role != "tool":
+            if role != "assistant":
+                return "an empty message"
+            if not message.get(MORE):
+                return "an empty answer"
+        before = role
+    needed, without = (
+        ("assistant", "no answer of an assistant") if answered else ("user", "no question")
+    )
+    return None if any(message["role"] == needed for message in messages) else without

@@ -1,0 +1,64 @@
+"""The columns of conversations: messages, or prompts with answers, as ShareGPT, Alpaca and TRL do.
+
+Columns are given, or found by their names. A `system` and the `tools` of a conversation may be in
+columns beside it.
+"""
+
+from collections.abc import Sequence
+
+from razorctl.data.own.ask import Ask
+from razorctl.data.own.read.columns import TableColumns
+from razorctl.data.own.read.sample import Sample, normalized_name
+
+MESSAGES = ("messages", "conversations", "conversation")
+ANSWER = ("output", "response", "answer", "completion")
+SYSTEM = ("system", "system_prompt")
+QUESTIONS = ("question", "query")
+# The columns of a prompt, and those of its input.
+FORMS: Sequence[tuple[Sequence[str], Sequence[str]]] = (
+    (("instruction",), ("input", "context")),
+    (("prompt",), ()),
+    (QUESTIONS, ()),
+)
+
+
+def columns_of(ask: Ask, sample: Sample, answered: bool = True) -> TableColumns | None:
+    """The columns of conversations; None if there are none, or the user names others.
+
+    answered: whether prompts need answers; without them an instruction alone is a conversation.
+    """
+    given = ask.text_column
+    if ask.label_column is not None or ask.image_column is not None:
+        return None
+    names = {normalized_name(column): column for column in sample.values}
+    called = [names[name] for name in MESSAGES if name in names] if given is None else [given]
+    messages = next((column for column in called if _has_lists(sample, column)), None)
+    beside = {"system": _first(names, SYSTEM), "tools": _first(names, ("tools",))}
+    if messages is not None:
+        return TableColumns.of("causal-lm", messages=messages, **beside)
+    for asked, more in FORMS if given is None else ():
+        prompt, answer = _first(names, asked), _first(names, ANSWER)
+        if prompt is None or (answer is None and (answered or not more)):
+            continue
+        # Answers to questions may be classes; those to instructions are for a model that writes.
+        sure = asked is not QUESTIONS and "causal-lm" in ask.tasks
+        texts = [prompt] if answer is None or sure else [prompt, answer]
+        if _are_chats(sample, prompt) or sample.varied(*texts):
+            parts = {"prompt": prompt, "input": _first(names, more), "answer": answer}
+            return TableColumns.of("causal-lm", **parts, **beside)
+    return None
+
+
+def _first(names: dict[str, str], called: Sequence[str]) -> str | None:
+    return next((names[name] for name in called if name in names), None)
+
+
+def _has_lists(sample: Sample, column: str) -> bool:
+    return any(isinstance(value, list) for value in sample.values.get(column, ()))
+
+
+def _are_chats(sample: Sample, column: str) -> bool:
+    """Whether prompts are lists of messages."""
+    values = sample.present(column)
+    first = values[0] if values else None
+    return isinstance(first, list) and bool(first) and isinstance(first[0], dict)

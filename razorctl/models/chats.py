@@ -1,0 +1,257 @@
+"""How conversations become the tokens of a language model, and the labels of what is learned."""
+
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from itertools import groupby
+from threading import Thread
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from razorctl import documents, units
+from razorctl.errors import DataError, UsageError
+from razorctl.models.rows import Progress
+from razorctl.models.tokens import BATCH, around, stored
+from razorctl.tasks import NO_LABEL
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+LIMIT = 5.0  # seconds that a chat template may take for a conversation
+GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")  # marks what an assistant says
+THOUGHT = "</think>"  # templates may leave out what stands before it
+# For tokenizers without a chat template: plain words, since the model knows no special tokens.
+PLAIN = (
+    "{% if tools %}### Tools:\n{{ tools | tojson }}{{ '\n\n' }}{% endif %}"
+    "{% for message in messages %}{% if not loop.first %}{{ '\n\n' }}{% endif %}"
+    "### {{ message.role | capitalize }}:\n{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}{{ call.function | tojson }}\n{% endfor %}"
+    "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '\n\n' }}### Assistant:\n{% endif %}"
+)
+SHOWN = 240  # characters of a part of a sample
+
+
+class Spoken:
+    """The messages of a row as chat templates take them, and the tools, or None without any."""
+
+    def __init__(self, row: Mapping[str, Any]) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.tools: list[Any] | None = None
+        for of in row["messages"]:
+            more = documents.parse(of.get("more") or "{}")
+            self.tools = more.pop("tools", self.tools)
+            self.messages.append({"role": of["role"], "content": of["content"], **more})
+
+    def text(self, tokenizer: Any, count: int | None = None, prompt: bool = False) -> str:
+        """The first messages by the chat template; prompt: whether an answer begins after them."""
+        made: str = tokenizer.apply_chat_template(
+            *(self.messages[:count], self.tools), tokenize=False, add_generation_prompt=prompt
+        )
+        return made
+
+
+def templated(tokenizer: Any) -> Any:
+    """A tokenizer with a chat template, which is PLAIN if it had none.
+
+    Raises UsageError if it has none and nothing can end an answer.
+    """
+    if tokenizer.chat_template:
+        return tokenizer
+    if tokenizer.eos_token is None:
+        raise UsageError(
+            "the tokenizer has neither a chat template nor a token that ends an answer; choose a "
+            "model made for chats."
+        )
+    begins = around(tokenizer)[0] == [tokenizer.bos_token_id]
+    tokenizer.chat_template = ("{{ bos_token }}" if begins else "") + PLAIN
+    return tokenizer
+
+
+def conversation_tokens(
+    rows: "Dataset", tokenizer: Any, tokens: int, progress: Progress = lambda _: None
+) -> "Dataset":
+    """The tokens of conversations, `input_ids`, and `labels`: those that an assistant says.
+
+    All other labels are NO_LABEL. Answers are found by the mark `generation` of the chat template,
+    or else by what the template adds for each answer. Conversations are cut after `tokens` tokens;
+    those without an answer before that are left out. A warning has the number of both. Raises
+    UsageError for a tokenizer that cannot do this, and DataError for a conversation that its
+    template cannot take or leaves out in part, and if none is left.
+    """
+    templated(tokenizer)
+    if not tokenizer.is_fast:
+        raise UsageError("the tokenizer is not a fast one, which conversations need; choose one.")
+    cut = lost = 0
+
+    def tokenized() -> Iterator[dict[str, list[int]]]:
+        nonlocal cut, lost
+        for number, row in enumerate(rows.select_columns("messages")):
+            if number % BATCH == 0:
+                progress(f"tokenizing, {number:,} of {units.count(len(rows), 'conversation')}")
+            ids, answered = _conversation(tokenizer, Spoken(row), number)
+            cut += len(ids) > tokens
+            if not any(answered[1:tokens]):  # the first token is never a label
+                lost += 1
+                continue
+            both = list(zip(ids, answered, strict=True))[:tokens]
+            yield {
+                "input_ids": [token for token, _ in both],
+                "labels": [token if said else NO_LABEL for token, said in both],
+            }
+
+    dataset = stored(tokenized(), ("input_ids", "labels"), rows, tokenizer, tokens)
+    if not len(dataset):
+        raise DataError(
+            "none of the conversations has an answer within "
+            f"{units.count(tokens, 'token')}; give a larger input size."
+        )
+    if cut or lost:
+        log.warning(
+            "%s cut after %s; %s left out for want of an answer before that.",
+            *(units.count(cut, "conversation"), units.count(tokens, "token"), f"{lost:,}"),
+        )
+    return dataset
+
+
+def _templated(what: str, use: Callable[[], T]) -> T:
+    """The result of `use`, which applies the chat template, in a thread of its own.
+
+    Raises DataError if the template refuses its input, or takes longer than LIMIT.
+    """
+    from jinja2 import TemplateError
+
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(use())
+        except BaseException as error:
+            result.set_exception(error)
+
+    # Not a thread of a pool, which Python would wait for at its end.
+    thread = Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        return result.result(LIMIT)
+    except TemplateError as error:
+        reason = f"does not take {what} ({error})"
+    except TimeoutError:
+        if result.done():  # the template itself raised it
+            raise
+        import ctypes  # here alone: it would slow the start of every command
+
+        # Ends loops of the template, but not a single operation of Python.
+        ident, error_type = ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, error_type)
+        reason = f"has not ended after {units.duration(LIMIT)} with {what}"
+    raise DataError(
+        f"the chat template of the model {reason}; correct that, or choose another model."
+    ) from None
+
+
+def _conversation(tokenizer: Any, spoken: Spoken, number: int) -> tuple[list[int], list[bool]]:
+    """The tokens of a conversation, and of each whether an assistant says it."""
+    what, messages, tools = f"conversation {number}", spoken.messages, spoken.tools
+    if GENERATION.search(tokenizer.get_chat_template(tools=tools)):
+        marked = partial(tokenizer.apply_chat_template, return_assistant_tokens_mask=True)
+        found = _templated(what, lambda: marked(messages, tools, return_dict=True))
+        text = _templated(what, lambda: spoken.text(tokenizer))
+        _check_kept(messages, dict.fromkeys(range(len(messages)), text), number)
+        return found["input_ids"], [bool(said) for said in found["assistant_masks"]]
+    text, spans = _templated(what, lambda: _spans(tokenizer, spoken))
+    parts = {place: text[slice(*spans.get(place, (None,)))] for place in range(len(messages))}
+    _check_kept(messages, parts, number)
+    found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    offsets = found["offset_mapping"]
+    said = [any(first <= a < b <= last for first, last in spans.values()) for a, b in offsets]
+    return found["input_ids"], said
+
+
+def _spans(tokenizer: Any, spoken: Spoken) -> tuple[str, dict[int, tuple[int, int]]]:
+    """A conversation as text, and by its place where each answer begins and ends in it."""
+    text = partial(spoken.text, tokenizer)
+    whole = text()
+    spans = {}
+    for place, message in enumerate(spoken.messages):
+        if message["role"] == "assistant":
+            before, after = text(place, prompt=True), text(place + 1)
+            if not (after.startswith(before) and whole.startswith(after)):
+                raise UsageError(
+                    "the chat template of the model writes earlier messages anew, so that answers "
+                    "cannot be told; choose another model, or mark them with {% generation %} in "
+                    "its template."
+                )
+            spans[place] = (len(before), len(after))
+    return whole, spans
+
+
+def _check_kept(
+    messages: Sequence[Mapping[str, Any]], parts: Mapping[int, str], number: int
+) -> None:
+    """Raises DataError if the chat template leaves out a message, or a call of a tool.
+
+    parts: the text that each message is in. A message that the template quotes is known by its
+    longest word.
+    """
+    for place, message in enumerate(messages):
+        content = message["content"].rsplit(THOUGHT, 1)[-1].strip()
+        said = [content] if content else []
+        said += [call["function"]["name"] for call in message.get("tool_calls", ())]
+        for each in said:
+            word = max(re.findall(r"\w+", each) or [each], key=len)
+            if each not in parts[place] and word not in parts[place]:
+                raise DataError(
+                    f"the chat template of the model leaves out the {message['role']} message "
+                    f"{place + 1} of conversation {number}; correct the template, or choose "
+                    "another model."
+                )
+
+
+def prompt(tokenizer: Any, row: Mapping[str, Any]) -> list[int]:
+    """The tokens of a text to continue, or of a conversation to answer.
+
+    A text begins as a block of `token_blocks` does. A conversation ends where the chat template
+    begins an answer; an answer at its end is left out. Raises UsageError for a tokenizer without a
+    chat template, and DataError for a conversation that the template cannot take.
+    """
+    if "messages" not in row:
+        found = tokenizer(row["text"], add_special_tokens=False, verbose=False)
+        return [*around(tokenizer)[0], *found["input_ids"]]
+    if not tokenizer.chat_template:
+        raise UsageError(
+            "the tokenizer has no chat template, which conversations need; choose a run that was "
+            "trained on conversations, or give texts instead."
+        )
+    spoken = Spoken(row)
+    if spoken.messages[-1]["role"] == "assistant":
+        spoken.messages.pop()
+    prompted = partial(tokenizer.apply_chat_template, spoken.messages, spoken.tools)
+    asked = _templated(
+        "a conversation", lambda: prompted(add_generation_prompt=True, return_dict=True)
+    )
+    ids: list[int] = asked["input_ids"]
+    return ids
+
+
+def sample(tokenizer: Any, row: Mapping[str, Sequence[int]]) -> list[tuple[str, bool]]:
+    """The parts of a row of `conversation_tokens` as text, each with whether it is trained.
+
+    Long parts are shortened to SHOWN characters.
+    """
+    parts, start, before = [], 0, ""
+    trained = [label != NO_LABEL for label in row["labels"]]
+    for said, group in groupby(trained):
+        start += sum(1 for _ in group)
+        whole: str = tokenizer.decode(row["input_ids"][:start])
+        parts.append((_shortened(whole[len(before) :]), said))
+        before = whole
+    return parts
+
+
+def _shortened(text: str) -> str:
+    half = SHOWN // 2
+    return text if len(text) <= SHOWN else f"{text[:half]} ... {text[-half:]}"

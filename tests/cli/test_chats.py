@@ -1,0 +1,94 @@
+"""Instruction data through the commands: a dry run, a run that learns answers, and bad input."""
+
+import json
+import math
+import random
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+
+from tests.cli.commands import razorctl
+from tests.cli.kinds import WORDS
+
+CPU = ("--input-size", "64", "--device", "cpu", "--method", "full")
+
+
+def instructions(file, rows=48):
+    """Answers that repeat the first word of an instruction, whose other words are noise."""
+    draw = random.Random(0)
+    made = []
+    for _ in range(rows):
+        words = draw.choices(WORDS[:8], k=draw.randint(2, 20))
+        made.append({"instruction": " ".join(words), "input": "", "output": f"{words[0]} w39 w38"})
+    Path(file).write_text(json.dumps(made))
+
+
+def test_a_dry_run_shows_what_is_trained_and_writes_nothing(kinds):
+    instructions("a.json")
+    copytree(kinds / "llama", "plain")
+    Path("plain/chat_template.jinja").unlink()
+    for model, note in ((str(kinds / "llama"), False), ("plain", True)):
+        before = sorted(Path().rglob("*"))
+        result = razorctl("finetune", model, "a.json", *CPU, "--dry-run", "--json")
+        assert result.exit_code == 0, result.stderr
+        assert sorted(Path().rglob("*")) == before
+        document = json.loads(result.stdout)
+        assert document["dry_run"]
+        assert document["saved_bytes"] == document["full_saved_bytes"] > 0
+        parts = document["sample"]["parts"]
+        (answer,) = [text for text, trained in parts if trained]
+        assert answer.split()[1:] == ["w39", "w38", "</s>"]
+        assert answer.split()[0] in "".join(text for text, trained in parts if not trained)
+        assert "[[" in result.stderr
+        assert "</s>]]" in result.stderr
+        assert ("note: the tokenizer has no chat template" in result.stderr) == note
+    refused = razorctl("finetune", "plain", "a.json", *CPU, "--dry-run", "--resume", "--out", "run")
+    assert refused.exit_code == 2
+    assert "leave --resume out" in refused.stderr
+
+
+def test_answers_are_learned_in_plain_words(kinds):
+    instructions("a.json", 96)
+    copytree(kinds / "gpt2", "plain")
+    Path("plain/chat_template.jinja").unlink()
+    run = ("--batch-size", "8", "--epochs", "5", "--lr", "0.01", "--out", "run", "--json")
+    result = razorctl("finetune", "plain", "a.json", *CPU, *run)
+    assert result.exit_code == 0, result.stderr
+    steps = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    assert steps[-1]["metrics"]["perplexity"] < 0.1 * math.exp(steps[0]["loss"])
+    assert "### Assistant:" in Path("run/chat_template.jinja").read_text()
+    again = razorctl("evaluate", "run", "--device", "cpu", "--json", "--weights", "last")
+    assert json.loads(again.stdout)["loss"] == pytest.approx(steps[-1]["metrics"]["loss"], rel=1e-4)
+    Path("asked.json").write_text(json.dumps([{"instruction": "w1 w2 w3", "input": "w4"}] * 3))
+    asked = razorctl(
+        "predict", "run", "asked.json", "--device", "cpu", "--max-new-tokens", "4", "--json"
+    )
+    assert asked.exit_code == 0, asked.stderr
+    assert all("w39 w38" in row["text"] for row in json.loads(asked.stdout)["predictions"])
+
+
+CHAT = {"messages": [{"role": "user", "content": "w1"}, {"role": "assistant", "content": "w2"}]}
+REFUSED = {
+    "preferences": (2, [{"prompt": "w1", "chosen": "w2", "rejected": "w3"}] * 4, "pairs, DPO"),
+    "an empty answer": (
+        5,
+        [CHAT] * 3 + [{"messages": [*CHAT["messages"][:1], {"role": "assistant", "content": ""}]}],
+        "a.json, object 4 (an empty answer)",
+    ),
+    "long": (
+        5,
+        [{"instruction": "w1 " * 99 + str(n), "output": f"w2 {n}"} for n in range(9)],
+        "none of the conversations has an answer within 64 tokens",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_trained_is_one_sentence(case, kinds):
+    code, rows, sentence = REFUSED[case]
+    Path("a.json").write_text(json.dumps(rows))
+    result = razorctl("finetune", str(kinds / "llama"), "a.json", *CPU, "--json")
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert sentence in result.stderr.splitlines()[-1]
+    assert not Path("runs").exists()

@@ -1,0 +1,182 @@
+"""Conversations in every form that files have them, and what is wrong with them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+
+from razorctl import data
+from razorctl.errors import DataError
+from razorctl.job import Job
+
+ASKED = ["What is 2 + 2?", "Name a color.", "Who wrote it?", "Why?"]
+ANSWERS = ["It is four.", "Blue.", "Nobody knows.", "For no reason."]
+TALKS = [
+    [{"role": "user", "content": a}, {"role": "assistant", "content": b}]
+    for a, b in zip(ASKED, ANSWERS, strict=True)
+]
+SHARED = [
+    [{"from": "human", "value": a}, {"from": "gpt", "value": b}]
+    for a, b in zip(ASKED, ANSWERS, strict=True)
+]
+INPUTS = ["", "the sky", "", ""]
+# Form -> rows of it, all of which say TALKS, but for the input and the system turn of some.
+FORMS = {
+    "messages": [{"messages": talk} for talk in TALKS],
+    "ShareGPT": [{"conversations": talk} for talk in SHARED],
+    "parts": [
+        {"messages": [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in talk]}
+        for talk in TALKS
+    ],
+    "Alpaca": [
+        {"instruction": a, "input": i, "output": b, "text": f"{a} {b}"}
+        for a, i, b in zip(ASKED, INPUTS, ANSWERS, strict=True)
+    ],
+    "prompts": [{"prompt": a, "completion": b} for a, b in zip(ASKED, ANSWERS, strict=True)],
+    "prompts of messages": [{"prompt": t[:1], "completion": t[1:]} for t in TALKS],
+    "questions": [
+        {"system_prompt": "Be kind.", "question": a, "response": b}
+        for a, b in zip(ASKED, ANSWERS, strict=True)
+    ],
+}
+
+
+def written(rows, kind):
+    if kind == "jsonl":
+        Path("a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    elif kind == "json":
+        Path("a.json").write_text(f"\ufeff{json.dumps(rows, indent=1)}\n")
+    elif kind == "lines of json":
+        Path("a.json").write_text("\n".join(map(json.dumps, rows)))
+        kind = "json"
+    else:
+        Dataset.from_list(rows).to_parquet("a.parquet")
+    return f"a.{kind}"
+
+
+def load(name, **settings):
+    source = data.of(Job("gpt2", name, validation=0.25, **settings))
+    assert (source.task, source.conversations) == ("causal-lm", True)
+    splits = source.load()
+    rows = [*splits.train, *splits.validation]
+    return sorted((row["messages"] for row in rows), key=str)
+
+
+def said(messages):
+    return [(message["role"], message["content"]) for message in messages]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "lines of json", "parquet"])
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_becomes_messages(form, kind):
+    found = load(written(FORMS[form], kind))
+    expected = [said(talk) for talk in TALKS]
+    if form == "Alpaca":
+        expected[1][0] = ("user", "Name a color.\n\nthe sky")
+    if form == "questions":
+        expected = [[("system", "Be kind."), *talk] for talk in expected]
+    assert sorted(map(said, found)) == sorted(expected)
+    assert all(message.get("more") is None for talk in found for message in talk)
+
+
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+CALL = {"name": "weather", "arguments": {"city": "Rome"}}
+CALLED = {
+    "messages": [
+        {"role": "system", "content": "Use tools."},
+        {"role": "user", "content": "Is it warm in Rome?"},
+        {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": {
+            "name": "weather", "arguments": json.dumps({"city": "Rome"})}}]},
+        {"role": "tool", "name": "weather", "content": "31"},
+        {"role": "assistant", "content": "Yes, it is."},
+    ]
+}  # fmt: skip
+SHARED_CALLED = {
+    "system": "Use tools.",
+    "conversations": [
+        {"from": "human", "value": "Is it warm in Rome?"},
+        {"from": "function_call", "value": json.dumps(CALL)},
+        {"from": "observation", "value": "31"},
+        {"from": "gpt", "value": "Yes, it is."},
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize("row", [CALLED, SHARED_CALLED], ids=["messages", "ShareGPT"])
+def test_turns_of_system_and_tools_are_kept(row, kind):
+    tools = TOOLS if kind == "jsonl" else json.dumps(TOOLS)
+    found = load(written([{**row, "tools": tools}] * 4, kind))
+    for talk in found:
+        roles = ["system", "user", "assistant", "tool", "assistant"]
+        assert [message["role"] for message in talk] == roles
+        more = [json.loads(message["more"] or "{}") for message in talk]
+        assert more[0] == {"tools": TOOLS}
+        assert more[2] == {"tool_calls": [{"type": "function", "function": CALL}]}
+        assert talk[3]["content"] == "31"
+
+
+def talk(*turns):
+    return {"messages": [{"role": role, "content": content} for role, content in turns]}
+
+
+ASK, ANSWER = ("user", "Why?"), ("assistant", "So.")
+BAD = {
+    "an empty answer": talk(ASK, ("assistant", "\n")),
+    "no answer of an assistant": talk(ASK),
+    "an empty message": talk(("user", ""), ANSWER),
+    "roles are not user and assistant in turn": talk(ASK, ANSWER, ("system", "Be kind."), ASK),
+    "roles are not user": talk(ANSWER, ASK),
+    "roles are": talk(ASK, ("tool", "31"), ANSWER),
+    "the role 'critic' is none of system, user, assistant, tool": talk(ASK, ("critic", "no")),
+    "a message without role and content": talk(ASK, ("assistant", 4)),
+    "a message with image_url, not with text alone": talk(
+        ("user", [{"type": "image_url", "image_url": "a.png"}]), ANSWER
+    ),
+    "a call of a tool without a name": {
+        "messages": [*talk(ASK)["messages"], {"role": "assistant", "tool_calls": [{"f": 1}]}]
+    },
+    "arguments of a tool are not JSON": {
+        "messages": [
+            *talk(ASK)["messages"],
+            {"role": "assistant", "tool_calls": [{"name": "f", "arguments": "{"}]},
+        ]
+    },
+    "tools are not JSON": {**talk(ASK, ANSWER), "tools": "weather()"},
+    "system is no text": {**talk(ASK, ANSWER), "system": 4},
+}
+
+
+def test_bad_conversations_are_named():
+    rows = [*FORMS["messages"], *BAD.values()]
+    with pytest.raises(DataError) as caught:
+        load(written(rows, "json"))
+    assert caught.value.exit_code == 5
+    for number, (line, reason) in enumerate(zip(caught.value.details, BAD, strict=True), 5):
+        assert line.startswith(f"a.json, object {number} ({reason}")
+    assert len(load("a.json", skip_bad=True)) == 4
+
+
+def test_instructions_without_an_answer_are_named():
+    rows = [*FORMS["Alpaca"], {"instruction": "Why?", "input": "", "output": " "}]
+    with pytest.raises(DataError, match=r"a.jsonl, line 5 \(no answer of an assistant\)"):
+        load(written(rows, "jsonl"))
+
+
+DOCUMENTS = {
+    '[{"messages": []},\n {"messages": [}]': "a.json is not JSON in line 2 (Expecting value)",
+    '[{"messages": []} {}]': "a.json is not JSON in line 1 (Expecting ',' delimiter)",
+    '[{"messages": []},]': "a.json is not JSON in line 1 (Expecting value)",
+    '[{"messages": []}][]': "a.json goes on after its JSON array",
+    "[]": "a.json has no rows that can be read",
+    '[{"messages": []}': "a.json is not JSON in line 1",
+}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_wrong_json_is_named_with_its_line(document):
+    Path("a.json").write_text(document)
+    with pytest.raises(DataError) as caught:
+        data.of(Job("gpt2", "a.json"))
+    assert DOCUMENTS[document] in str(caught.value)
