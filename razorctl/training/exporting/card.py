@@ -20,9 +20,12 @@ CLASSES = 20  # names of classes that are listed
 # Modality and task -> the task as the hub calls it.
 PIPELINES = {
     ("image", "classification"): "image-classification",
+    ("image", "multi-label"): "image-classification",
     ("image", "segmentation"): "image-segmentation",
     ("text", "classification"): "text-classification",
-    ("text", "regression"): "text-classification",  # as the hub has models of transformers
+    # As the hub has other models whose head is that of a classifier.
+    ("text", "regression"): "text-classification",
+    ("text", "multi-label"): "text-classification",
     ("text", "causal-lm"): "text-generation",
     ("text", "masked-lm"): "fill-mask",
 }
