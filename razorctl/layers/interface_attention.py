@@ -70,7 +70,10 @@ class InterfaceAttention(Attention):
         def again(x: Tensor, *tensors: Tensor) -> Tensor:
             left = iter(tensors)
             filled = [next(left) if k else arg for k, arg in zip(kept, others, strict=True)]
-            y: Tensor = stock(x, x[:, :0], *filled, **kwargs)[0]
+            try:
+                y: Tensor = stock(x, x[:, :0], *filled, **kwargs)[0]
+            except RuntimeError:  # it reshapes k by a size that no heads leave open
+                y = stock(x, x[:, :1], *filled, **kwargs)[0]
             return y
 
         for y, copy in zip(turned, self.derived(q, k, by=stock), strict=False):

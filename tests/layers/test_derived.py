@@ -278,6 +278,23 @@ def test_positions_that_changed_are_an_error(recipe):
         y.sum().backward()
 
 
+def test_rotary_positions_that_need_heads(recipe, monkeypatch):
+    """Those of PE-Audio reshape k by a size that no heads leave open."""
+    from transformers.models.llama import modeling_llama
+
+    stock = modeling_llama.apply_rotary_pos_emb
+
+    def rotated(q, k, *args, **kwargs):
+        return stock(q, k.reshape(*k.shape[:-1], -1, 2).flatten(-2), *args, **kwargs)
+
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", rotated)
+    model = llama().train()
+    exact = gradients(model, TEXTS)
+    monkeypatch.setattr(Dense, "again", True)
+    sparsify(model, recipe("dense"))
+    torch.testing.assert_close(gradients(model, TEXTS), exact, rtol=1e-4, atol=1e-6)
+
+
 class Uses(nn.Module):
     """A block in a use of its parts that no library has."""
 
