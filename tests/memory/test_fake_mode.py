@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from razorctl.memory.fake import fake_copies
@@ -94,3 +94,14 @@ def test_an_operation_may_return_numbers():
         output, *others = torch.ops.aten._scaled_dot_product_flash_attention(q, q, q)
     assert output.shape == q.shape
     assert int in map(type, others)
+
+
+@pytest.mark.parametrize("parameters", [torch.float32, torch.bfloat16, None])
+def test_statistics_of_a_batch_norm_have_the_dtype_of_its_kernel(parameters):
+    x, weight = torch.randn(4, 3, 2, 2).bfloat16(), parameters and torch.ones(3, dtype=parameters)
+    mode = TraceMode()
+    given = mode.from_tensor(x), parameters and mode.from_tensor(weight)
+    each = ((x, weight), given)
+    norms = [torch.native_batch_norm(x, w, w, None, None, True, 0.1, 1e-5) for x, w in each]
+    assert [t.dtype for t in norms[0]] == [t.dtype for t in norms[1]]
+    assert isinstance(norms[1][1], FakeTensor)
