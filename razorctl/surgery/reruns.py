@@ -4,6 +4,7 @@ A block is code without parts (`layers.code_again`): y = f(x, w) keeps a copy x'
 dw are those of f at x'. What the layers inside keep of x' is of the second run too.
 """
 
+from collections import UserDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -108,20 +109,51 @@ class Rerun:
         if transforming() or unknown(tree_leaves(arguments)):
             return forward(*args, **kwargs)
         name = f"{self.name} ({stock_type(self.owner).__name__})"
-        code = BlockCode(self.rule, self.memo, self.owner, name, forward, self.names, self.channels)
         given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
         caches = {key: value for key, value in given.items() if empty_cache(self.owner, value)}
+        filled = {key: value for key, value in given.items() if isinstance(value, UserDict)}
+        call = partial(_filling, forward, filled) if filled else forward
+        code = BlockCode(self.rule, self.memo, self.owner, name, call, self.names, self.channels)
         places, named = split({**arguments, **caches})
-        return code.first(*places, **named)
+        result = code.first(*places, **named)
+        if filled:
+            result, entries = result
+            for key, mapping in filled.items():
+                mapping.update(entries[key])
+        return result
 
     def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Any, Any]:
-        """The arguments by number or name, without caches that hold nothing of the block."""
+        """The arguments by number or name, without caches that hold nothing of the block.
+
+        A mapping that blocks fill for those after them, as with keys and values, is its entries.
+        """
         arguments: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+        for key, value in arguments.items():
+            if isinstance(value, UserDict):
+                arguments[key] = dict(value)
         return {key: without_cache(self.owner, value) for key, value in arguments.items()}
 
     def leaves(self, arguments: Mapping[Any, Any]) -> Iterator[tuple[Any, Rows | None]]:
         """`leaves_of` arguments of the block."""
         return leaves_of(arguments, self.names, self.channels)
+
+
+def _filling(
+    forward: Callable[..., Any], filled: Mapping[Any, UserDict[Any, Any]], *args: Any, **kwargs: Any
+) -> tuple[Any, dict[Any, dict[Any, Any]]]:
+    """The result of a forward, and the entries that it adds to mappings.
+
+    filled: argument by number or name -> the mapping whose entries are given in its place.
+    """
+    given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+    own = {key: type(mapping)(given[key]) for key, mapping in filled.items()}
+    places, named = split({**given, **own})
+    result = forward(*places, **named)
+    added = {
+        key: {k: v for k, v in mapping.items() if v is not given[key].get(k)}
+        for key, mapping in own.items()
+    }
+    return result, added
 
 
 def attach(block: nn.Module, name: str, bits: int | None, memo: Memo) -> None:

@@ -3,6 +3,7 @@
 import copy
 import pickle
 import weakref
+from collections import UserDict
 from dataclasses import dataclass
 
 import pytest
@@ -306,6 +307,43 @@ def test_a_transform_of_torch_func_takes_the_stock_block():
     reruns.attach(block, "h.0", 8, Memo())
     got = transformed(weights, x)
     assert all(torch.equal(got[name], want[name]) for name in want)
+
+
+class Sharing(nn.Module):
+    """Blocks of which the first puts into a mapping what the others read there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.key = nn.Linear(16, 16)
+        self.blocks = nn.ModuleList(SharingBlock() for _ in range(3))
+
+    def forward(self, x):
+        shared = UserDict()
+        for block in self.blocks:
+            x = block(x, self.key, shared=shared)
+        return x
+
+
+class SharingBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x, key, shared):
+        if "keys" not in shared:
+            shared["keys"] = (key(x),)
+        return x + torch.sin(self.linear(x)) * shared["keys"][0]
+
+
+def test_a_mapping_that_blocks_fill_for_others():
+    model, x = Sharing().train(), torch.randn(4, 8, 16)
+    exact, full = gradients(model, model(x).square().sum()), traced_bytes(model, x)
+    foreseen = TracedBlocks(model, x, {"autocast": None, "forward": None})
+    names, memo = [f"blocks.{number}" for number in range(3)], Memo()
+    for name in names:
+        reruns.attach(model.get_submodule(name), name, None, memo)
+    assert torch.equal(gradients(model, model(x).square().sum()), exact)
+    assert traced_bytes(model, x) == foreseen.kept(names) < full
 
 
 @dataclass
