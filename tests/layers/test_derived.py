@@ -279,7 +279,7 @@ def test_positions_that_changed_are_an_error(recipe):
 
 
 def test_rotary_positions_that_need_heads(recipe, monkeypatch):
-    """Those of PE-Audio reshape k by a size that no heads leave open."""
+    """Positions of PE-Audio reshape k by a size that no heads leave open."""
     from transformers.models.llama import modeling_llama
 
     stock = modeling_llama.apply_rotary_pos_emb
