@@ -160,7 +160,7 @@ def losses_of(
     if class_weights is not None and reduction == "mean":
         count = len(labels) if labels.is_floating_point() else (labels != NO_LABEL).sum()
         return losses_of(output, labels, job, "sum", class_weights) / count
-    if job.task in LANGUAGE:
+    if job.task in (*LANGUAGE, "token-classification"):
         output, labels = output.flatten(0, -2), labels.flatten()
     return F.cross_entropy(
         output, labels, class_weights, label_smoothing=job.label_smoothing, reduction=reduction

@@ -1,11 +1,13 @@
 """The tasks that models learn, and the figures that an evaluation of each has."""
 
+import re
 from typing import Literal, get_args
 
 Task = Literal[
     "classification",
     "regression",
     "multi-label",
+    "token-classification",
     "segmentation",
     "causal-lm",
     "masked-lm",
@@ -13,7 +15,12 @@ Task = Literal[
 TASKS: tuple[Task, ...] = get_args(Task)
 # Tasks with a label for each row, which a classifier's head learns; the first is the usual one.
 OF_ROWS: tuple[Task, ...] = ("classification", "regression", "multi-label")
+# Tasks whose rows have labels of their own, not made of what they are.
+LABELED: tuple[Task, ...] = (*OF_ROWS, "token-classification")
 LANGUAGE: tuple[Task, ...] = ("causal-lm", "masked-lm")  # tasks that learn from texts alone
+# A tag of a token of an entity: how it stands there (begins, inside, ends or last, single), and the
+# type.
+ENTITY_TAG = re.compile(r"([BIELSU])[-_](.+)")
 NO_LABEL = -100  # the label of a token or a pixel that does not count, as in torch
 # Task -> its figures; the first one is the default of `Job.metric`.
 _OF_TOKENS = ("perplexity", "accuracy", "loss")
@@ -23,6 +30,7 @@ FIGURES: dict[Task, tuple[str, ...]] = {
     ),
     "regression": ("pearson", "spearman", "mse", "loss"),
     "multi-label": ("mean_average_precision", "f1", "micro_f1", "exact_match", "loss"),
+    "token-classification": ("f1", "precision", "recall", "accuracy", "loss"),
     "segmentation": ("mean_iou", "accuracy", "loss"),
     "causal-lm": _OF_TOKENS,
     "masked-lm": _OF_TOKENS,

@@ -119,7 +119,8 @@ def predict(
     each class, such as p_cat.
 
     Regression: value. Multi-label: labels of a probability of 1/2 or more, with |
-    between them; --probabilities adds a column for each.
+    between them; --probabilities adds a column for each. Token-classification:
+    tokens and tags, with spaces between them; texts are split at spaces.
 
     causal-lm: the text that follows a text, or the answer to a conversation or
     an instruction; an answer at the end of a conversation is ignored.
@@ -190,6 +191,13 @@ def _predictions(
         several = labels.predict_several(model, parts)
         shown = view.several_format(model.classes, options["probabilities"])
         return shown, view.report_progress(several, done)
+    if model.job.task == "token-classification":
+        from razorctl.training.predicting import tags
+
+        tagged = tags.predict_tags(model, parts)
+        return view.fields_format("file", "row", "tokens", "tags"), view.report_progress(
+            tagged, done
+        )
     if model.job.task == "causal-lm":
         from razorctl.training.predicting import continuations
 

@@ -21,7 +21,8 @@ class Splits:
 
     A row for classification has a `label`, which is an index into `classes`, and an `image`, or a
     `text` and sometimes a `text_pair`. For regression the label is a number, and `classes` its
-    name; for multi-label it is a list of 0 or 1 for each class. One for segmentation has an `image`
+    name; for multi-label it is a list of 0 or 1 for each class. For token-classification rows have
+    `tokens`, and the label is a list of the number of each tag. One for segmentation has an `image`
     and a `mask` of the same size, whose values `models.masks` says, and may have a `first` as
     there. Images may have a `white`, the level of white in their set as `models.images` has it.
     One for language modelling has a `text`, or `messages`, as `own.chats` has them; it has no

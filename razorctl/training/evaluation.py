@@ -155,6 +155,12 @@ def _of_pixels(classes: Sequence[str]) -> dict[str, Any]:
     }
 
 
+def _of_tags(classes: Sequence[str]) -> dict[str, Any]:
+    from razorctl.training.entities import EntityScores
+
+    return {"entities": EntityScores(classes)}
+
+
 def _of_tokens(_: Sequence[str]) -> dict[str, Any]:
     from torchmetrics import MeanMetric
 
@@ -180,6 +186,8 @@ SCORINGS: Mapping[str, Scoring] = {
         lambda output, labels: (output.sigmoid(), labels.long()),
         ("mean_average_precision",),
     ),
+    # Precision, recall and F1 of entities; the accuracy of tokens.
+    "token-classification": Scoring(_of_tags, lambda output, labels: (output.argmax(-1), labels)),
     # `mean_iou`: the mean over classes of intersection over union.
     "segmentation": Scoring(_of_pixels, lambda output, labels: (output.argmax(1), labels)),
     **dict.fromkeys(LANGUAGE, Scoring(_of_tokens, _right)),

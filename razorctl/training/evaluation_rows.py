@@ -13,6 +13,7 @@ from razorctl.data.own.splitting import digested
 from razorctl.data.own.stream import Stream
 from razorctl.errors import DataError, UsageError
 from razorctl.job import Job
+from razorctl.tasks import LABELED
 from razorctl.training import run_files
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def rows_of_job(
         name = split or ("test" if splits.test is not None else "validation")
         return LabeledRows(_renumbered(job.dataset, splits, name, result["classes"]), name)
     job = replace(job, split=split)
-    if not job.of_rows:
+    if job.task not in (None, *LABELED):
         labeled = _all(job, trained, result["classes"], progress)
         if isinstance(labeled.rows, Stream):
             return labeled

@@ -15,7 +15,10 @@ BEGIN, END = "<!-- models: scripts/assets/list_models.py -->\n", "<!-- /models -
 ROWS = {
     ("classification", "image"): "`classification`, `regression` and `multi-label` of images",
     ("segmentation", "image"): "`segmentation`, a class for each pixel",
-    ("classification", "text"): "`classification`, `regression` and `multi-label` of texts",
+    (
+        "classification",
+        "text",
+    ): "`classification`, `regression`, `multi-label` and `token-classification` of texts",
     ("masked-lm", "text"): "`masked-lm`, as BERT is trained",
     ("causal-lm", "text"): "`causal-lm`, the next token",
 }

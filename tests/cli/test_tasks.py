@@ -43,6 +43,18 @@ def several(file: Path) -> None:
     file.write_text("\n".join(map(json.dumps, rows)))
 
 
+def tags(file: Path) -> None:
+    """Sentences in which a word of an odd number and the next one are an entity."""
+    lines = []
+    for words in sentences():
+        odd = [int(word[1:]) % 2 for word in words]
+        for number, word in enumerate(words):
+            kind = "B-ODD" if odd[number] else "I-ODD" if number and odd[number - 1] else "O"
+            lines.append(f"{word} {kind}")
+        lines.append("")
+    file.write_text("\n".join(lines))
+
+
 def by_transformers(task: str, texts: list, **settings):
     return pipeline(task, "run", tokenizer="run", device="cpu", **settings)(texts)
 
@@ -74,10 +86,31 @@ def check_several(config: dict, file: str) -> None:
     assert len(done("evaluate", "run", "--device", "cpu")["by_class"]["f1"]) == 3
 
 
+def check_tags(config: dict, file: str) -> None:
+    names = ["O", "B-ODD", "I-ODD"]
+    assert [*config["id2label"].values()] == names
+    long = ["w1", "w2"] * 40  # more than the model takes at once
+    rows = [*sentences(), long]
+    Path("texts.txt").write_text("\n".join(" ".join(words) for words in rows))
+    ours = predictions("texts.txt")
+    assert [row["tokens"] for row in ours] == rows
+    assert [len(row["tags"]) for row in ours] == [len(words) for words in rows]
+    assert [row["tags"] for row in predictions(file)] == [row["tags"] for row in ours[:-1]]
+    theirs = by_transformers(
+        "token-classification", [" ".join(words) for words in sentences()], ignore_labels=[]
+    )
+    for own, their in zip(ours, theirs, strict=False):
+        assert own["tags"] == [each["entity"] for each in their]
+    result = razorctl("predict", "run", file, "--device", "cpu")
+    first = f"{file},0,{' '.join(ours[0]['tokens'])},{' '.join(ours[0]['tags'])}"
+    assert result.stdout.splitlines()[:2] == ["file,row,tokens,tags", first]
+
+
 # Task -> what writes its data, the file, the figure by which it is judged, and what checks a run.
 TASKS = {
     "regression": (numbers, "a.csv", "pearson", check_numbers),
     "multi-label": (several, "a.jsonl", "mean_average_precision", check_several),
+    "token-classification": (tags, "a.conll", "f1", check_tags),
 }
 
 

@@ -17,6 +17,7 @@ from razorctl.job import Job
 from razorctl.layers.linear import Linear
 from razorctl.memory import fake
 from razorctl.memory.costs import caller
+from razorctl.memory.job_forward import JobForward
 from razorctl.memory.saved import traced_bytes_by_module
 from razorctl.memory.trace_cache import Trace
 from razorctl.optimizer import build_optimizer, freeze_weights
@@ -24,7 +25,7 @@ from razorctl.planning import gpus
 from razorctl.planning import job_trace as tracing
 from razorctl.planning.times import on_card
 from razorctl.recipe import Recipe
-from razorctl.step import DTYPES, autocast, by_logits, train_step
+from razorctl.step import autocast, by_logits, train_step
 from razorctl.surgery.byte_budget import sparsify_within
 from scripts.bench import planning
 from tests.models import TEXT, entry, registered
@@ -45,6 +46,7 @@ GRID = [
     ("bert", "razor activation_checkpointing", "bf16", "adamw", 2, 1, 16),
     ("bert regression", "razor", "bf16", "adamw", 2, 2, 16),
     ("vit multi-label", "razor", "bf16", "sgd", 4, 1, 32),
+    ("bert token-classification", "razor", "bf16", "adamw", 2, 2, 16),
 ]
 
 
@@ -73,9 +75,16 @@ def test_the_traced_step_is_the_real_one_to_the_byte(
 
     model = family.bare(classes, size)
     inputs, labels = family.batch(model, rows, size, classes)
-    sparsify_within(model.train(), recipe, inputs, autocast=DTYPES[precision])
-    assert traced.saved == saved_bytes(model, inputs, autocast=DTYPES[precision])
-    assert traced.saved == really_saved(model, lambda: _forward(family, model, inputs, labels, job))
+    whole = JobForward(family, job)
+    batch = whole.inputs(model, torch.device("cpu"))
+    sparsify_within(model.train(), recipe, batch, **whole.options)
+    assert traced.saved == saved_bytes(model, batch, **whole.options)
+
+    def forward():
+        with autocast(labels.device, job):
+            (whole.forward or family.logits)(model, batch)
+
+    assert traced.saved == really_saved(model, forward)
 
     updates = build_optimizer(model, job)
     scaler = torch.amp.GradScaler("cpu", enabled=False)
@@ -87,7 +96,9 @@ def test_the_traced_step_is_the_real_one_to_the_byte(
             yield inputs, labels
 
     def take() -> None:
-        train_step(model, by_logits(family.logits, job), micro_batches(), updates, job, scaler)
+        total = None if job.of_rows else torch.ones(())
+        losses = by_logits(family.logits, job)
+        train_step(model, losses, micro_batches(), updates, job, scaler, total=total)
 
     take()  # makes the optimizer's state
     tracker.track_external(model, updates, labels, *tree_leaves(inputs))

@@ -18,6 +18,7 @@ MIB, GIB = ("MiB", 2.0**20), ("GiB", 2.0**30)
 SCORES = {
     "accuracy": ("accuracy\n%", 0.01, "{:.2f}"),
     "pearson": ("Pearson r\nx 100", 0.01, "{:.2f}"),
+    "f1": ("F1\n%", 0.01, "{:.2f}"),
     "mean_average_precision": ("mAP\n%", 0.01, "{:.2f}"),
     "mean_iou": ("mean IoU\n%", 0.01, "{:.2f}"),
     "perplexity": ("perplexity", 1.0, "{:.2f}"),

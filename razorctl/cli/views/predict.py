@@ -29,7 +29,14 @@ def fields_format(*columns: str) -> RowFormat:
 
     def cells(row: Any) -> list[Any]:
         values = (getattr(row, column) for column in columns)
-        return [f"{value:.6g}" if isinstance(value, float) else value for value in values]
+        return [
+            f"{value:.6g}"
+            if isinstance(value, float)
+            else " ".join(value)
+            if isinstance(value, tuple)
+            else value
+            for value in values
+        ]
 
     return RowFormat(columns, cells, asdict)
 

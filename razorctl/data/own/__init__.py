@@ -12,7 +12,7 @@ from razorctl.data.own.splitting import Checked, checked, held_out_count
 from razorctl.data.source import Source, Splits
 from razorctl.job import Job
 from razorctl.models import Modality, Progress
-from razorctl.tasks import LANGUAGE, Task
+from razorctl.tasks import ENTITY_TAG, LANGUAGE, Task
 
 
 def find(job: Job, trained: Job | None = None) -> Source:
@@ -91,6 +91,7 @@ def _described(
         test_examples=counts.get(evaluated) or counts.get("held out"),
         load=load,
         details=_details(ask.name, details, task, classes, counts),
+        metric="accuracy" if _names_no_entities(task, classes) else None,
         task=task,
         validated="validation" in counts or bool(counts.get("held out")),
         evaluated_examples=counts.get("validation") or counts.get("held out") or counts.get("test"),
@@ -129,11 +130,18 @@ def _details(
     )
 
 
+def _names_no_entities(task: Task, classes: Sequence[str]) -> bool:
+    """Whether these are tags of tokens alone, as parts of speech, which have no entities."""
+    return task == "token-classification" and not any(map(ENTITY_TAG.fullmatch, classes))
+
+
 def _learned(task: Task, classes: Sequence[str]) -> str:
     """The task, or the classes where there are several."""
     few = ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
     if task == "regression":
         return f"for regression: {few}"
+    if task == "token-classification":
+        return f"for {units.count(len(classes), 'tag')} of tokens: {few}"
     if task == "multi-label":
         return f"for {units.count(len(classes), 'label')} of a row each: {few}"
     return f"{units.count(len(classes), 'class')}: {few}" if classes else f"for {task}"

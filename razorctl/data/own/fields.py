@@ -161,11 +161,15 @@ class Flag(Number):
         return pa.array([value for value, _ in pairs], pa.float64()), [fault for _, fault in pairs]
 
 
+@dataclass(frozen=True)
 class Several(Field):
     """A column of lists of labels: names, numbers of classes, or a 0 or 1 for each class.
 
     They are kept as texts; null is no list, and a row may have an empty one.
+    each: the word for one.
     """
+
+    each: str = "label"
 
     def kind(self) -> "pa.DataType":
         import pyarrow as pa
@@ -182,22 +186,32 @@ class Several(Field):
             if isinstance(label, float) and label.is_integer():
                 label = int(label)
             if isinstance(label, float):
-                return None, f"a label of {label}, which is no name and neither 0 nor 1"
+                return None, f"a {self.each} of {label}, which is no name and no whole number"
             if not isinstance(label, (str, int)) or (isinstance(label, str) and not label.strip()):
-                return None, f"a label of {label!r}, which is no name"
+                return None, f"a {self.each} of {label!r}, which is no name"
             labels.append(str(int(label)) if isinstance(label, bool) else str(label).strip())
         return labels, None
 
     def of_array(self, values: "pa.Array", folder: Path) -> tuple["pa.Array", Reasons | None]:
         import pyarrow as pa
 
-        pairs = [self.of_line(value, "label", folder) for value in values.to_pylist()]
+        pairs = [self.of_line(value, self.name, folder) for value in values.to_pylist()]
         return pa.array([value for value, _ in pairs], self.kind()), [fault for _, fault in pairs]
 
     def faults(self, values: "pa.ChunkedArray", answered: bool = True) -> Mapping[int, str]:
         import pyarrow.compute as pc
 
-        return dict.fromkeys(pc.indices_nonzero(values.is_null()).to_pylist(), "no labels")
+        return dict.fromkeys(pc.indices_nonzero(values.is_null()).to_pylist(), f"no {self.each}s")
+
+
+class Words(Several):
+    """A column of lists of tokens."""
+
+    def faults(self, values: "pa.ChunkedArray", answered: bool = True) -> Mapping[int, str]:
+        import pyarrow.compute as pc
+
+        counts = pc.fill_null(pc.list_value_length(values), 0)
+        return dict.fromkeys(pc.indices_nonzero(pc.equal(counts, 0)).to_pylist(), "no tokens")
 
 
 FIELDS = {
@@ -207,6 +221,7 @@ FIELDS = {
         *(Field("text"), Field("text_pair")),
         Messages("messages"),
         *(Number("number"), Several("labels"), Flag("flag")),
+        *(Words("tokens", "token"), Several("tags", "tag")),
     )
 }
 

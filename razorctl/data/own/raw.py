@@ -16,7 +16,13 @@ if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
 TEXT_COLUMNS = ("text", "text_pair")
-COLUMNS = ("image", "mask", *TEXT_COLUMNS, "messages")  # that inputs, and masks, may be in
+COLUMNS = (
+    "image",
+    "mask",
+    *TEXT_COLUMNS,
+    "messages",
+    "tokens",
+)  # that inputs, and masks, may be in
 # Never skipped: a table must not reach other files, or other machines.
 OUTSIDE = "outside the folder of its table"
 ADDRESS = "an address, not the path of a file"
@@ -78,10 +84,10 @@ class Raw:
     """The rows of each split of a data set as they are stored.
 
     A row has a `label` (regression: `number`, multi-label: `labels`, or a `flag.0` and so on for
-    each class), and an `image` or a `text` and sometimes a
-    `text_pair`. An image is a path, bytes, or the struct of `datasets` that has both. For other
-    tasks a row has a `text` or `messages` alone, or an `image` and a `mask`. A row may also have a
-    `place`, which names it, a `fault`, and a `name`, the path of an image in its folder.
+    each class), and an `image` or a `text` and sometimes a `text_pair`. An image is a path, bytes,
+    or the struct of `datasets` that has both. For other tasks a row has a `text` or `messages`
+    alone, an `image` and a `mask`, or `tokens` and `tags`. A row may also have a `place`, which
+    names it, a `fault`, and a `name`, the path of an image in its folder.
 
     Args:
         name: what the data are called.

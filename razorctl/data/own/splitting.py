@@ -64,7 +64,9 @@ def select_rows(
     rows = rows.select_columns([name for name in COLUMNS if name in rows.column_names])
     # Before rows are left out: they are copied when a column is added after that.
     for name, values in columns.items():
-        rows = rows.add_column(name, values if values.ndim == 1 else list(values))
+        rows = rows.add_column(
+            name, values if values.ndim == 1 and values.dtype != object else list(values)
+        )
     for name in {"image", "mask"} & {*rows.column_names}:
         rows = rows.cast_column(name, Image())
     return rows if len(numbers) == len(rows) else rows.select(numbers)

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl import units
 from razorctl.data.own.labels import (
+    WHOLE,
     Numbers,
+    class_names_in,
     class_numbers,
     in_order,
     refuse_unknown,
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     from datasets import Dataset
 
+OUTSIDE = "O"  # the tag of tokens outside of entities, which comes first
 LARGE = 100  # labels of a regression beyond which a note says that smaller ones are learned sooner
 
 
@@ -56,6 +59,8 @@ def of_run(
     """
     if raw.task == "multi-label":
         return _several_of_run(raw, targets, classes, good)
+    if raw.task == "token-classification":
+        return _tags_of_run(raw, targets, classes, good)
     if raw.task != "classification":
         return replace(targets, classes=tuple(classes))
     numbers = {
@@ -214,8 +219,80 @@ def _several_of_run(
     return replace(targets, classes=tuple(classes), labels=labels)
 
 
+def _tags(raw: Raw) -> Targets:
+    """The numbers of the tags of each row's tokens, lists."""
+    columns = {
+        split: [rows.data.column(name).to_pylist() for name in ("tokens", "tags")]
+        for split, rows in raw.splits.items()
+    }
+    every = [tag for _, tags in columns.values() for own in tags for tag in own or ()]
+    if raw.class_names is None:
+        names = in_order({*every} - {OUTSIDE})
+        keys = names = ((OUTSIDE,) if OUTSIDE in every else ()) + names
+        if all(map(WHOLE.fullmatch, names)) and raw.root is not None:
+            named = class_names_in(raw.root)
+            keys, names = (tuple(map(str, range(len(named)))), named) if named else (keys, names)
+    else:
+        keys, names = tuple(map(str, range(len(raw.class_names)))), raw.class_names
+    if len(names) < 2:
+        raise DataError(
+            f"all tokens of {raw.name} have one tag, {names[0] if names else 'none'}; a tagger "
+            "needs two or more."
+        )
+    place = {key: number for number, key in enumerate(keys)}
+    labels, faults = {}, dict[str, dict[int, str]]()
+    for split, (tokens, tags) in columns.items():
+        labels[split], faults[split] = _numbered_tags(tokens, tags, place)
+    return Targets(names, class_numbers(raw)[1], labels, faults)
+
+
+def _numbered_tags(
+    tokens: Sequence[Sequence[str] | None],
+    tags: Sequence[Sequence[str] | None],
+    place: Mapping[str, int],
+) -> tuple["np.ndarray[Any, Any]", dict[int, str]]:
+    """The numbers of tags, a list for each row, and the rows whose tags cannot be used.
+
+    place: tag -> its number.
+    """
+    import numpy as np
+
+    labels, faults = np.empty(len(tags), object), {}
+    for row, (words, own) in enumerate(zip(tokens, tags, strict=True)):
+        labels[row] = []
+        if own is None or words is None:
+            continue
+        if len(own) != len(words):
+            faults[row] = f"{units.count(len(own), 'tag')} for {units.count(len(words), 'token')}"
+        elif unknown := [tag for tag in own if tag not in place]:
+            faults[row] = f"a tag of {unknown[0]}, which is no class"
+        else:
+            labels[row] = [place[tag] for tag in own]
+    return labels, faults
+
+
+def _tags_of_run(
+    raw: Raw, targets: Targets, classes: Sequence[str], good: Mapping[str, "np.ndarray[Any, Any]"]
+) -> Targets:
+    """Tags by the classes of a run; see `of_run`."""
+    import numpy as np
+
+    numbers = {name: number for number, name in enumerate(classes)}
+    own = [numbers.get(name, -1) for name in targets.classes]
+    labels = {}
+    for split, rows in targets.labels.items():
+        used = sorted({tag for row in good[split] for tag in rows[row]})
+        unknown = [targets.classes[tag] for tag in used if own[tag] < 0]
+        refuse_unknown(raw.name, unknown, classes)
+        labels[split] = np.empty(len(rows), object)
+        for row, tags in enumerate(rows):
+            labels[split][row] = [own[tag] for tag in tags]
+    return replace(targets, classes=tuple(classes), labels=labels)
+
+
 READERS: Mapping[Task, Callable[[Raw], Targets]] = {
     "classification": _classes,
     "regression": _numbers,
     "multi-label": _several,
+    "token-classification": _tags,
 }

@@ -11,8 +11,9 @@ from razorctl.models.transformers.classification import classifier
 from razorctl.models.transformers.language import language_model
 from razorctl.models.transformers.pretrained_files import PretrainedFiles
 from razorctl.models.transformers.repositories import ENCODER, REPOSITORIES
+from razorctl.models.transformers.tagging import tagger
 from razorctl.models.transformers.vision import vision_model
-from razorctl.tasks import OF_ROWS, Task
+from razorctl.tasks import LABELED, OF_ROWS, Task
 
 PREFIX = "hf:"
 # Batch size and epochs as in Sheared Backpropagation, section 5.2, which states no learning rate.
@@ -83,7 +84,8 @@ def tasks_of(pretrained: PretrainedFiles) -> tuple[Task, ...]:
         # Decoders and segmentation models are mostly trained for their own task.
         own_task_first = tasks[:1] in (["causal-lm"], ["segmentation"])
         at = len(tasks) if own_task_first else 0
-        tasks[at:at] = OF_ROWS
+        tags = kind in auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES
+        tasks[at:at] = LABELED if tags else OF_ROWS
     if getattr(pretrained.config, "is_encoder_decoder", False):
         tasks = [task for task in tasks if task == "masked-lm"]
     if not tasks:
@@ -129,6 +131,8 @@ def of(
     def model(task: Task) -> Model:
         if modality == "image":
             return vision_model(pretrained, task, summary, VISION_DEFAULTS)
+        if task == "token-classification":
+            return tagger(pretrained, summary, TEXT_DEFAULTS)
         if task in OF_ROWS:
             return classifier(pretrained, task, summary, TEXT_DEFAULTS)
         return language_model(pretrained, task, summary, LANGUAGE_DEFAULTS)

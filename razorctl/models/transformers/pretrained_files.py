@@ -116,16 +116,21 @@ class PretrainedFiles:
 
     @property
     def tokenizer(self) -> Any:
+        """Its tokenizer, as of `tokenizer_with`."""
+        return self.tokenizer_with()
+
+    def tokenizer_with(self, **settings: Any) -> Any:
         """Its tokenizer, which pads with the end token if it has no padding token.
 
         Raises MissingError if it cannot be had, DataError if it cannot be used, and UsageError if
         it needs code of its own.
+        settings: those that take the place of its own.
         """
         from transformers import AutoTokenizer
 
         folder = self.folder("tokenizer_config.json", more=(CONFIG, *TOKENIZER))
         with self._reading(folder):
-            tokenizer: Any = AutoTokenizer.from_pretrained(folder, **NO_CODE)
+            tokenizer: Any = AutoTokenizer.from_pretrained(folder, **settings, **NO_CODE)
         if tokenizer.pad_token is None:
             if tokenizer.eos_token is None:
                 raise DataError(

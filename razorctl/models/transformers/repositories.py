@@ -5,10 +5,10 @@ A config has what differs from the defaults of transformers.
 
 from typing import Any
 
-from razorctl.tasks import OF_ROWS, Task
+from razorctl.tasks import LABELED, OF_ROWS, Task
 
-ENCODER: tuple[Task, ...] = (*OF_ROWS, "masked-lm")
-DECODER: tuple[Task, ...] = ("causal-lm", *OF_ROWS)
+ENCODER: tuple[Task, ...] = (*LABELED, "masked-lm")
+DECODER: tuple[Task, ...] = ("causal-lm", *LABELED)
 REPOSITORIES: dict[str, dict[str, Any]] = {
     "bert-base": {
         "summary": "BERT-base, uncased, 110 M parameters",

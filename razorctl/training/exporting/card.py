@@ -26,6 +26,7 @@ PIPELINES = {
     # As the hub has other models whose head is that of a classifier.
     ("text", "regression"): "text-classification",
     ("text", "multi-label"): "text-classification",
+    ("text", "token-classification"): "token-classification",
     ("text", "causal-lm"): "text-generation",
     ("text", "masked-lm"): "fill-mask",
 }
@@ -33,6 +34,7 @@ AUTO = {
     "image-classification": "ImageClassification",
     "image-segmentation": "SemanticSegmentation",
     "text-classification": "SequenceClassification",
+    "token-classification": "TokenClassification",
     "text-generation": "CausalLM",
     "fill-mask": "MaskedLM",
 }

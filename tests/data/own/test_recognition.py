@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from datasets import Audio, Dataset, Image, List, Value
+from datasets import Audio, Dataset, Image, Value
 from datasets import Features as Kinds
 from PIL import Image as Pictures
 
@@ -28,7 +28,6 @@ TABLES = {
     "alike": ({"anchor": PROSE, "positive": PROSE, "negative": PROSE}, "triplets for embeddings"),
     "questions": ({"context": PROSE, "question": PROSE, "answers": [{"text": ["a"]}] * 8}, "SQuAD"),
     "choices": ({"question": PROSE, "choices": LISTS, "answer": FEW}, "multiple choice"),
-    "tags": ({"id": FEW, "tokens": LISTS, "ner_tags": [[0, 1]] * 8}, "named entities"),
     "languages": ({"id": FEW, "translation": [{"en": "a", "de": "b"}] * 8}, "translations"),
     "columns of languages": ({"en": PROSE, "fr": PROSE}, "translations"),
     "summaries": ({"text": PROSE, "summary": PROSE}, "texts and summaries"),
@@ -232,10 +231,6 @@ def test_a_table_of_masks():
 OF_HUB = {
     "captions": (Kinds({"image": Image(), "caption": Value("string")}), "images with captions"),
     "sound": (Kinds({"sound": Audio(), "text": Value("string")}), "has sound"),
-    "tags": (
-        Kinds({"tokens": List(Value("string")), "tags": List(Value("int64"))}),
-        "named entities",
-    ),
     "preferences": (Kinds({"chosen": Value("string"), "rejected": Value("string")}), "DPO"),
 }
 

@@ -223,6 +223,103 @@ def test_labels_of_no_training_row_are_noted():
     assert source.load().notes[-1] == "1 label of 3 on no training row: flat."
 
 
+TOKENS = [[f"word{j}" for j in range(1 + i % 4)] for i in range(12)]
+TAGGED = [["B-PER", "O", "O", "B-LOC"][: len(tokens)] for tokens in TOKENS]
+NAMES = ("O", "B-LOC", "B-PER")
+
+
+def conll(name: str, rows=12, between=" ") -> str:
+    sentences = [
+        "\n".join(between.join((token, "NN", tag)) for token, tag in zip(*pair, strict=True))
+        for pair in zip(TOKENS[:rows], TAGGED[:rows], strict=True)
+    ]
+    Path(name).write_text("-DOCSTART- -X- O\n\n" + "\n\n\n".join(sentences))
+    return name
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "hub", "conll", "iob2"])
+def test_tags(kind, hub):
+    if kind in ("conll", "iob2"):
+        name = conll(f"a.{kind}", between="\t" if kind == "iob2" else " ")
+        source = data.of(Job("bert-base", name))
+        splits = source.load()
+    else:
+        columns = {"id": TEXTS, "tokens": TOKENS, "pos_tags": TOKENS, "ner_tags": TAGGED}
+        source, splits = loaded(hub, columns, kind)
+    assert (source.task, source.classes, splits.classes) == ("token-classification", 3, NAMES)
+    assert (source.metric, source.details[1]) == (None, "for 3 tags of tokens: O, B-LOC, B-PER")
+    rows = [row for part in splits.parts.values() for row in part]
+    found = [(row["tokens"], [NAMES[number] for number in row["label"]]) for row in rows]
+    assert sorted(found) == sorted(zip(TOKENS, TAGGED, strict=True))
+
+
+def test_tags_that_are_no_entities_are_judged_by_their_accuracy():
+    written({"words": TOKENS, "tags": [["NN", "VB", "NN", "IN"][: len(t)] for t in TOKENS]})
+    assert data.of(Job("bert-base", "a.jsonl")).metric == "accuracy"
+
+
+def test_numbers_of_tags_have_the_names_in_a_file():
+    numbers = [[NAMES.index(tag) for tag in tags] for tags in TAGGED]
+    name = written({"tokens": TOKENS, "ner_tags": numbers})
+    assert data.of(Job("bert-base", name)).load().classes == ("0", "1", "2")
+    Path("classes.txt").write_text("\n".join(NAMES))
+    assert data.of(Job("bert-base", name)).load().classes == NAMES
+
+
+def test_tags_of_other_data_for_a_run():
+    job = Job("bert-base", conll("a.conll"), task="token-classification")
+    rows, _, _ = whole.labeled(job, "text", ["B-LOC", "B-ORG", "B-PER", "O"])
+    assert rows["label"][3] == [2, 3, 3, 0]
+    with pytest.raises(DataError, match="has labels that are no classes of the run: 'B-LOC'"):
+        whole.labeled(job, "text", ["O", "B-PER"])
+
+
+BAD_TAGS = {
+    "too few": ({"tokens": [["a", "b"]], "tags": [["O"]]}, "line 1 (1 tag for 2 tokens)"),
+    "none": ({"tokens": [["a", "b"]], "tags": [None]}, "line 1 (no tags)"),
+    "no tokens": ({"tokens": [[]], "tags": [[]]}, "line 1 (no tokens)"),
+    "a tag that is none": ({"tokens": [["a", "b"]], "tags": [["O", ""]]}, "a tag of '', which is"),
+    "a token that is none": ({"tokens": [["a", " "]], "tags": [["O", "O"]]}, "a token of ' ', wh"),
+    "a share": ({"tokens": [["a"]], "tags": [[0.5]]}, "a tag of 0.5, which is no name and no whol"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_TAGS)
+def test_bad_tags(case):
+    columns, said = BAD_TAGS[case]
+    more = {"tokens": TOKENS, "tags": TAGGED}
+    name = written({name: [*own, *more[name]] for name, own in columns.items()})
+    with pytest.raises(DataError) as error:
+        data.of(Job("bert-base", name)).load()
+    assert said in str(error.value)
+
+
+UNTAGGED = {
+    "one tag": ([["O"]] * 4, {}, "all tokens of a.jsonl have one tag, O; a tagger needs two"),
+    "no tags": (None, {"task": "token-classification"}, "no lists of tokens with a tag each"),
+    "another task": ([["O"]] * 4, {"task": "classification"}, "which are for token-classification"),
+    "images": ([["O"]] * 4, {"model": "vit-micro"}, "which are for token-classification, and vit"),
+}
+
+
+@pytest.mark.parametrize("case", UNTAGGED)
+def test_tags_that_nothing_can_be_learned_from(case):
+    tags, settings, said = UNTAGGED[case]
+    columns = {"tokens": [["a"]] * 4} | ({} if tags is None else {"tags": tags})
+    name = written(columns)
+    with pytest.raises(RazorError) as error:
+        data.of(Job(**{"model": "bert-base", "dataset": name, **settings}))
+    assert said in str(error.value)
+
+
+def test_a_line_without_a_tag_in_conll():
+    conll("a.conll")
+    with Path("a.conll").open("a") as file:
+        file.write("\n\n# id 7\n# O\nalone\n")
+    with pytest.raises(DataError, match=r"a.conll, line \d+ \(1 tag for 2 tokens\)"):
+        data.of(Job("bert-base", "a.conll")).load()
+
+
 REGRESSION = {"task": "regression"}
 BAD = {
     "words among numbers": ([*NUMBERS[:3], "good"], {}, "line 5 (the label 'good' is no number)"),

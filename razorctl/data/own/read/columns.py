@@ -1,30 +1,25 @@
 """The columns of a table that a task uses: given, or detected."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 
-from razorctl.data.own import chats
 from razorctl.data.own.ask import Ask
 from razorctl.data.own.raw import TEXT_COLUMNS
 from razorctl.data.own.read.sample import Sample, normalized_name
+from razorctl.data.own.read.table_columns import FLAG, ROLES, TableColumns
 from razorctl.errors import UsageError
 from razorctl.models import Modality
 from razorctl.tasks import LANGUAGE, OF_ROWS, Task
 
 LABELS = frozenset({"label", "labels", "class", "target", "category"})
 SCORES = frozenset({"score", "rating", "similarity", "similarity_score", "stars"})
-# Task -> the role of its label.
-ROLES: Mapping[Task, str] = {
-    "classification": "label",
-    "regression": "number",
-    "multi-label": "labels",
-}
-FLAG = "flag."  # begins the roles of columns of 0 and 1, one for each label
 MASKS = frozenset(
     {"mask", "masks", "annotation", "annotations", "segmentation", "label", "labels", "seg_map"}
     | {f"{what}_{of}" for what in ("mask", "annotation") for of in ("path", "file", "name")}
     | {"segmentation_mask", "semantic_mask", "label_image"}
 )
+TOKENS = ("tokens", "words", "token", "word")
+TAGS = ("tags", "tag", "labels", "label")  # ends of names
 TEXTS = frozenset({"text", "sentence", "review"})
 PAIRS = (
     ("sentence1", "sentence2"),
@@ -35,70 +30,7 @@ PAIRS = (
     ("question1", "question2"),
     ("question", "sentence"),
 )
-# Words for roles.
-WORDS = {
-    "text_pair": "text",
-    "messages": "conversations",
-    **dict.fromkeys(("number", "labels", "flag"), "label"),
-}
 CLASSES = 100  # more values than that are no classes, unless the column is called so
-
-
-@dataclass(frozen=True)
-class TableColumns:
-    """The columns of a table that a task uses.
-
-    roles: each role, a name of a column of `Raw`, with the column of the table. There is no `label`
-    if labels are not read.
-    """
-
-    roles: tuple[tuple[str, str], ...]
-    task: Task = "classification"
-
-    @classmethod
-    def of(cls, task: Task = "classification", /, **roles: str | None) -> "TableColumns":
-        """The columns with these roles; None is no column."""
-        pairs = tuple((role, column) for role, column in roles.items() if column is not None)
-        return cls(pairs, task)
-
-    def get(self, role: str) -> str | None:
-        """The column with a role; None if there is none."""
-        return dict(self.roles).get(role)
-
-    @property
-    def modality(self) -> Modality:
-        return "text" if self.get("image") is None else "image"
-
-    @property
-    def class_names(self) -> tuple[str, ...] | None:
-        """The names of what is learned, if these are columns: of a number, or of 0 and 1."""
-        names = [column for role, column in self.roles if role == "number" or role.startswith(FLAG)]
-        return tuple(names) or None
-
-    @property
-    def answer(self) -> str | None:
-        """The column of the label, if there is one and no more."""
-        return next((column for role, column in self.roles if role in ROLES.values()), None)
-
-    @property
-    def renamed(self) -> dict[str, str]:
-        """Column -> its name in `Raw`."""
-        return {column: role for role, column in self.roles}
-
-    @property
-    def fields(self) -> list[str]:
-        """The columns of `Raw`: parts of conversations are one."""
-        names = ("messages" if role in chats.PARTS else role for role, _ in self.roles)
-        return list(dict.fromkeys(names))
-
-    @property
-    def details(self) -> str:
-        """The columns, as the end of a sentence."""
-        words: dict[str, list[str]] = {}
-        for role, column in self.roles:
-            word = WORDS.get(role.partition(".")[0], role)
-            words.setdefault(word, []).append(column)
-        return ", ".join(f"{word} in {' and '.join(columns)}" for word, columns in words.items())
 
 
 def classifier_columns(ask: Ask, sample: Sample) -> TableColumns:
@@ -183,6 +115,31 @@ def single_text(ask: Ask, sample: Sample) -> str | None:
         one = len(called_text) == 1
         texts = tuple(called_text) if one else _texts(ask, sample, set(), None)
     return texts[0] if len(texts) == 1 else None
+
+
+def tokens_and_tags(ask: Ask, sample: Sample) -> tuple[str | None, str | None]:
+    """The columns of lists of tokens and of their tags, given or by their names; None if not clear.
+
+    Of several columns of tags, those of named entities. Raises what `classifier_columns` raises.
+    """
+    tokens = _tokens(ask, sample)
+    tags = _given(ask, sample, ask.label_column, "label") if tokens else None
+    if tokens is None or tags is not None:
+        return tokens, tags if tags is None or sample.has_lists(tags) else None
+    lists = [c for c in sample.values if c != tokens and sample.has_lists(c)]
+    called = [c for c in lists if normalized_name(c).endswith(TAGS)]
+    entities = [c for c in called if normalized_name(c).startswith("ner")]
+    return tokens, _only(ask, sample, entities or called, "tag", "label-column")
+
+
+def _tokens(ask: Ask, sample: Sample) -> str | None:
+    """The column of lists of tokens; None if there is none, or another one of texts is given."""
+    if ask.text_column is not None:
+        given = _given_texts(ask, sample)
+        return given[0] if len(given) == 1 and sample.has_lists(given[0], str) else None
+    lists = [column for column in sample.values if sample.has_lists(column, str)]
+    named = [c for name in TOKENS for c in lists if normalized_name(c) == name]
+    return named[0] if named else None
 
 
 def image_and_mask(ask: Ask, sample: Sample) -> tuple[str | None, str | None]:
@@ -282,6 +239,8 @@ def unlabeled_columns(ask: Ask, sample: Sample, modality: Modality) -> TableColu
             image, mask = image_and_mask(ask, sample)
             image = None if mask is None else image
         image = image or _image(ask, sample, taken)
+    elif ask.task == "token-classification" and (tokens := _tokens(ask, sample)):
+        return TableColumns.of(tokens=tokens)
     elif ask.task in LANGUAGE:
         text = single_text(ask, sample)
         texts = () if text is None else (text,)

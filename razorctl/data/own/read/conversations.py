@@ -7,8 +7,8 @@ columns beside it.
 from collections.abc import Sequence
 
 from razorctl.data.own.ask import Ask
-from razorctl.data.own.read.columns import TableColumns
 from razorctl.data.own.read.sample import Sample, normalized_name
+from razorctl.data.own.read.table_columns import TableColumns
 
 MESSAGES = ("messages", "conversations", "conversation")
 ANSWER = ("output", "response", "answer", "completion")

@@ -16,8 +16,9 @@ from razorctl.data.own import chats
 from razorctl.data.own.ask import Ask
 from razorctl.data.own.raw import Raw, RawStreams
 from razorctl.data.own.read import parquet, recognition
-from razorctl.data.own.read.columns import TableColumns, as_trained
+from razorctl.data.own.read.columns import as_trained
 from razorctl.data.own.read.sample import SAMPLE, Sample
+from razorctl.data.own.read.table_columns import TableColumns
 from razorctl.errors import DataError, MissingError, RazorError, UsageError, reason_of
 from razorctl.tasks import LANGUAGE
 
@@ -28,7 +29,7 @@ PREFIX = "hf:"
 NAME = re.compile(r"hf:([\w.-]+/[\w.-]+?)(?::([\w.-]+))?")
 CARD = "README.md"
 # Columns whose values rows may have otherwise.
-CONVERTED = (*chats.PARTS, "number", "labels", "flag")
+CONVERTED = (*chats.PARTS, "number", "labels", "flag", "tokens", "tags")
 STREAMED = 100  # rows of a stream that columns are detected from
 # The readers of `datasets` that unpack no objects of Python and no archives.
 BUILDERS = ("parquet", "arrow", "csv", "json", "imagefolder")

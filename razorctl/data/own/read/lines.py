@@ -4,7 +4,7 @@ import csv
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,8 +12,8 @@ from razorctl import units
 from razorctl.data.own import chats
 from razorctl.data.own.fields import field_of, worse
 from razorctl.data.own.labels import label_text
-from razorctl.data.own.read.columns import TableColumns
 from razorctl.data.own.read.sample import SAMPLE, Sample
+from razorctl.data.own.read.table_columns import TableColumns
 from razorctl.data.own.store import BATCH, packed, stored
 from razorctl.errors import DataError
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from datasets import Dataset
 
+COMMENT = re.compile(r"#\s*(\w+\s*=|id\s)")  # before a sentence, as of CoNLL-U
 LONGEST = 2**31 - 1  # characters of a field
 SPACE = re.compile(r"[ \t\r\n]*")
 ESCAPED = re.compile(r"\\u[dD]")  # what may be half a character
@@ -165,11 +166,33 @@ def _after_space(text: str, at: int) -> int:
     return at if found is None else found.end()
 
 
+def conll(file: Path) -> Iterator[Line]:
+    """The sentences of a CoNLL file: a token and its tag on each line, with empty lines between.
+
+    Columns are separated by tabs or spaces; the first is the token, the last of several the tag.
+    Raises DataError if the file is not UTF-8.
+    """
+    tokens: list[str] = []
+    tags: list[str] = []
+    begin = 1
+    for number, line in enumerate(chain(decoded(file), [""]), 1):
+        fields = line.rstrip("\r\n").split("\t") if "\t" in line else line.split()
+        if fields and fields[0].strip():
+            if tokens or not (line.startswith("-DOCSTART-") or COMMENT.match(line)):
+                begin = begin if tokens else number
+                tokens.append(fields[0].strip())
+                tags += [fields[-1].strip()] if len(fields) > 1 else []
+        elif tokens:
+            yield Line(begin, {"tokens": tokens, **({"tags": tags} if tags else {})})
+            tokens, tags = [], []
+
+
 READERS: dict[str, Callable[[Path], Iterator[Line]]] = {
     ".csv": delimited,
     ".tsv": delimited,
     ".jsonl": json_lines,
     ".json": json_rows,
+    **dict.fromkeys((".conll", ".bio", ".iob", ".iob2"), conll),
 }
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from razorctl.data.own import chats
 from razorctl.data.own.fields import field_of, worse
 from razorctl.data.own.raw import Reasons
-from razorctl.data.own.read.columns import TableColumns
 from razorctl.data.own.read.sample import SAMPLE, Sample
+from razorctl.data.own.read.table_columns import TableColumns
 from razorctl.data.own.store import BATCH, stored
 from razorctl.errors import DataError, reason_of
 

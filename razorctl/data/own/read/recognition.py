@@ -12,8 +12,9 @@ from typing import Any
 from razorctl import documents, models
 from razorctl.data.own.ask import Ask
 from razorctl.data.own.read import columns, conversations
-from razorctl.data.own.read.columns import LABELS, TEXTS, TableColumns
+from razorctl.data.own.read.columns import LABELS, TEXTS
 from razorctl.data.own.read.sample import SAMPLE, Sample, normalized_name
+from razorctl.data.own.read.table_columns import TableColumns
 from razorctl.errors import UsageError
 from razorctl.tasks import OF_ROWS, Task
 
@@ -51,6 +52,9 @@ def table_columns(ask: Ask, sample: Sample) -> TableColumns:
             return chat
         what = "conversations" if chat.get("messages") else "prompts and answers"
         raise for_other_models(ask, what, "causal-lm", ONE_TEXT)
+    found = _tagged(ask, sample)
+    if found is not None:
+        return found
     if "segmentation" in tasks or ask.label_column is None:
         image, mask = columns.image_and_mask(ask, sample)
         if image is not None and mask is not None:
@@ -68,6 +72,21 @@ def table_columns(ask: Ask, sample: Sample) -> TableColumns:
     if not {*OF_ROWS} & {*tasks}:
         raise unserved(ask, f", only the columns {', '.join(sample.values)}")
     return columns.classifier_columns(ask, sample)
+
+
+def _tagged(ask: Ask, sample: Sample) -> TableColumns | None:
+    """The columns of tokens and their tags; None of a table without.
+
+    Raises UsageError where these are what no task is for.
+    """
+    tokens, tags = columns.tokens_and_tags(ask, sample)
+    if tokens is not None and tags is not None:
+        if "token-classification" in ask.tasks:
+            return TableColumns.of("token-classification", tokens=tokens, tags=tags)
+        raise for_other_models(ask, "tokens with a tag each", "token-classification", ONE_TEXT)
+    if ask.task == "token-classification":
+        raise unserved(ask, f", only the columns {', '.join(sample.values)}")
+    return None
 
 
 def _may_be_classes(ask: Ask, sample: Sample, text: str) -> bool:
@@ -88,6 +107,11 @@ def unserved(ask: Ask, more: str = "") -> UsageError:
         return UsageError(
             f"{name} has no images with masks, which segmentation learns from{more}; give folders "
             "images and masks, or a table with --image-column and the masks in --label-column."
+        )
+    if task == "token-classification":
+        return UsageError(
+            f"{name} has no lists of tokens with a tag each, which {task} learns from{more}; give "
+            "a CoNLL file, or a table with --text-column and --label-column."
         )
     if task in OF_ROWS:
         return UsageError(
@@ -191,17 +215,6 @@ def _choices(table: Table) -> Sequence[str]:
     return names if names and table.sample.has_lists(names[1]) else ()
 
 
-def _tags(table: Table) -> Sequence[str]:
-    words = [c for c in table.columns_for("tokens|words|token|word") if table.sample.has_lists(c)]
-    ends = ("tags", "tag", "labels", "label")
-    tags = [
-        c
-        for c in table.sample.values
-        if normalized_name(c).endswith(ends) and table.sample.has_lists(c)
-    ]
-    return [*words, *tags[:1]] if words and tags else ()
-
-
 def _translations(table: Table) -> Sequence[str]:
     names = table.columns_for("translation|translations")
     if names and table.most(names[0], lambda value: isinstance(value, Mapping)):
@@ -270,7 +283,6 @@ KINDS = (
     Kind("questions on a context (extractive question answering, SQuAD)",
          lambda table: table.columns_for("question", "context", "answers|answer"), CONVERT),
     Kind("questions with a choice of answers (multiple choice)", _choices, CONVERT),
-    Kind("tokens with a tag each (named entities, token classification)", _tags, ONE_TEXT),
     Kind("texts and translations", _translations, CONVERT),
     Kind("texts and summaries", _summaries, CONVERT),
     Kind("sources and targets (text to text)", _varied(SOURCE, TARGET), CONVERT),

@@ -11,9 +11,10 @@ from razorctl.data.own import labels, rows
 from razorctl.data.own.ask import Ask, role, split_of
 from razorctl.data.own.raw import NOT_UTF8, Raw, RawStreams
 from razorctl.data.own.read import conversations, lines, parquet, recognition
-from razorctl.data.own.read.columns import TableColumns, as_trained, unlabeled_columns
+from razorctl.data.own.read.columns import as_trained, unlabeled_columns
 from razorctl.data.own.read.sample import SUFFIXES as IMAGE_SUFFIXES
 from razorctl.data.own.read.sample import Sample
+from razorctl.data.own.read.table_columns import TableColumns
 from razorctl.data.own.store import stamp
 from razorctl.errors import DataError, UsageError
 from razorctl.folders import spelled

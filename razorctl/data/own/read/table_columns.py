@@ -1,0 +1,80 @@
+"""The columns of a table that a task uses, and their roles."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from razorctl.data.own import chats
+from razorctl.models import Modality
+from razorctl.tasks import Task
+
+# Task -> the role of its label.
+ROLES: Mapping[Task, str] = {
+    "classification": "label",
+    "regression": "number",
+    "multi-label": "labels",
+    "token-classification": "tags",
+}
+FLAG = "flag."  # begins the roles of columns of 0 and 1, one for each label
+# Words for roles.
+WORDS = {
+    "text_pair": "text",
+    "messages": "conversations",
+    **dict.fromkeys(("number", "labels", "flag"), "label"),
+}
+
+
+@dataclass(frozen=True)
+class TableColumns:
+    """The columns of a table that a task uses.
+
+    roles: each role, a name of a column of `Raw`, with the column of the table. There is no `label`
+    if labels are not read.
+    """
+
+    roles: tuple[tuple[str, str], ...]
+    task: Task = "classification"
+
+    @classmethod
+    def of(cls, task: Task = "classification", /, **roles: str | None) -> "TableColumns":
+        """The columns with these roles; None is no column."""
+        pairs = tuple((role, column) for role, column in roles.items() if column is not None)
+        return cls(pairs, task)
+
+    def get(self, role: str) -> str | None:
+        """The column with a role; None if there is none."""
+        return dict(self.roles).get(role)
+
+    @property
+    def modality(self) -> Modality:
+        return "text" if self.get("image") is None else "image"
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """The names of what is learned, if these are columns: of a number, or of 0 and 1."""
+        names = [column for role, column in self.roles if role == "number" or role.startswith(FLAG)]
+        return tuple(names) or None
+
+    @property
+    def answer(self) -> str | None:
+        """The column of the label, if there is one and no more."""
+        return next((column for role, column in self.roles if role in ROLES.values()), None)
+
+    @property
+    def renamed(self) -> dict[str, str]:
+        """Column -> its name in `Raw`."""
+        return {column: role for role, column in self.roles}
+
+    @property
+    def fields(self) -> list[str]:
+        """The columns of `Raw`: parts of conversations are one."""
+        names = ("messages" if role in chats.PARTS else role for role, _ in self.roles)
+        return list(dict.fromkeys(names))
+
+    @property
+    def details(self) -> str:
+        """The columns, as the end of a sentence."""
+        words: dict[str, list[str]] = {}
+        for role, column in self.roles:
+            word = WORDS.get(role.partition(".")[0], role)
+            words.setdefault(word, []).append(column)
+        return ", ".join(f"{word} in {' and '.join(columns)}" for word, columns in words.items())
