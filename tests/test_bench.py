@@ -18,7 +18,7 @@ from razorctl.memory import trace_cache as traces
 from razorctl.ops.op import OPS
 from razorctl.planning import gpus
 from razorctl.planning.times import LAUNCH
-from scripts.bench import linear
+from scripts.bench import linear, planning
 
 CPU = torch.device("cpu")
 
@@ -416,3 +416,13 @@ def test_fits_says_what_needs_lean_settings_or_another_ratio(monkeypatch, tmp_pa
         "| model | `rtx-3060`, 12 GB |\n| --- | --- |\n| `gpt2`, ratio 0.5 | \N{EN DASH} → 16* |\n"
     )
     assert written == begin + rows + end
+
+
+def test_planning_compares_a_prediction_with_what_a_card_took(monkeypatch):
+    measured = {"allocated_bytes": 2**25, "reserved_bytes": 2**26, "context_bytes": 2**29}
+    monkeypatch.setattr(planning, "measure_on_cuda", lambda point: measured)
+    point = next(point for point in planning.grid("cpu") if point.name.startswith("vit-micro full"))
+    row = planning.row(point, "cuda", gpus.load("h200"))
+    predicted = row["predicted"]
+    needed = predicted["peak_bytes"] + predicted["reserve_bytes"]
+    assert row["over"] == pytest.approx(needed / (2**26 + 2**29) - 1)

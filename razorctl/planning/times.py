@@ -5,8 +5,8 @@ of the card. The card needs the sum over its kernels. Each takes the time of its
 its memory traffic, whichever is longer, and a launch, at the shares of the card's peaks that
 published measurements reach. The host needs so much for each call and each launch.
 
-No kernel of razorctl has run on a card yet, so the time of each is a range. So is that of the host,
-since it is not known which one is beside a card.
+Kernels of razorctl have been timed on one card, an H200, so the time of each is a range. So is that
+of the host, since it is not known which one is beside a card.
 """
 
 import math
@@ -19,8 +19,9 @@ LAUNCH = 5e-6  # least seconds of a kernel on a card
 
 # Shares of the bandwidth of copies that kernels of razorctl may reach: at most all of it, or where
 # they reduce what tuned norms reach (NVIDIA/apex pull request 1037: 1,258 of 1,382 GB/s on an
-# A100); at least that of a kernel with half of the bytes in flight that the bandwidth wants.
-MOST, MOST_REDUCING, LEAST = 1.0, 0.91, 0.5
+# A100); at least what they reached in a ViT-B/16 step on an H200, which has most bandwidth for its
+# arithmetic: 30.0 GB in 18.7 ms.
+MOST, MOST_REDUCING, LEAST = 1.0, 0.91, 0.38
 
 # `ops.triton.gemm` splits the terms of a sum of an int8 product among at most so many programs of
 # at least so many terms each: the fewest that keep this share of multiprocessors busy.

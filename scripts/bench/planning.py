@@ -190,8 +190,9 @@ def row(point: Point, device: str, gpu: gpus.Gpu | None) -> dict[str, Any]:
         over = trace.highest / measured["allocated_bytes"] - 1
     else:
         measured = measure_on_cuda(point)
-        prediction = Predicted.of(trace, gpu)
+        prediction = Predicted.of(trace, gpu, full=trace)
         predicted = asdict(prediction)
+        del predicted["step_seconds_vs_full"]
         over = (
             prediction.needed_bytes / (measured["reserved_bytes"] + measured["context_bytes"]) - 1
         )

@@ -27,8 +27,11 @@ def options(description: str | None, result: str | None = None) -> argparse.Argu
 
 
 def head(device: str | None, *libraries: str) -> Row:
-    """The first entries of a result: command, date, device if any, versions."""
+    """The first entries of a result: command without its file, date, device if any, versions."""
     script, *words = sys.argv
+    if "--out" in words:
+        at = words.index("--out")
+        del words[at : at + 2]
     return {
         "command": shlex.join([f"scripts/bench/{Path(script).name}", *words]),
         "date": datetime.date.today().isoformat(),

@@ -11,7 +11,9 @@ def whole_steps() -> Iterator[str]:
     for path in sorted(RESULTS.glob("step_*.json")):
         document = load(path.stem)
         for precision in document["precisions"]:
-            rows = {r["case"]: r for r in document["rows"] if r["precision"] == precision}
+            rows = {r["case"]: r for r in taken(document) if r["precision"] == precision}
+            if not rows:
+                continue
             compiled = any(row.get("step_time_vs_full_compiled") for row in rows.values())
             head = ["method", "kept for backward", "peak of a step", "step time vs `full`"]
             yield (
@@ -24,6 +26,11 @@ def whole_steps() -> Iterator[str]:
                     [whole_step(rows[case], compiled) for case in ordered(rows)],
                 )
             )
+
+
+def taken(document: Row) -> list[Row]:
+    """The rows that there was time for."""
+    return [row for row in document["rows"] if "in the seconds given" not in (row["error"] or "")]
 
 
 def workload(document: Row, precision: str) -> str:
@@ -52,9 +59,9 @@ def whole_step(row: Row, compiled: bool) -> Cells:
 def frontiers() -> Iterator[str]:
     for path in sorted(RESULTS.glob("frontier_*.json")):
         document = load(path.stem)
-        ratios = sorted({row["ratio"] for row in document["rows"]} - {None})
+        ratios = sorted({row["ratio"] for row in taken(document)} - {None})
         for precision in document["precisions"]:
-            rows = [row for row in document["rows"] if row["precision"] == precision]
+            rows = [row for row in taken(document) if row["precision"] == precision]
             row_of = {(row["case"].partition(" at ")[0], row["ratio"]): row for row in rows}
             yield (
                 f"{workload(document, precision)}: the peak in MiB, and the time\nof a step "

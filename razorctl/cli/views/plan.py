@@ -82,8 +82,8 @@ def show_ways(document: Mapping[str, Any]) -> None:
         remarks += f"; each of {job['processes']} GPUs needs this memory"
         remarks += ", and communication takes more time"
     views.out.print(
-        f"All predicted{remarks}. Times are ranges where no measurement exists; no GPU has run "
-        "the kernels of razorctl yet. ≈: approximate gradient. model: weights, gradients and "
+        f"All predicted{remarks}. Times are ranges where no measurement exists; of all GPUs, "
+        "an H200 alone has run the kernels of razorctl. ≈: approximate gradient. model: weights, gradients and "
         "optimizer state. kept: activations for backward. other: inputs, temporaries, and "
         f"{reserve} for context and fragmentation. room: memory left.",
         highlight=False,
