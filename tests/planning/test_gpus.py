@@ -98,7 +98,7 @@ def test_every_preset_is_plausible(name):
     assert gpu.achieved.source
     assert 0.3 < gpu.achieved.matrix < 1.1
     assert 0.8 < gpu.achieved.bandwidth < 0.95
-    assert 0.5 < gpu.achieved.reduces < 0.9 * gpu.achieved.bandwidth
+    assert 0.45 < gpu.achieved.reduces < 0.9 * gpu.achieved.bandwidth
     assert gpu.achieved.of_int8(1024) <= gpu.achieved.of_int8(2048) <= gpu.achieved.of_int8(4096)
     assert all(gpu.operations_per_second(p) < 1.1 * rate for p, rate in gpu.rates.items())
 
