@@ -19,9 +19,9 @@ LAUNCH = 5e-6  # least seconds of a kernel on a card
 
 # Shares of the bandwidth of copies that kernels of razorctl may reach: at most all of it, or where
 # they reduce what tuned norms reach (NVIDIA/apex pull request 1037: 1,258 of 1,382 GB/s on an
-# A100); at least that of a kernel with half of the bytes in flight that the bandwidth wants. On an
-# H200, which has most bandwidth for its arithmetic, they reached 0.38 (30.0 GB of a ViT-B/16 step in
-# 18.7 ms); on cards with less bandwidth that is not to be expected.
+# A100); at least that of a kernel with half of the bytes in flight that the bandwidth wants. An
+# H200, which has most bandwidth for its arithmetic, reached 0.38: 30.0 GB of a ViT-B/16 step in
+# 18.7 ms. Cards of less bandwidth are bound by it.
 MOST, MOST_REDUCING, LEAST = 1.0, 0.91, 0.5
 
 # `ops.triton.gemm` splits the terms of a sum of an int8 product among at most so many programs of

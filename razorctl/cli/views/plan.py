@@ -84,8 +84,8 @@ def show_ways(document: Mapping[str, Any]) -> None:
     views.out.print(
         f"All predicted{remarks}. Times are ranges where no measurement exists; of all GPUs, "
         "an H200 alone has run the kernels of razorctl. ≈: approximate gradient. model: weights, "
-        "gradients and optimizer state. kept: activations for backward. other: inputs, temporaries, and "
-        f"{reserve} for context and fragmentation. room: memory left.",
+        "gradients and optimizer state. kept: activations for backward. other: inputs, "
+        f"temporaries, and {reserve} for context and fragmentation. room: memory left.",
         highlight=False,
         style="dim",
     )
