@@ -1,5 +1,6 @@
 """The commands in README.md and scripts/quickstart.sh run as printed, but on small models."""
 
+import json
 import re
 import shlex
 import shutil
@@ -7,7 +8,7 @@ from pathlib import Path
 
 from razorctl.cli.app import COMMANDS, loaded
 from tests.cli.commands import razorctl
-from tests.own import photos, texts
+from tests.own import photos, table, texts
 
 ROOT = Path(__file__).parents[2]
 SMALL = {
@@ -16,6 +17,7 @@ SMALL = {
     "gpt2": "./gpt2",
     "cifar100": "digits",
     "50": "2",
+    "4": "1",
 }
 SETTINGS = {"STEPS": 2, "BATCH_SIZE": 4, "EVALUATE_EVERY": 2, "DEVICE": "cpu"}
 SETTINGS |= {"MAX_RATIO": 0.5, "OPTIMIZER": "sgd"}  # fewer ways to trace
@@ -35,7 +37,12 @@ def test_commands_run_as_printed(kinds, runs_here, monkeypatch):
     photos(Path("photos"), 12)
     photos(Path("new"), 1)
     texts(Path("reviews.csv"), 24)
-    shutil.copy(kinds / "texts.txt", "notes.txt")
+    rows = [{"instruction": f"Count to {n}.", "output": "one " * n} for n in range(1, 25)]
+    Path("alpaca.json").write_text(json.dumps(rows))
+    table(Path("stsb.csv"), [f"{'good ' * (1 + n % 5)},{n % 5 + 0.5}" for n in range(24)])
+    labels = [f"text {n},{n % 2},{n % 3 // 2},{n // 12}" for n in range(24)]
+    table(Path("toxic.csv"), labels, "text,insult,threat,obscene")
+    Path("news.conll").write_text("good B-PER\nmovie O\n\n" * 24)
     for name in ("bert", "gpt2"):
         shutil.copytree(kinds / name, name)
     for name, value in SETTINGS.items():
