@@ -119,6 +119,14 @@ class Run(PreparedRun, Iterator[Step]):
             self.lock.release()
 
     def _train(self) -> Iterator[Step]:
+        frozen = gc.get_freeze_count()
+        try:
+            yield from self._all_steps()
+        finally:
+            if not frozen:
+                gc.unfreeze()
+
+    def _all_steps(self) -> Iterator[Step]:
         assert self.job.steps is not None
         self.learner.begin()
         batches = self.feed.loading.batches(len(self.history))
@@ -135,6 +143,9 @@ class Run(PreparedRun, Iterator[Step]):
                     self.save()
                 raise
             self.history.append(taken)
+            if not gc.get_freeze_count():  # or collections look at all that lives as long as this
+                gc.collect()
+                gc.freeze()
             if self.job.processes == 1:
                 self.check_directory()
             if self.metrics is not None:
@@ -222,6 +233,7 @@ class Run(PreparedRun, Iterator[Step]):
                     raise
             self.learner.parts = self.recovery.relief.parts
             # Only now, since the error held what its frames held.
+            gc.unfreeze()
             gc.collect()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
