@@ -83,7 +83,11 @@ class Learner:
         before, job = state.transient(self.model), self.job
         if self.parts > 1:
             micro_batches = (part for each in micro_batches for part in parted(each, self.parts))
-            job = replace(job, accumulate=job.accumulate * self.parts)
+            accumulate = job.accumulate * self.parts
+            if job.packing:  # a packed micro-batch may have too few rows for as many parts
+                micro_batches = list(micro_batches)
+                accumulate = len(micro_batches)
+            job = replace(job, accumulate=accumulate)
         try:
             if self.trial.works:
                 micro_batches = list(micro_batches)  # taken again if compiling fails

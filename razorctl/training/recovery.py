@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from razorctl.errors import UsageError
 from razorctl.job import Job
@@ -127,10 +127,11 @@ def _ratios(job: Job, recipe: Recipe) -> list[float]:
 
 
 def parted(batch: Any, parts: int) -> Iterator[Any]:
-    """The equal parts of a batch, by rows."""
+    """The parts of a batch, by rows: equal ones, or fewer where packing has left fewer rows."""
 
     def part(number: int, tensor: Tensor) -> Tensor:
         return tensor.chunk(parts)[number]
 
-    for number in range(parts):
+    first = next(leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
+    for number in range(len(first.chunk(parts))):
         yield tree_map_only(Tensor, partial(part, number), batch)

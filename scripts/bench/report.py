@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from breadth import architectures, foreign
 from pages import GIB, HERE, MIB, RESULTS, ROOT, Row, label, load, ordered, ranged, source, table
 from quality import accuracies, branches, gradients, paper_figures, papers, way
-from times import frontiers, linear_layers, whole_steps
+from times import frontiers, linear_layers, packed, whole_steps
 
 PAGE, FRONT = HERE / "README.md", ROOT / "README.md"
 NONE = "\N{EN DASH}"
@@ -334,6 +334,7 @@ def page() -> str:
     sections: dict[str, Iterable[str]] = {
         "Memory": [memory(), listed()],
         "Whole steps": whole_steps(),
+        "Packed conversations": [packed()],
         "Every ratio": frontiers(),
         "One linear layer": linear_layers(),
         "Gradients": [gradients()],

@@ -116,6 +116,31 @@ def linear_layers() -> Iterator[str]:
             )
 
 
+def packed() -> str:
+    """The section on packed conversations."""
+    document = load("packing_cpu")
+    rows = document["rows"]
+    one = rows[0]
+    return (
+        "Forward and backward passes of 8 conversations of 16 to 512 tokens take turns, padded and "
+        "packed, on one\nthread. The "
+        f"{one['tokens']:,} tokens of {one['turns']} micro-batches are {one['packed_tokens']:,} if "
+        f"packed, {one['padded_tokens']:,} if padded. The gradient's\ncosine is to that of the "
+        "padded ones, of which razor's tiles are others.\n\n"
+        + source("packing_cpu", document)
+        + table(
+            ["method", "precision", "tokens a second, times those of padded ones", "gradient"],
+            [
+                [
+                    *(f"`{row['method']}`", row["precision"], f"{row['times_as_fast']:.2f}"),
+                    f"{row['cosine']:.6f}",
+                ]
+                for row in rows
+            ],
+        )
+    )
+
+
 def gain(row_of: dict[tuple[str, float], Row], ratio: float) -> Gain | None:
     """How many times as fast `prebackrazor`, which keeps columns, is as `backrazor`."""
     elements, columns = row_of["backrazor", ratio], row_of["prebackrazor", ratio]

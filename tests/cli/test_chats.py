@@ -7,6 +7,7 @@ from pathlib import Path
 from shutil import copytree
 
 import pytest
+from transformers import OPTConfig, OPTForCausalLM
 
 from tests.cli.commands import razorctl
 from tests.cli.kinds import WORDS
@@ -68,6 +69,28 @@ def test_answers_are_learned_in_plain_words(kinds):
     assert all("w39 w38" in row["text"] for row in json.loads(asked.stdout)["predictions"])
 
 
+def test_a_plan_counts_what_a_packed_run_keeps(kinds):
+    instructions("a.json")
+    sizes = ("--input-size", "64", "--batch-size", "4", "--precision", "fp32")
+    for flags, packing in (((), True), (("--no-packing",), False)):
+        settings = (str(kinds / "llama"), "a.json", *sizes, *flags, "--json")
+        planned = razorctl(
+            "plan", *settings, "--gpu", "t4", "--prefer", "exact", "--method", "full"
+        )
+        assert planned.exit_code == 0, planned.stderr
+        plan = json.loads(planned.stdout)
+        run = json.loads(
+            razorctl(
+                "finetune", *settings, "--device", "cpu", "--method", "full", "--dry-run"
+            ).stdout
+        )
+        assert plan["job"]["packing"] is run["job"]["packing"] is packing
+        assert plan["chosen"]["predicted"]["saved_bytes"] == run["full_saved_bytes"]
+        gain = plan["packing"]
+        assert gain["texts"] < gain["packed"] < 0.8 * gain["padded"]
+        assert f"--{'' if packing else 'no-'}packing" in plan["command"]
+
+
 CHAT = {"messages": [{"role": "user", "content": "w1"}, {"role": "assistant", "content": "w2"}]}
 REFUSED = {
     "preferences": (2, [{"prompt": "w1", "chosen": "w2", "rejected": "w3"}] * 4, "pairs, DPO"),
@@ -82,6 +105,40 @@ REFUSED = {
         "none of the conversations has an answer within 64 tokens",
     ),
 }
+
+
+PACKED = {
+    "a classifier": ("bert", "text,label", "is for classification, and only texts of a causal-lm"),
+    "a model": ("opt", "text", "opt carries one text of a sequence into the next, so none are pa"),
+}
+
+
+def test_short_texts_are_packed_if_asked(kinds):
+    texts = [" ".join(WORDS[: 1 + n % 9]) for n in range(40)]
+    Path("a.csv").write_text("\n".join(["text", *texts]))
+    run = ("--packing", "--batch-size", "8", "--steps", "2", "--out", "run", "--json")
+    result = razorctl("finetune", str(kinds / "gpt2"), "a.csv", *CPU, *run)
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert document["job"]["packing"]
+    assert "packed: an epoch has " in result.stderr
+    again = razorctl("evaluate", "run", "--device", "cpu", "--json", "--weights", "last")
+    assert json.loads(again.stdout)["loss"] == pytest.approx(document["loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("case", PACKED)
+def test_packing_where_there_is_none_is_refused(case, kinds):
+    model, header, sentence = PACKED[case]
+    copytree(kinds / "gpt2", "opt")
+    config = {"hidden_size": 24, "word_embed_proj_dim": 24, "ffn_dim": 40, "num_hidden_layers": 1}
+    opt = OPTConfig(**config, num_attention_heads=2, vocab_size=64, max_position_embeddings=64)
+    OPTForCausalLM(opt).save_pretrained("opt")
+    rows = [",".join(["w1 w2", "ab"[n % 2]][: 1 + header.count(",")]) for n in range(12)]
+    Path("a.csv").write_text("\n".join([header, *rows]))
+    name = "opt" if model == "opt" else str(kinds / model)
+    result = razorctl("finetune", name, "a.csv", *CPU, "--packing", "--batch-size", "4")
+    assert result.exit_code == 2, result.stderr
+    assert sentence in result.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -5,6 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import models as tokenizers
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -14,11 +17,13 @@ from transformers import (
     MistralForCausalLM,
     OPTConfig,
     OPTForCausalLM,
+    PreTrainedTokenizerFast,
 )
 
-from razorctl import Recipe, sparsify
+from razorctl import Recipe, saved_bytes, sparsify
 from razorctl.job import Job
 from razorctl.models import packing, tokens
+from razorctl.models.transformers import language
 from razorctl.step import losses_of
 from razorctl.training.loading import Order
 
@@ -148,6 +153,32 @@ def test_no_text_reaches_another_one(method):
     assert (embedded.grad[0, 9:].abs().amax(1) > 0).all()
 
 
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("method", ["full", "razor"])
+def test_traced_bytes_are_those_of_a_full_micro_batch(method, packed):
+    """The example of a plan keeps what real texts do that fill its shape."""
+    net = model("llama")
+    sparsify(net, Recipe("full") if method == "full" else Recipe("razor", ratio=0.5))
+    files = SimpleNamespace(length=lambda size, usual: size)
+    example = language._example(files, packed, net, 2, 64)
+    texts = rows((40, 24, 33, 31) if packed else (64, 40))
+    inputs, _ = batch(packed, **texts)
+    assert inputs["input_ids"].shape == (2, 64)
+    kept: dict[int, int] = {}
+    parameters = {p.untyped_storage().data_ptr() for p in net.parameters()}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out = net(**inputs).logits
+    assert out.requires_grad
+    assert sum(kept.values()) == saved_bytes(net, example)
+
+
 def test_models_that_carry_texts_into_the_next_are_known():
     for name in MODELS:
         assert packing.keeps_apart(model(name), lambda net, inputs: net(**inputs).logits)
@@ -156,6 +187,23 @@ def test_models_that_carry_texts_into_the_next_are_known():
     net = OPTForCausalLM(opt).train()
     assert not packing.keeps_apart(net, lambda net, inputs: net(**inputs).logits)
     assert net.training
+
+
+def test_texts_are_packed_each_alone_if_asked(hub):
+    texts = ["a b c", "d e", "f g h i j k l", "m"]
+    words = Tokenizer(
+        tokenizers.WordLevel({w: i for i, w in enumerate("#" + "abcdefghijklm")}, "#")
+    )
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    own = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="#", pad_token="#")
+    found = tokens.single_texts(Dataset.from_dict({"text": texts}), own, 6)["input_ids"]
+    assert found == [[1, 2, 3, 0], [4, 5, 0], [6, 7, 8, 9, 10, 11], [12, 0], [13, 0]]
+    inputs, labels = batch(True, most=6, input_ids=[*found])
+    assert inputs["input_ids"].tolist() == [
+        [6, 7, 8, 9, 10, 11], [1, 2, 3, 0, 12, 0], [4, 5, 0, 13, 0, 0]
+    ]  # fmt: skip
+    assert inputs["position_ids"].tolist()[1:] == [[0, 1, 2, 3, 0, 1], [0, 1, 2, 0, 1, 0]]
+    assert labels.tolist()[1:] == [[2, 3, 0, -100, 0, -100], [5, 0, -100, 0, -100, -100]]
 
 
 def test_the_gain_is_that_of_the_layouts():

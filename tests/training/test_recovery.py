@@ -11,7 +11,7 @@ from razorctl.errors import UsageError
 from razorctl.recipe import Recipe
 from razorctl.surgery.sparsify import recipe_of
 from razorctl.training import learner
-from razorctl.training.recovery import Recovery, Relief, reliefs
+from razorctl.training.recovery import Recovery, Relief, parted, reliefs
 from tests.training.runs import FULL, JOB, begin, resume, same, stop
 
 pytestmark = pytest.mark.usefixtures("shallow")
@@ -107,6 +107,14 @@ def test_a_step_that_changed_weights_is_not_repeated(tmp_path, monkeypatch):
         next(run)
     assert run.checkpoints.newest is None
     assert run.recovery.relieved == []
+
+
+def test_packed_micro_batches_have_as_many_parts_as_rows_allow():
+    batch = {"ids": torch.arange(10).view(5, 2)}, torch.arange(5)
+    for parts, sizes in ((2, [3, 2]), (4, [2, 2, 1]), (8, [1] * 5)):
+        made = [*parted(batch, parts)]
+        assert [len(labels) for _, labels in made] == sizes
+        assert torch.cat([inputs["ids"] for inputs, _ in made]).equal(batch[0]["ids"])
 
 
 def test_what_a_run_may_change():

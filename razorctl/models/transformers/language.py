@@ -60,7 +60,9 @@ def language_model(
         return partial(tokens.masked_inputs, pretrained.tokenizer, False)
 
     def sequences(rows: Any, input_size: int | None, progress: Progress) -> Any:
-        make = chats.conversation_tokens if "messages" in rows.column_names else tokens.token_blocks
+        make = tokens.token_blocks if packing is None else tokens.single_texts
+        if "messages" in rows.column_names:
+            make = chats.conversation_tokens
         return make(rows, pretrained.tokenizer, pretrained.length(input_size, TOKENS), progress)
 
     def writing(model: "nn.Module") -> Writer:
