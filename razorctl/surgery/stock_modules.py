@@ -104,13 +104,35 @@ def _multiplies(module: nn.Module) -> bool:
     )
 
 
+def _own_code(model: nn.Module) -> set[nn.Module]:
+    """The modules of repeated blocks that hold vectors of their own beside layers alone.
+
+    Such are the mixers of state-space models: code that uses the vectors runs between the layers,
+    and keeps more than they do.
+    """
+    places = Counter(registry.starred(name) for name, _ in model.named_modules())
+    return {
+        module
+        for name, module in model.named_modules()
+        if places[registry.starred(name)] > 1
+        and not isinstance(module, RazorLayer)
+        and any(module.children())
+        and not any(any(child.children()) for child in module.children())
+        and any(
+            p is not None and p.requires_grad and p.dim() == 1 and len(p) > 1
+            for p in module._parameters.values()
+        )
+    }
+
+
 def warn_of_excess(model: nn.Module, recipe: Recipe) -> None:
     """Warns if a model is likely to exceed its byte budget, which only a trace of inputs shows.
 
     It is likely if the share of its layers with weights that are of unknown kinds, and so kept in
-    full, is larger than 1 - ratio. Each unknown attention counts as one such layer. It is likely
-    too if most of the layers are convolutions, whose inputs are not made again. Warns in other
-    words if MUCH of the layers or of their weights stays stock at any ratio.
+    full, is larger than 1 - ratio. Each unknown attention counts as one such layer, and so does a
+    module of `_own_code`, with each of its layers. It is likely too if most of the layers are
+    convolutions, whose inputs are not made again. Warns in other words if MUCH of the layers or of
+    their weights stays stock at any ratio.
     """
     if not recipe.has_byte_budget:
         return
@@ -121,9 +143,12 @@ def warn_of_excess(model: nn.Module, recipe: Recipe) -> None:
         m for m in model.modules() if not isinstance(m, LIGHT) and m not in again and _multiplies(m)
     ]
     alone = [m for m in weighted if not isinstance(m, RazorLayer) and razor_for(m) is None]
-    unknown = attention.union(alone)
+    own = _own_code(model) - again
+    unknown = attention.union(alone, own)
     strange = [m for m in model.modules() if m in unknown]
-    of_layers = len(strange) / max(1, len(attention.union(weighted)))
+    inside = set(weighted) & {part for module in own for part in module.modules()}
+    every = attention.union(weighted, own)
+    of_layers = len(unknown | inside) / max(1, len(every))
     share = max(of_layers, _weights(alone) / max(1, _weights(weighted)))
     count = Counter(m.kind for m in weighted if isinstance(m, WeightLayer))
     kinds = Counter(stock_type(module).__name__ for module in strange)

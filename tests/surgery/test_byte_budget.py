@@ -254,3 +254,29 @@ def test_what_falls_back_to_stock_and_weights_of_other_names_are_named(caplog):
     assert "3 T5Attention modules" in caplog.text  # their bias of positions runs in full
     sparsify(nn.Sequential(nn.Linear(8, 8), Mixed(), nn.Linear(8, 8)), Recipe())
     assert "Mixed (1)" in caplog.text.partition("are not compressed: ")[2]
+
+
+class Mixer(nn.Module):
+    """A recurrence between two layers, whose decay is a vector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out, self.decay = (
+            nn.Linear(8, 8),
+            nn.Linear(8, 8),
+            nn.Parameter(torch.rand(8)),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.into(x)
+        for step in range(1, x.shape[1]):
+            x = torch.cat((x[:, :step], x[:, step:] + self.decay * x[:, step - 1 : step]), 1)
+        return self.out(x)
+
+
+def test_code_between_the_layers_of_a_mixer_is_warned_of(caplog):
+    blocks = [nn.Sequential(nn.LayerNorm(8), Mixer()) for _ in range(2)]
+    model = nn.Sequential(*blocks, nn.Linear(8, 2))
+    sparsify(model, Recipe("razor", 0.9))
+    (said,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert "since it has layers that are not compressed: Mixer (2); " in said
