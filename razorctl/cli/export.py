@@ -32,7 +32,7 @@ def export(
     ] = None,
     push_to_hub: Annotated[
         str | None,
-        option(help="Repository of the hub to write, instead of a directory.", metavar="ORG/NAME"),
+        option(help="Repository ORG/NAME of the hub to write.", default="none", metavar="NAME"),
     ] = None,
     private: Annotated[
         bool, option("--private", help="Make a new repository a private one.", metavar="")

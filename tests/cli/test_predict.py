@@ -243,7 +243,7 @@ BAD = {
     "predict run-d d --text-column a": (2, "vit-micro takes images; leave --text-column out"),
     "predict run-d - -": (2, "- is stdin, which can be read only once"),
     "predict run-texts d/car/0.jpg": (2, "0.jpg is an image, and the model takes texts"),
-    "predict run-texts d": (2, "d is no file of texts; give CSV, TSV, JSONL, PARQUET, or TXT"),
+    "predict run-texts d": (2, "d is no file of texts; give CSV, TSV, JSONL, JSON, CONLL"),
     "predict run-texts latin.txt": (5, "latin.txt is not UTF-8; save it as UTF-8"),
     "predict run-texts e.csv --text-column x": (2, "e.csv has no column x, only text, label"),
     "predict run-d d --out e.csv": (2, "e.csv exists already; name another file with --out"),
