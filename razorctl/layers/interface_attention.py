@@ -182,7 +182,9 @@ def _redirecting(forward: Any) -> Any:
         return running.attention.rotary(stock, *args, **kwargs)
 
     changed = {INTERFACE: Functions()} | ({} if stock is None else {ROTARY: rotary})
-    twin = FunctionType(code, {**variables, **changed}, closure=forward.__closure__)
+    scope = {**variables, **changed}
+    scope.pop("__name__", None)  # by which torch.compile of torch 2.11 takes it for the module's
+    twin = FunctionType(code, scope, closure=forward.__closure__)
     twin.__defaults__, twin.__kwdefaults__ = forward.__defaults__, forward.__kwdefaults__
     if stock is None:
         return twin
