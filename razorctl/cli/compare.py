@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 JOB_SETTINGS = (
     *("steps", "epochs", "input_size", "batch_size", "precision", "optimizer", "learning_rate"),
-    *("weight_decay", "evaluate_every", "compile", "cuda_graphs"),
+    *("weight_decay", "layer_decay", "momentum", "warmup_steps", "clip_norm", "ema", "freeze"),
+    *("label_smoothing", "class_weights", "workers", "evaluate_every", "compile", "cuda_graphs"),
     *DATA_SETTINGS,
 )
 METHODS = "full,checkpoint,backrazor,prebackrazor++,razor"
@@ -48,7 +49,7 @@ class ComparedRuns:
     directories: Sequence[Path]
 
 
-@with_options("ratio", *JOB_SETTINGS, first=FIRST, planned=False)
+@with_options("ratio", *JOB_SETTINGS, first=FIRST, planned=False, listed=True)
 def compare(
     ctx: typer.Context,
     what: Annotated[
@@ -111,9 +112,14 @@ def compare(
     residual branches in a step) and razor-int8-forward are razor with one more
     option.
 
+    Any option that is a number may be a list, such as --lr 1e-5,3e-5,1e-4: each
+    method is run with every value, and the last line has the command of the best.
+
     --budget gives every run the same training time; a few steps of each method
-    are timed first. --html writes all figures, plots and commands to one file,
-    which needs no network; with --resume it replaces an existing file.
+    are timed first. With lists it is spent in rounds of equal time, each with the
+    better half of the settings of each method and so with longer runs. --html
+    writes all figures, plots and commands to one file, which needs no network;
+    with --resume it replaces an existing file.
     """
     from razorctl.cli.views import comparison as view
 
@@ -171,7 +177,9 @@ def _write_report(html: Path, runs: ComparedRuns, target: float | None) -> None:
     if target is not None:
         words += ["--target", f"{target:g}"]
     again = shlex.join([*words, "--html", str(html)])
-    commands = [("Repeat all runs", grids), ("Repeat this report", [again])]
+    best = runs.document["command"]
+    commands = [("Train the row to take", [best])] if best is not None else []
+    commands += [("Repeat all runs", grids), ("Repeat this report", [again])]
     try:
         report.write(html, runs.document, runs.comparison, commands)
     except OSError as error:
@@ -220,7 +228,9 @@ def _run_grid(
     from razorctl.cli import effects, planning
     from razorctl.recipe import Recipe
     from razorctl.training.comparing.budget import parse_seconds
+    from razorctl.training.comparing.variants import lists_of
 
+    flags, lists = lists_of(flags)
     settings = given_settings(ctx, flags | dict(zip(("model", "dataset"), what, strict=True)))
     options["seconds"] = None if budget is None else parse_seconds(budget)
     job = settings.job
@@ -230,7 +240,8 @@ def _run_grid(
         from razorctl.cli import progress
         from razorctl.training.comparing.grid import Grid
 
-        grid = Grid(job, methods, ratio=settings.given.get("ratio", Recipe.ratio), **options)
+        ratio = settings.given.get("ratio", Recipe.ratio)
+        grid = Grid(job, methods, ratio=ratio, lists=lists, **options)
     effects.note_settings(ctx, *grid.commands.recipes.values())
     effects.note_settings(ctx, grid.commands.resolved)
     progress.run_grid(grid)

@@ -305,7 +305,7 @@ Json = Annotated[bool, option("--json", help="Print one JSON document.", metavar
 
 
 def with_options(
-    *names: str, first: Sequence[str] = (), planned: bool = True
+    *names: str, first: Sequence[str] = (), planned: bool = True, listed: bool = False
 ) -> Callable[[Command], Command]:
     """Adds the options of the named settings to a command that ends in `**flags`.
 
@@ -315,6 +315,7 @@ def with_options(
         names: settings of SETTINGS.
         first: parameters that `--help` shows first, in this order and outside the panels.
         planned: whether a plan may choose the batch size.
+        listed: whether a numeric setting may be a list: `a,b`.
     """
     settings = SETTINGS if planned else SETTINGS | UNPLANNED
 
@@ -323,8 +324,9 @@ def with_options(
         parameters = {parameter.name: parameter for parameter in declared}
         for name in names:
             if name not in parameters:
+                annotation = _listed(settings[name]) if listed else settings[name]
                 parameters[name] = Parameter(
-                    name, Parameter.KEYWORD_ONLY, default=None, annotation=settings[name]
+                    name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation
                 )
         ahead = [_without_panel(parameters.pop(name)) for name in first]
         rest = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in parameters.values()]
@@ -332,6 +334,12 @@ def with_options(
         return command
 
     return add_options
+
+
+def _listed(annotation: Any) -> Any:
+    """The annotation of an option as text if it is of a number."""
+    plain, info = get_args(annotation)
+    return Annotated[str | None, info] if {int, float} & {*get_args(plain)} else annotation
 
 
 def _without_panel(parameter: Parameter) -> Parameter:

@@ -226,9 +226,12 @@ def count_rows(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
 
 def run_grid(grid: "Grid") -> None:
     """Runs a grid under a live bar, or with a line when each run begins and ends."""
+    from razorctl.training.comparing.variants import summary
+
     seeds = count(len(grid.seeds), "seed")
     views.say(
-        f"{views.title(grid.job.model, grid.job.dataset)}: {', '.join(grid.methods)}; {seeds}"
+        f"{views.title(grid.job.model, grid.job.dataset)}: {', '.join(grid.methods)}"
+        f"{summary(grid.lists, grid.rounds)}; {seeds}"
     )
     views.say(f"directory: {grid.out}")
     try:

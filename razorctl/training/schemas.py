@@ -176,12 +176,17 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Runs:
-    """The runs of a grid; with a budget also the share of a run, and the steps of each method."""
+    """The runs of a grid; with a budget also the share of a run, and the steps of each row.
+
+    share: that of the only round. shares: those of several. lists: setting -> its values.
+    """
 
     methods: Sequence[str]
     seeds: Sequence[int]
     share: float | None = None
     steps: Mapping[str, int] | None = None
+    lists: Mapping[str, Sequence[int | float]] | None = None
+    shares: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         if not self.methods or not self.seeds:

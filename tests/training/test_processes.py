@@ -56,7 +56,7 @@ CASES = {
     ),
     "razor fsdp": (Recipe("razor", 0.5), {"strategy": "fsdp"}),
     "lora fsdp": (Recipe("lora"), {"strategy": "fsdp"}),
-    "joint ddp": (Recipe("prebackrazor++", joint_budget=0.5), {"accumulate": 2}),
+    "joint ddp": (Recipe("prebackrazor++", joint_budget=0.5), {"accumulate": 2, "ema": 0.9}),
 }
 RUN = ("finetune", "vit-micro", "digits", "--device", "cpu", "--json")
 

@@ -52,6 +52,8 @@ def show(document: dict[str, Any]) -> None:
         notes += f"Left out for width: {', '.join(left_out)}; --json has all."
     views.out.print(notes, style="dim", highlight=False)
     views.out.print(sentence(document["take"]), highlight=False, markup=False)
+    if document["command"] is not None:
+        views.out.print(document["command"], soft_wrap=True, highlight=False, markup=False)
 
 
 def columns_of(document: dict[str, Any], memories: dict[str, str]) -> Columns:

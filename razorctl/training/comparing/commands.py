@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,78 +11,94 @@ from razorctl.errors import UsageError
 from razorctl.job import BY_ROWS, Job
 from razorctl.memory.trace_cache import Cache, Trace
 from razorctl.planning.cached_traces import cached_trace, job_facts
+from razorctl.planning.plan import FLAGS
 from razorctl.training.comparing.comparison import BASELINES, recipe_by_name
+from razorctl.training.comparing.variants import GridRow
 
 
 class Commands:
-    """The command lines of the runs of one job by several methods.
+    """The command lines of the runs of one job by several rows.
 
-    config: the file with the settings that all runs share. recipes: by the names of methods.
-    resolved: the job as `full` runs it.
+    config: the file with the settings that all runs share. recipes: by the names of rows.
+    resolved: the job as `full` runs it. Raises UsageError for values of rows that no run can have.
     """
 
     def __init__(
-        self, job: Job, methods: Sequence[str], ratio: float, device: str | None, config: Path
+        self, job: Job, rows: Sequence[GridRow], ratio: float, device: str | None, config: Path
     ) -> None:
         self.job, self.ratio, self.device, self.config = job, ratio, device, config
         self._facts = job_facts(job)
-        self.resolved = job.resolved(self._facts["defaults"], self._facts["train_examples"])
-        self.recipes = {name: recipe_by_name(name, ratio) for name in methods}
+        self.resolved = self._resolved(job)
+        self.recipes = {
+            row.name: recipe_by_name(row.method, dict(row.values).get("ratio", ratio))
+            for row in rows
+        }
+        for row in rows:
+            self._resolved(self._of_row(row))
         self._cache = Cache()
 
+    def _of_row(self, row: GridRow) -> Job:
+        names = {field.name for field in fields(Job)}
+        values: dict[str, Any] = {n: value for n, value in row.values if n in names}
+        return replace(self.job, **values)
+
+    def _resolved(self, job: Job) -> Job:
+        return job.resolved(self._facts["defaults"], self._facts["train_examples"])
+
     def of_run(
-        self, method: str, seed: int, out: Path, steps: int | None, evaluate_every: int | None
+        self, row: GridRow, seed: int, out: Path, steps: int | None, evaluate_every: int | None
     ) -> list[str]:
         """The command line of a run; raises UsageError if the model cannot run that baseline.
 
         steps, evaluate_every: None is as the job says.
         """
-        recipe = self.recipes[method]
+        method, recipe, job = row.method, self.recipes[row.name], self._of_row(row)
         settings: dict[str, Any] = {"method": recipe.method, "attention": recipe.attention}
         settings |= {"seed": seed, "strict": True, **BASELINES.get(method, {})}
         if method == "accumulate":
-            settings["accumulate"] = self._micro_batches()
-        settings |= {"steps": steps, "evaluate_every": evaluate_every, "device": self.device}
+            settings["accumulate"] = self._micro_batches(job)
+        given = {"steps": steps, "evaluate_every": evaluate_every, "device": self.device}
+        settings |= dict(row.values) | {n: v for n, v in given.items() if v is not None}
         if BY_ROWS in self._facts["defaults"] and self.job.patience is None:
             settings["patience"] = 0  # runs of as many steps are compared
-        if method == "full-flash" and self._trace(self.job.accumulate, "full").fused:
+        if method == "full-flash" and self._trace(job, job.accumulate, "full").fused:
             raise UsageError(
                 f"{self.job.model} has fused attention already, so full-flash is the same as full; "
                 "leave full-flash out."
             )
         words = [sys.executable, "-m", "razorctl", "--config", str(self.config), "finetune"]
         for name, value in settings.items():
-            flag = f"--{name.replace('_', '-')}"
+            flag = f"--{FLAGS.get(name, name.replace('_', '-'))}"
             if value is True:
                 words.append(flag)
             elif value is not None:
                 words += [flag, str(value)]
         return [*words, "--json", "--out", str(out)]
 
-    def _micro_batches(self) -> int:
+    def _micro_batches(self, job: Job) -> int:
         """The fewest micro-batches with which the traced peak of `full` is at most razor's.
 
         Raises UsageError if no number is enough.
         """
-        batch = self.resolved.batch_size
+        batch = self._resolved(job).batch_size
         assert batch is not None
-        most = self._peak(self.job.accumulate, "razor")
-        for count in range(self.job.accumulate, batch + 1):
-            if batch % count == 0 and self._peak(count, "full") <= most:
+        most = self._peak(job, job.accumulate, "razor")
+        for count in range(job.accumulate, batch + 1):
+            if batch % count == 0 and self._peak(job, count, "full") <= most:
                 return count
         raise UsageError(
             f"accumulating over {units.count(batch, 'micro-batch')} still takes more than razor; "
             "leave accumulate out."
         )
 
-    def _peak(self, accumulate: int, method: str) -> int:
-        return self._trace(accumulate, method).on(self._kind)
+    def _peak(self, job: Job, accumulate: int, method: str) -> int:
+        return self._trace(job, accumulate, method).on(self._kind)
 
-    def _trace(self, accumulate: int, method: str) -> Trace:
+    def _trace(self, job: Job, accumulate: int, method: str) -> Trace:
         from razorctl import devices, step  # import torch
 
-        precision = step.precision(self.job, devices.find(self.device))
-        job = replace(self.resolved, precision=precision, accumulate=accumulate)
+        precision = step.precision(job, devices.find(self.device))
+        job = replace(self._resolved(job), precision=precision, accumulate=accumulate)
         recipe = recipe_by_name(method, self.ratio)
         return cached_trace(job, recipe, self._facts["classes"], self._cache, self._kind)
 

@@ -12,10 +12,13 @@ from razorctl import documents
 from razorctl.config.settings import read_toml
 from razorctl.errors import DataError, RazorError, UsageError
 from razorctl.folders import exists
+from razorctl.job import Job
 from razorctl.methods import METHODS
 from razorctl.planning.candidates import label
+from razorctl.planning.plan import FLAGS
 from razorctl.recipe import Recipe
 from razorctl.tasks import FIGURES, LEAST
+from razorctl.training.comparing.variants import GridRow, Rounds, command, rows_of
 from razorctl.training.run_files import ENVIRONMENT
 from razorctl.training.rundir import CONFIG, METRICS, RESULT
 from razorctl.training.schemas import Failure, GridSettings, RunResult, StepLine
@@ -80,6 +83,12 @@ class FinishedRun:
         return self.of(self.result)
 
     @property
+    def judged(self) -> float:
+        """The last evaluation during training, not of the test split if there is another."""
+        last = next(step for step in reversed(self.steps) if step["metrics"] is not None)
+        return -self.of(last) if self.figure in LEAST else self.of(last)
+
+    @property
     def best(self) -> float:
         """The best value of `figure` in the run's evaluations."""
         values = [self.of(step) for step in self.steps if step["metrics"] is not None]
@@ -108,7 +117,8 @@ class Entry:
     """The runs of one row, which differ only in their seeds.
 
     method: one of NAMES. label: distinguishes the row from the others. failures: seed -> the error
-    of the run, with its exit code.
+    of the run, with its exit code. values: of the settings that a grid has lists for. last: whether
+    the runs are of the last round. command: trains as this row does; None if no grid has it.
     """
 
     method: str
@@ -116,11 +126,14 @@ class Entry:
     recipe: Recipe
     runs: list[FinishedRun] = field(default_factory=list)
     failures: dict[int, RazorError] = field(default_factory=dict)
+    values: Mapping[str, float] = field(default_factory=dict)
+    last: bool = True
+    command: str | None = None
 
     @property
     def settings(self) -> tuple[Any, ...]:
-        """The device and the job of the runs, without seed, length and settings of baselines."""
-        ignored = ("seed", *OF_BASELINES, *OF_LENGTH)
+        """The device and the job of the runs, without seed, length and what rows differ in."""
+        ignored = ("seed", *OF_BASELINES, *OF_LENGTH, *self.values)
         job = {name: value for name, value in self.job.items() if name not in ignored}
         return self.runs[0].result["device"], job
 
@@ -222,18 +235,33 @@ def of_grid(
     settings = settings_of(directory)
     job, runs, ratio = settings["job"], settings["runs"], settings["recipe"]["ratio"]
     seeds = list(runs["seeds"] if seeds is None else seeds)
-    entries = [
-        Entry(name, name, recipe_by_name(name, ratio))
-        for name in (runs["methods"] if methods is None else methods)
-    ]
-    comparison = Comparison(job["model"], job["dataset"], entries)
-    for entry in entries:
-        for seed in seeds:
+    rows, rounds = rows_of_grid(settings, runs["methods"] if methods is None else methods)
+    last, entries = rounds.number - 1, list[Entry]()
+    for row in rows:
+        places = {at: [rounds.directory(directory, at, row, s) for s in seeds] for at in rounds}
+        at = max((at for at in places if any(map(exists, places[at]))), default=last)
+        recipe = recipe_by_name(row.method, dict(row.values).get("ratio", ratio))
+        label = row.label if at == last else f"{row.label}, round {at + 1} of {rounds.number}"
+        entry = Entry(row.method, label, recipe, values=dict(row.values), last=at == last)
+        for seed, place in zip(seeds, places[at], strict=True):
             try:
-                entry.runs.append(_cell(directory, entry.method, seed))
+                entry.runs.append(_cell(directory, place))
             except RazorError as error:
                 entry.failures[seed] = error
-    return comparison
+        changes = {**BASELINES.get(row.method, {}), **entry.values}
+        if row.method == "accumulate" and entry.runs:
+            changes["accumulate"] = entry.job["accumulate"]
+        entries.append(replace(entry, command=command(Job(**job), recipe, changes)))
+    return Comparison(job["model"], job["dataset"], entries)
+
+
+def rows_of_grid(
+    settings: Mapping[str, Any], methods: Iterable[str]
+) -> tuple[list[GridRow], Rounds]:
+    """The rows and the rounds of a grid, by its settings, for these methods."""
+    lists = settings["runs"].get("lists") or {}
+    rows = rows_of([*methods], lists, lambda name: recipe_by_name(name, Recipe.ratio))
+    return rows, Rounds(rows, lists, settings.get("limits", {}).get("budget") is not None)
 
 
 def repeating(directory: Path) -> str:
@@ -245,6 +273,9 @@ def repeating(directory: Path) -> str:
     job, runs = settings["job"], settings["runs"]
     words = ["--config", str(directory / SETTINGS), "compare", job["model"], job["dataset"]]
     words += ["--methods", ",".join(runs["methods"]), "--seeds", str(len(runs["seeds"]))]
+    for name, values in (runs.get("lists") or {}).items():
+        flag = FLAGS.get(name, name.replace("_", "-"))
+        words += [f"--{flag}", ",".join(f"{value}" for value in values)]
     budget = settings.get("limits", {}).get("budget")
     if budget is not None:
         words += ["--budget", f"{budget:g}s"]
@@ -261,9 +292,8 @@ def settings_of(directory: Path) -> dict[str, Any]:
     return settings
 
 
-def _cell(grid: Path, method: str, seed: int) -> FinishedRun:
-    """The finished run of a method and seed in a grid; raises the error of a failed one."""
-    directory = grid / f"{method}-{seed}"
+def _cell(grid: Path, directory: Path) -> FinishedRun:
+    """The finished run in a directory of a grid; raises the error of a failed one."""
     if (directory / RESULT).exists():
         return read_run(directory)
     failure = documents.read_cached(directory / FAILURE, Failure)
@@ -278,7 +308,7 @@ def note_failure(directory: Path, error: RazorError) -> None:
     """Writes the error of a failed run to its directory, where `of_grid` reads it."""
     failure = {"error": str(error), "exit_code": error.exit_code}
     with suppress(OSError):  # the run then counts as not finished
-        directory.mkdir(exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
         (directory / FAILURE).write_text(documents.text(failure), "utf-8")
 
 

@@ -24,7 +24,8 @@ def document(comparison: Comparison, target: float | None = None) -> dict[str, A
     one, else the traced bytes kept for backward. `metric` names the figure of the task that is the
     `score` of a row. `compile` is whether steps were to be compiled, `compiled` whether they were.
     A `target` of None is 99 % of `full`'s best score, averaged over its seeds, or as far above it
-    where less is better. `take` is the result of `advice.take`.
+    where less is better. `take` is the result of `advice.take`, of each method's best row if a grid
+    has lists, and `command` trains as the row to take does; None if no row is, or no grid has it.
     """
     done = [entry for entry in comparison.entries if entry.runs]
     runs = [run.result for entry in done for run in entry.runs]
@@ -37,7 +38,15 @@ def document(comparison: Comparison, target: float | None = None) -> dict[str, A
     rows = [_row(entry, _reference(entry, done), memory, target) for entry in comparison.entries]
     metric = done[0].runs[0].figure if done else None
     _mark(rows, memory, metric in LEAST)
-    alike = all(entry.settings == done[0].settings for entry in done)
+    best_of = _best_of_methods(comparison.entries)
+    labels = [entry.label for entry in best_of]
+    alike = all(entry.settings == done[0].settings for entry in best_of)
+    if len(best_of) == 1 and best_of[0].values:
+        count = sum(entry.method == best_of[0].method for entry in comparison.entries)
+        take = advice.best_of_settings(labels[0], count, len(best_of[0].runs))
+    else:
+        take = advice.take([row for row in rows if row["label"] in labels], memory, metric, alike)
+    commands = {entry.label: entry.command for entry in comparison.entries}
     return {
         "razorctl": __version__,
         "model": comparison.model,
@@ -54,8 +63,20 @@ def document(comparison: Comparison, target: float | None = None) -> dict[str, A
             name: [row["label"] for row in rows if name in row["best"]]
             for name in (memory, *COSTS, *GAINS)
         },
-        "take": advice.take(rows, memory, metric, alike),
+        "take": take,
+        "command": commands.get(take["label"] or ""),
     }
+
+
+def _best_of_methods(entries: Sequence[Entry]) -> list[Entry]:
+    """The entries with runs, but of a method with lists only the best one of its last round."""
+    done = [entry for entry in entries if entry.runs]
+    chosen: dict[str, Entry] = {}
+    for entry in (each for each in done if each.values and each.last):
+        other = chosen.setdefault(entry.method, entry)
+        if fmean(run.judged for run in entry.runs) > fmean(run.judged for run in other.runs):
+            chosen[entry.method] = entry
+    return [entry for entry in done if not entry.values or entry in chosen.values()]
 
 
 def _shared(jobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -68,7 +89,8 @@ def _reference(entry: Entry, done: Sequence[Entry]) -> Entry | None:
     """The entry of plain full fine-tuning with the same settings and device, if it was run.
 
     Plain means automatic attention, no activation checkpointing, and the least `effort` of the
-    entries with those settings. Of several it is the entry whose number of steps is nearest.
+    entries with those settings. Of several it is that of the same values, else the entry whose
+    number of steps is nearest.
     """
     if not entry.runs:
         return None
@@ -84,7 +106,11 @@ def _reference(entry: Entry, done: Sequence[Entry]) -> Entry | None:
         and not other.recipe.checkpoints
         and other.effort == least
     ]
-    return min(plain, key=lambda other: abs(other.job["steps"] - entry.job["steps"]), default=None)
+
+    def far(other: Entry) -> tuple[bool, int]:
+        return other.values != entry.values, abs(other.job["steps"] - entry.job["steps"])
+
+    return min(plain, key=far, default=None)
 
 
 def _row(entry: Entry, full: Entry | None, memory: str, target: float | None) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """A grid of methods and seeds: one run after the other, each in its own process.
 
-A grid's directory holds `comparison.toml` and a run directory for each method and seed.
-`comparison.toml` has the shared settings in the layout of a razorctl.toml, the methods and seeds,
-and with a budget the steps of each method. The directory of a failed run has a `failure.json`.
+A grid's directory holds `comparison.toml` and a run directory for each row and seed, in a folder
+for each round if there are several; `variants` says what rows and rounds are. `comparison.toml` has
+the shared settings in the layout of a razorctl.toml, the methods, seeds and lists, and with a
+budget the steps of each row. The directory of a failed run has a `failure.json`.
 `comparison.of_grid` reads all this.
 """
 
@@ -12,6 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -33,17 +35,28 @@ from razorctl.training.comparing.comparison import (
     note_failure,
     of_grid,
     read_run,
+    recipe_by_name,
     settings_of,
 )
+from razorctl.training.comparing.variants import GridRow, Lists, Rounds, rows_of, shares
 from razorctl.version import __version__
+
+# Settings that do not change the time of a step.
+UNTIMED = frozenset(
+    {
+        *("learning_rate", "weight_decay", "layer_decay", "momentum", "warmup_steps", "clip_norm"),
+        *("label_smoothing", "evaluate_every", "save_every", "patience", "validation"),
+    }
+)
 
 
 @dataclass(frozen=True)
 class Progress:
     """The progress of a grid.
 
-    run: index of the current run, from 0. runs: their number. step, steps: steps done and in all
-    in this run; `steps` is None until it is known. end: the run's outcome; None until it ends.
+    run: index of the current run, from 0. runs: their number. method: the label of its row. step,
+    steps: steps done and in all in this run; `steps` is None until it is known. end: the run's
+    outcome; None until it ends.
     """
 
     run: int
@@ -56,9 +69,9 @@ class Progress:
 
 
 class Grid:
-    """Runs of methods and seeds, one after the other, each in its own process.
+    """Runs of rows and seeds, one after the other, each in its own process.
 
-    With a budget, `measure` settles how many steps each method has; `run` trains.
+    With a budget, `measure` settles how many steps each row has; `run` trains.
     """
 
     def __init__(
@@ -67,6 +80,7 @@ class Grid:
         methods: Sequence[str],
         *,
         ratio: float = Recipe.ratio,
+        lists: Lists | None = None,
         seeds: int = 1,
         seconds: float | None = None,
         device: str | None = None,
@@ -75,16 +89,19 @@ class Grid:
     ) -> None:
         """Checks the settings and makes the directory.
 
-        methods: names in NAMES. seeds: number of seeds, counted up from the job's. seconds: of
-        training, for all runs together. out: the directory to make; with `resume` it may exist,
-        and its finished runs are not run again.
+        methods: names in NAMES. lists: settings of which each row has one of several values. seeds:
+        number of seeds, counted up from the job's. seconds: of training, for all runs together.
+        out: the directory to make; with `resume` it may exist, and its finished runs are not run
+        again.
         Raises UsageError for settings that no run can use, and for a directory that exists
         without `resume`, belongs to other settings or cannot be written.
         """
         if seeds < 1:
             raise UsageError(f"seeds {seeds} is too few; give 1 or more.")
-        if seconds is not None and (job.steps or job.epochs):
-            what = "steps" if job.steps else "epochs"
+        self.lists = dict(lists or {})
+        length = [n for n in ("steps", "epochs") if getattr(job, n) or n in self.lists]
+        if seconds is not None and length:
+            what = length[0]
             raise UsageError(f"{what} and a budget cannot both be set; give one of them.")
         self.methods = list(dict.fromkeys(methods))
         for name in self.methods:
@@ -100,8 +117,10 @@ class Grid:
         self.ratio, self.device, self.seconds = ratio, device, seconds
         self.seeds = range(job.seed, job.seed + seeds)
         self.out = out or rundir.choose(None, "compare", job.model, job.dataset)
-        self.commands = Commands(self.job, self.methods, ratio, device, self.out / SETTINGS)
-        self._unmeasured: dict[str, RazorError] = {}  # methods of which no step could be measured
+        self.rows = rows_of(self.methods, self.lists, lambda name: recipe_by_name(name, ratio))
+        self.rounds = Rounds(self.rows, self.lists, seconds is not None)
+        self.commands = Commands(self.job, self.rows, ratio, device, self.out / SETTINGS)
+        self._unmeasured: dict[GridRow, RazorError] = {}  # rows of which no step could be measured
         self._prepare(resume)
 
     def _prepare(self, resume: bool) -> None:
@@ -115,8 +134,13 @@ class Grid:
             "limits": {} if self.seconds is None else {"budget": self.seconds},
         }
         runs: dict[str, Any] = {"methods": self.methods, "seeds": list(self.seeds)}
+        if self.lists:
+            runs["lists"] = {name: list(values) for name, values in self.lists.items()}
         if self.seconds is not None:
-            runs |= {"share": self.seconds / (len(self.methods) * len(self.seeds)), "steps": {}}
+            of_rounds = shares(self.rounds, self.seconds, len(self.seeds))
+            several = self.rounds.number > 1
+            runs |= {"shares": of_rounds} if several else {"share": of_rounds[0]}
+            runs["steps"] = {}
         if not self.out.exists():
             with atomic.writing(self.out):
                 self.out.mkdir(parents=True)
@@ -129,6 +153,10 @@ class Grid:
         earlier = settings_of(self.out)
         _refuse_other(self.out, earlier, settings)
         earlier_runs = earlier.get("runs", {})  # their methods and seeds stay in the grid
+        values = (earlier_runs.get("lists") or {}), runs.get("lists", {})
+        for name in dict.fromkeys([*values[0], *values[1]]):
+            old, new = (each.get(name) for each in values)
+            run_files.refuse_others(self.out, {name: old}, {name: new})
         for name in ("methods", "seeds"):
             earlier_runs[name] = list(dict.fromkeys([*earlier_runs.get(name, []), *runs[name]]))
         self._write(settings, runs | earlier_runs)
@@ -144,26 +172,36 @@ class Grid:
             file.write_text(tomli_w.dumps(tables), "utf-8")
 
     def measure(self, say: Callable[[str], object]) -> None:
-        """Takes a few steps by each method, and notes how many fit into a run's budget.
+        """Takes a few steps by each row, and notes how many fit into a run's share of the budget.
 
-        Does nothing without a budget, nor for methods whose steps are known. say: called with
-        what is being done. Raises UsageError if the budget is too small, and then removes the
-        directory if it holds only settings.
+        Rows that differ in UNTIMED settings alone share a measurement. Does nothing without a
+        budget, nor for rows whose steps are known. say: called with what is being done. Raises
+        UsageError if the budget is too small, and then removes the directory if it holds only
+        settings.
         """
         if self.seconds is None:
             return
-        steps, share = self._runs["steps"], self._runs["share"]
-        costs = {}
-        for name in self.methods:
-            if name in steps:
+        steps, of_rounds = self._runs["steps"], self._runs.get("shares") or [self._runs["share"]]
+        costs: dict[GridRow, budget.Cost | RazorError] = {}
+        for row in self.rows:
+            if self.rounds.key(self.rounds.number - 1, row) in steps:
                 continue
-            say(f"measuring a step of {name}")
-            try:
-                costs[name] = self._probe(name)
-            except RazorError as error:
-                self._unmeasured[name] = error
+            timed = replace(row, values=tuple(v for v in row.values if v[0] not in UNTIMED))
+            if timed not in costs:
+                say(f"measuring a step of {timed.label}")
+                costs[timed] = self._probe(row)
+            cost = costs[row] = costs[timed]
+            if isinstance(cost, RazorError):
+                self._unmeasured[row] = cost
+        known = {row: costs[row] for row in self.rows if row in costs}
         try:
-            steps |= budget.steps_by_method(costs, share, self.seconds / share)
+            for at, share in enumerate(of_rounds):
+                keys = {
+                    self.rounds.key(at, row): cost
+                    for row, cost in known.items()
+                    if not isinstance(cost, RazorError)
+                }
+                steps |= budget.steps_by_method(keys, share, self.seconds / share)
         except UsageError:
             with suppress(OSError):
                 if {file.name for file in self.out.iterdir()} == {SETTINGS}:
@@ -172,54 +210,81 @@ class Grid:
             raise
         self._write(self._settings, self._runs)
 
-    def _probe(self, method: str) -> budget.Cost:
-        """The cost of a few steps of a method."""
+    def _probe(self, row: GridRow) -> budget.Cost | RazorError:
+        """The cost of a few steps of a row, or the error that they end with."""
         with TemporaryDirectory(prefix=".probe-", dir=self.out) as folder:
-            directory = Path(folder) / method
+            directory = Path(folder) / row.name
             length = budget.PROBE, budget.PROBE
-            command = self.commands.of_run(method, self.seeds[0], directory, *length)
-            run_child(command, lambda: None)
+            try:
+                command = self.commands.of_run(row, self.seeds[0], directory, *length)
+                run_child(command, lambda: None)
+            except RazorError as error:
+                return error
             return budget.probe_cost(directory)
 
     def run(self, report: Callable[[Progress], object]) -> None:
-        """Trains all runs that are not finished: all methods with one seed, then with the next.
+        """Trains all runs that are not finished: all rows with one seed, then with the next.
 
+        After a round the next one has the better half of the rows of each method.
         Calls `report` with the progress about every POLL seconds. The error of a failed run is
         written to its directory, and the next run begins. KeyboardInterrupt and Terminated end
         the current run and are raised again.
         """
-        cells = list(product(self.seeds, self.methods))
-        for number, (seed, name) in enumerate(cells):
-            at = Progress(number, len(cells), name, seed)
-            try:
-                run = self._run(at, report)
-                report(replace(at, end=f"{run.figure.replace('_', ' ')} {run.score:.4f}"))
-            except RazorError as error:
-                note_failure(self._directory(at), error)
-                report(replace(at, end=f"failed: {error}"))
+        number = 0
+        for turn in self.rounds:
+            of_round = (
+                f", round {turn + 1} of {self.rounds.number}" if self.rounds.number > 1 else ""
+            )
+            for seed, row in product(self.seeds, self.rounds.taken(turn, self._score)):
+                at = Progress(number, self.runs, row.label + of_round, seed)
+                directory = self.rounds.directory(self.out, turn, row, seed)
+                try:
+                    run = self._run(at, row, turn, directory, report)
+                    report(replace(at, end=f"{run.figure.replace('_', ' ')} {run.score:.4f}"))
+                except RazorError as error:
+                    note_failure(directory, error)
+                    report(replace(at, end=f"failed: {error}"))
+                number += 1
 
-    def _run(self, at: Progress, report: Callable[[Progress], object]) -> FinishedRun:
-        """Trains the run of one method and seed, or only reads it if it is finished."""
-        directory = self._directory(at)
+    def _run(
+        self,
+        at: Progress,
+        row: GridRow,
+        turn: int,
+        directory: Path,
+        report: Callable[[Progress], object],
+    ) -> FinishedRun:
+        """Trains the run of one row and seed, or only reads it if it is finished."""
         report(at)
         if not (directory / rundir.RESULT).exists():
-            if at.method in self._unmeasured:
-                raise self._unmeasured[at.method]
+            if row in self._unmeasured:
+                raise self._unmeasured[row]
             shutil.rmtree(directory, ignore_errors=True)
-            length = self._length(at.method)
-            command = self.commands.of_run(at.method, at.seed, directory, *length)
+            command = self.commands.of_run(row, at.seed, directory, *self._length(turn, row))
             run_child(command, lambda: report(_look(at, directory)))
         return read_run(directory)
 
-    def _length(self, method: str) -> tuple[int | None, int | None]:
+    def _length(self, turn: int, row: GridRow) -> tuple[int | None, int | None]:
         """The steps of a run, and between its evaluations; None is as the job says."""
         if self.seconds is None:
             return None, None
-        steps = self._runs["steps"][method]
-        return steps, self.job.evaluate_every or budget.evaluate_every(steps)
+        steps = self._runs["steps"][self.rounds.key(turn, row)]
+        every = dict(row.values).get("evaluate_every", self.job.evaluate_every)
+        return steps, int(every) if every else budget.evaluate_every(steps)
 
-    def _directory(self, at: Progress) -> Path:
-        return self.out / f"{at.method}-{at.seed}"
+    def _score(self, turn: int, row: GridRow) -> float | None:
+        """The mean over the seeds by which a row is judged after a round; None without a run."""
+        scores = []
+        for seed in self.seeds:
+            with suppress(RazorError):
+                directory = self.rounds.directory(self.out, turn, row, seed)
+                scores.append(read_run(directory).judged)
+        return fmean(scores) if scores else None
+
+    @property
+    def runs(self) -> int:
+        """The number of runs in all rounds."""
+        return len(self.seeds) * sum(map(self.rounds.size, self.rounds))
 
     @property
     def comparison(self) -> Comparison:
@@ -229,8 +294,12 @@ class Grid:
     @property
     def left(self) -> str:
         """A sentence, without its period, on the finished runs of a grid that stops now."""
-        done = sum(len(entry.runs) for entry in self.comparison.entries)
-        runs = units.count(len(self.seeds) * len(self.methods), "run")
+        places = (
+            self.rounds.directory(self.out, turn, row, seed)
+            for turn, row, seed in product(self.rounds, self.rows, self.seeds)
+        )
+        done = sum((place / rundir.RESULT).exists() for place in places)
+        runs = units.count(self.runs, "run")
         return f"{self.out} holds {done} of {runs}; go on with --resume --out {self.out}"
 
 
