@@ -149,8 +149,8 @@ BAD = {
         *("a.csv", 2, "(preference pairs, DPO), by its columns chosen, rejected, which razorctl"),
     ),
     "a JSON document": (
-        lambda: Path("a.json").write_text("[]"),
-        *("a.json", 2, "a.json is one JSON document; write JSONL"),
+        lambda: Path("a.json").write_text('{"rows": 1}'),
+        *("a.json", 2, "a.json is one JSON document, not a list; write"),
     ),
     # of images
     "zero bytes": (
