@@ -257,7 +257,7 @@ BAD = {
     "labels of mixed type in Parquet": (mixed_parquet, "d", 5, "mixed type, int64 and string"),
     "decimal labels": (
         lambda: table(Path("a.csv"), ["a b,0.5", "c d,1.5", "e f,2", "g h,0.25"]),
-        *("a.csv", 5, "decimal numbers, such as 0.25"),
+        *("a.csv --task classification", 5, "decimal numbers, such as 0.25"),
     ),
     "a list of labels": (
         lambda: json_lines('{"text": "a b", "label": ["a"]}'),
@@ -271,7 +271,11 @@ BAD = {
         lambda: Dataset.from_dict({"text": ["a b"] * 4, "label": [[1]] * 4}).to_parquet(
             "a.parquet"
         ),
-        *("a.parquet", 5, "labels of a.parquet are no single values but list"),
+        *(
+            "a.parquet --task classification",
+            5,
+            "labels of a.parquet are no single values but list",
+        ),
     ),
     "no JSON": (lambda: json_lines("{'text': 1}"), "a.jsonl", 5, "a.jsonl, line 13 (not JSON)"),
     "half a character": (
