@@ -184,3 +184,18 @@ def test_a_text_model_is_planned_for_texts(monkeypatch):
     monkeypatch.setattr(planner, "plan", lambda job, *_, **__: pytest.fail(job.dataset))
     with pytest.raises(pytest.fail.Exception, match="rte"):
         CliRunner().invoke(app, ["plan", "bert-base", "--gpu", "t4"], catch_exceptions=False)
+
+
+def test_a_host_that_takes_longer_than_the_card_is_named():
+    predicted = {"host_seconds": 0.054, "card_seconds": 0.04}
+    job = dict.fromkeys(("optimizer_in_backward", "cuda_graphs", "compile"), False)
+    chosen = {"predicted": predicted, "recipe": {"joint_budget": 1.0}}
+    plan = {"chosen": chosen, "job": {**job, "processes": 1}}
+    assert [*view._host(plan)] == [
+        "The host takes 54 ms for a step, and the card 40 ms: --cuda-graphs launches all of it at "
+        "once."
+    ]
+    plan["job"]["cuda_graphs"] = True
+    assert not [*view._host(plan)]
+    plan["job"]["cuda_graphs"], predicted["card_seconds"] = False, 0.05
+    assert not [*view._host(plan)]

@@ -9,7 +9,9 @@ from rich.table import Table
 
 from razorctl.cli.views import common as views
 from razorctl.cli.views.common import packing_summary, predicted_duration, run_length
-from razorctl.units import size
+from razorctl.units import duration, size
+
+MUCH = 1.2  # times as long as the card, of a host that is worth a word
 
 if TYPE_CHECKING:
     from razorctl.planning.plan import Plan
@@ -40,7 +42,7 @@ def show(plan: dict[str, Any], explain: bool) -> None:
         said = packing_summary(plan["packing"], bool(plan["job"]["packing"]))
         views.out.print(f"{said}; steps are predicted at the full length.", highlight=False)
     choice = f"> {plan['chosen']['label']}: {plan['reason']}."
-    views.out.print(" ".join((choice, *_others(plan))), highlight=False)
+    views.out.print(" ".join((choice, *_others(plan), *_host(plan))), highlight=False)
     views.out.print(plan["command"], soft_wrap=True, highlight=False, markup=False)
 
 
@@ -110,6 +112,19 @@ def _others(plan: dict[str, Any]) -> list[str]:
             what = f"{entry['label']}, {gradient}, {_faster(entry, chosen)}"
         words.append(f"--prefer {prefer}: {what}.")
     return words
+
+
+def _host(plan: dict[str, Any]) -> Iterator[str]:
+    """What helps where the host takes longer for a step than the card."""
+    predicted, job = plan["chosen"]["predicted"], plan["job"]
+    host, card = predicted["host_seconds"], predicted["card_seconds"]
+    drawn = plan["chosen"]["recipe"]["joint_budget"] < 1
+    alone = job["processes"] > 1 or job["optimizer_in_backward"] or drawn
+    if host > MUCH * card and not (alone or job["cuda_graphs"] or job["compile"]):
+        yield (
+            f"The host takes {duration(host)} for a step, and the card {duration(card)}: "
+            "--cuda-graphs launches all of it at once."
+        )
 
 
 def _faster(entry: dict[str, Any], other: dict[str, Any]) -> str:
