@@ -115,7 +115,7 @@ def _others(plan: dict[str, Any]) -> list[str]:
 
 
 def _host(plan: dict[str, Any]) -> Iterator[str]:
-    """What helps where the host takes longer for a step than the card."""
+    """A sentence on the host where it takes longer for a step than the card."""
     predicted, job = plan["chosen"]["predicted"], plan["job"]
     host, card = predicted["host_seconds"], predicted["card_seconds"]
     drawn = plan["chosen"]["recipe"]["joint_budget"] < 1
