@@ -172,7 +172,8 @@ def test_the_cosine_is_that_of_the_precision_and_of_the_next_measured_ratio():
     assert Recipe(ratio=0.89).cosine("bf16", "attention") == measured["narrow"][0.9]
     assert Recipe(ratio=0.985).cosine("bf16", "attention") is None
     assert Recipe(ratio=0.97).close("bf16", "attention")
-    assert not Recipe(ratio=0.9).close("bf16", "convolution")
+    assert Recipe(ratio=0.95).close("bf16", "convolution")
+    assert not Recipe(ratio=0.97).close("bf16", "convolution")
 
 
 @pytest.mark.parametrize("recipe", [Recipe("full"), Recipe("checkpoint"), Recipe("razor", 0)])

@@ -56,13 +56,27 @@ def largest(family: Family = "attention") -> float:
     return math.floor(1000 * (1 - max(kept))) / 1000
 
 
+def kinds_of(family: Family) -> set[str]:
+    """The layer kinds whose rules are those of a family."""
+    return set(_best(family, "wide", 0.0))
+
+
 @cache
 def closest(family: Family, width: str) -> float:
     """The largest ratio whose rules are predicted to be close, down to three decimals."""
+    return close_ratios(family, width)[-1]
+
+
+@cache
+def close_ratios(family: Family, width: str) -> list[float]:
+    """The ratios that rules predicted to be close can meet, ascending, down to three decimals."""
     most = 2 * (1 - CLOSE)  # a cosine c is a squared error of about 2 (1 - c)
-    close = (choice for choice in _choices(family, width) if choice["error"] <= most)
-    kept: float = min(1 - choice["ratio"] for choice in close) / (1 - RESERVE[width])
-    return math.floor(1000 * (1 - kept)) / 1000
+    kept: list[float] = [
+        (1 - choice["ratio"]) / (1 - RESERVE[width])
+        for choice in _choices(family, width)
+        if choice["error"] <= most
+    ]
+    return sorted(math.floor(1000 * (1 - share)) / 1000 for share in kept)
 
 
 @lru_cache

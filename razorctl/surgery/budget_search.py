@@ -16,20 +16,27 @@ from torch import nn
 
 from razorctl.config.registry import starred
 from razorctl.layers.base import stock_type
+from razorctl.layers.registry import razor_of
 from razorctl.layers.second_run import HALF
 from razorctl.layers.sharing import Memo
 from razorctl.memory.fake import mode_of
 from razorctl.memory.saved import bytes_by_module, storages_by_module
 from razorctl.methods import METHODS
 from razorctl.recipe import Recipe
-from razorctl.rules.allocation import Names, allocate, closest, largest
+from razorctl.rules.allocation import Names, allocate, close_ratios, closest, kinds_of, largest
 from razorctl.surgery import reruns
-from razorctl.surgery.rerun_choice import TracedBlocks, groups, unfit
+from razorctl.surgery.rerun_choice import Reach, TracedBlocks, groups, unfit
 from razorctl.surgery.sparsify import restore, swap
 
 TIGHTER = 0.97  # of the bytes, from one try to the next
-# Of copies of the inputs of blocks that run again; None: as they are.
-RERUN_BITS = (None, HALF, 8, 6, 4)
+PEAK = 2.0  # of the budget, that is kept and held where blocks are most of a model
+# Bits of copies of the inputs of blocks that run again, None for inputs as they are, and which
+# modules are blocks, in the order in which they are tried.
+RERUNS: tuple[tuple[int | None, Reach], ...] = (
+    *product((None, HALF, 8), (Reach.LISTED, Reach.SMALL)),
+    *product((None, HALF, 8), (Reach.ALL,)),
+    *product((6, 4), Reach),
+)
 
 
 @dataclass(frozen=True)
@@ -90,12 +97,10 @@ class BudgetSearch:
         dtype = next(filter(None, dtypes), torch.float32)
         width = "wide" if dtype.itemsize > 2 else "narrow"
         close = METHODS[recipe.method].close_up_to("attention", width)
-        # Blocks that run again do not go with activation checkpointing.
-        self.close = largest() if recipe.activation_checkpointing else close
-        convolution = closest("convolution", width)
-        # Where even those of the recipe's ratio are not close, fewer bits are no worse a choice.
-        holds = convolution >= recipe.ratio and not recipe.activation_checkpointing
-        self.convolution = convolution if holds else self.close
+        self.width, self.close = width, close
+        self.convolution = closest("convolution", width) if _convolves(twin) else largest()
+        if recipe.activation_checkpointing:  # blocks that run again do not go with it
+            self.close = self.convolution = largest()
         # What depends on values, such as a choice of experts, may differ at the values of copies,
         # and so the shapes of what is kept.
         self.real = mode_of(twin.parameters()) is None
@@ -134,18 +139,36 @@ class BudgetSearch:
     def way(self) -> Reruns:
         """The way to meet the budget: by rules if they are close, else by blocks that run again.
 
-        Only if neither does, by rules of fewer bits, and by both.
+        Only if neither does, by rules of fewer bits, and by both: first those of convolutions.
         """
         ratio = self.recipe.ratio
         near, far = max(ratio, self.close), max(ratio, largest())
         both = dict.fromkeys((ratio, near))
-        for most, convolution, ratios in ((near, self.convolution, both), (far, far, (far,))):
-            self.convolution = max(ratio, convolution)
+        stages = [(near, self.convolution, both), (far, far, dict.fromkeys((far,)))]
+        if self.convolution < ratio:
+            stages.insert(1, (near, near, both))
+        for most, convolution, ratios in stages:
+            self.convolution = convolution
             of_rules = self.ratio(most)
             again = self.reruns(ratios) if of_rules is None else Reruns(self.at(of_rules))
             if again.recipe is not None:
                 break
-        return again
+        return self._more_bits(again) if self.convolution < ratio else again
+
+    def _more_bits(self, again: Reruns) -> Reruns:
+        """The way by the rules of convolutions that are closest, of those that meet the budget."""
+        recipe = again.recipe
+        assert recipe is not None
+        ratio, ratios = recipe.ratio, close_ratios("convolution", self.width)
+
+        def fits(convolution: float) -> bool:
+            self.convolution = convolution
+            kept, peak = self.traced(ratio).kept_and_peak(again.names, again.bits)
+            return kept <= self.budget and (peak <= PEAK * self.budget or convolution == ratios[-1])
+
+        self.convolution = ratios[bisect_left(ratios, True, hi=len(ratios) - 1, key=fits)]
+        more = again._replace(recipe=self.at(ratio))
+        return more if self.meets(more) else again
 
     def ratio(self, most: float) -> float | None:
         """The ratio, from the recipe's to `most`, whose rules meet the budget; None if none do."""
@@ -183,8 +206,8 @@ class BudgetSearch:
     def reruns(self, ratios: Iterable[float]) -> Reruns:
         """The blocks that run again to meet the budget, with as few of them as suffice.
 
-        Elements of lists are tried first, then any module, and both with the rules of each ratio.
-        If nothing meets it, the copy is left with what keeps least by the rules of the last.
+        With the rules of each ratio elements of lists are tried first, then any module. If nothing
+        meets it, the copy is left with what keeps least by the rules of the last.
         """
         refusal, least = "", Reruns(self.recipe)
         for ratio in ratios:
@@ -217,8 +240,20 @@ class BudgetSearch:
 
     def _ways(self, traced: TracedBlocks, ratio: float) -> Iterator[Reruns]:
         """The ways to run blocks again, in the order in which they are tried."""
-        for bits, listed in product((None,) if self.real else RERUN_BITS, (True, False)):
+        last = ratio >= largest()
+        for bits, reach in RERUNS:
+            if self.real and bits is not None:
+                continue
             names = tuple[str, ...]()
-            for group in groups(traced, self.budget, listed, bits):
+            for group in groups(traced, self.budget, reach, bits):
                 names += tuple(group)
-                yield Reruns(self.at(ratio), bits, names)
+                _, peak = traced.kept_and_peak(names, bits)
+                if reach is not Reach.ALL or last or peak <= PEAK * self.budget:
+                    yield Reruns(self.at(ratio), bits, names)
+
+
+def _convolves(model: nn.Module) -> bool:
+    """Whether a stock model has layers whose rules are those of convolutions."""
+    razors = ((module, razor_of(type(module))) for module in model.modules())
+    kinds = kinds_of("convolution")
+    return any(razor is not None and razor.rule_kind(module) in kinds for module, razor in razors)

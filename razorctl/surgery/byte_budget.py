@@ -49,12 +49,14 @@ def sparsify_within(
 
     `sparsify` alone chooses rules that meet the byte budget on the models that they were measured
     on. This function traces the model at hand and takes rules of fewer bits where it keeps more,
-    down to those that are close; convolutions are so only with more bits than other layers. If none
-    of these meet the budget, blocks run again in the backward pass, from their inputs where that
-    suffices or the model reads values, else from copies of them in 16 bits or fewer (`reruns`);
-    those that spare most are first, and only those that are needed. A method without a byte budget
-    is left to `sparsify`. Activation checkpointing changes no rule: the budget is met without it,
-    and must be met with it too.
+    down to those that are close; convolutions are so only with more bits than other layers, and get
+    all that the budget leaves where the recipe's own are not. If none of these meet the budget,
+    blocks run again in the backward pass, from their inputs where that suffices or the model reads
+    values, else from copies of them in 16 bits or fewer (`reruns`); those that spare most are
+    first, and only those that are needed. A block may be most of the model if what it holds, as it
+    runs again, is within twice the budget. A method without a byte budget is left to `sparsify`.
+    Activation checkpointing changes no rule: the budget is met without it, and must be met with it
+    too.
 
     Returns the names of the modules that run again, then those of the swapped ones. Raises what
     `sparsify` raises, and UsageError with the largest ratio that can be met if this one cannot; the

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cache, partial
 from itertools import count
 from typing import Any, NamedTuple
@@ -19,6 +20,12 @@ from razorctl.layers.sharing import Memo, TensorCache
 from razorctl.memory.fake_mode import storage_key
 from razorctl.memory.saved import resident_keys, storages_by_module
 from razorctl.surgery import reruns
+
+
+class Reach(Enum):
+    """The modules that may be blocks: elements of lists and sequences alone, more, or any part."""
+
+    LISTED, SMALL, ALL = range(3)
 
 
 class Input(NamedTuple):
@@ -139,6 +146,11 @@ class TracedBlocks:
         stays = sum(size for places, size in self._sizes.items() if not gone(places))
         return stays + sum(copies.values()) + sum(whole.values())
 
+    def kept_and_peak(self, names: Sequence[str], bits: int | None) -> tuple[int, int]:
+        """The bytes of `kept`, and these with what the largest block holds as it runs again."""
+        kept = self.kept(names, bits)
+        return kept, kept + max((self.modules[name].held for name in names), default=0)
+
     def spared(self, name: str, bits: int | None) -> int:
         """About the bytes that are not kept if a module runs again."""
         module = self.modules[name]
@@ -152,7 +164,7 @@ def _outer(name: str) -> tuple[str, ...]:
     return (name, *_outer(name.rpartition(".")[0])) if name else ("",)
 
 
-def groups(traced: TracedBlocks, budget: float, listed: bool, bits: int | None) -> list[list[str]]:
+def groups(traced: TracedBlocks, budget: float, reach: Reach, bits: int | None) -> list[list[str]]:
     """The blocks that may run again, in groups whose names differ in numbers alone.
 
     Of the ways to choose blocks that are not inside each other, the one that keeps least above the
@@ -162,11 +174,11 @@ def groups(traced: TracedBlocks, budget: float, listed: bool, bits: int | None) 
     Args:
         traced: the model.
         budget: in bytes.
-        listed: as of `_fit`.
+        reach: as of `_fit`.
         bits: of copies of their inputs, as of `TracedBlocks.kept`.
     """
     modules, inside = traced.modules, _inside(traced)
-    fit = _fit(traced, budget, listed, bits)
+    fit = _fit(traced, budget, reach, bits)
     largest = Counter[str]()  # of a group, so that its blocks are chosen together
     for name in fit:
         stars = registry.starred(name)
@@ -180,8 +192,8 @@ def groups(traced: TracedBlocks, budget: float, listed: bool, bits: int | None) 
                 yield from chosen(child, most)
 
     def excess_and_peak(names: list[str]) -> tuple[float, int]:
-        kept = traced.kept(names, bits)
-        return max(0, kept - budget), kept + max((modules[n].held for n in names), default=0)
+        kept, peak = traced.kept_and_peak(names, bits)
+        return max(0, kept - budget), peak
 
     ways = (list(chosen("", most)) for most in sorted(set(largest.values())))
     best = min(ways, key=excess_and_peak, default=[])
@@ -199,12 +211,12 @@ def _inside(traced: TracedBlocks) -> dict[str, list[str]]:
     return inside
 
 
-def _fit(traced: TracedBlocks, budget: float, listed: bool, bits: int | None) -> dict[str, None]:
+def _fit(traced: TracedBlocks, budget: float, reach: Reach, bits: int | None) -> dict[str, None]:
     """The names of modules that may be blocks, in the order of the model.
 
-    listed: whether these are elements of lists and sequences alone; otherwise any module with none
-    inside is one too, unless it has parts and is most of the model, and any that holds no more than
-    the budget, or whose own code keeps most of what it holds.
+    With SMALL any module without elements of lists inside is one too, unless it has parts and is
+    most of the model, and any that holds no more than the budget, or whose own code keeps most of
+    what it holds. With ALL any is one but the model itself.
     """
     modules, inside = traced.modules, _inside(traced)
 
@@ -221,12 +233,14 @@ def _fit(traced: TracedBlocks, budget: float, listed: bool, bits: int | None) ->
 
     def fits(name: str) -> bool:
         held = modules[name].held
-        if name and (held <= budget or 2 * modules[name].own > held):
+        if name and (reach is Reach.ALL or held <= budget or 2 * modules[name].own > held):
             return True
         whole = name in inside and 2 * held > modules[""].held
         return name not in above and not whole
 
-    return dict.fromkeys(n for n in names if n in elements or (not listed and fits(n)))
+    return dict.fromkeys(
+        n for n in names if n in elements or (reach is not Reach.LISTED and fits(n))
+    )
 
 
 def unfit(modules: Mapping[str, Module]) -> str:

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.functional import cosine_similarity
 
 import razorctl
 from razorctl import Recipe, restore, saved_bytes, sparsify
@@ -16,10 +17,11 @@ from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer
 from razorctl.layers.registry import swaps
 from razorctl.memory.saved import traced_bytes
-from razorctl.methods import FAMILIES
+from razorctl.methods import CLOSE, FAMILIES
 from razorctl.rules.allocation import ENOUGH, FILE, RESERVE, _choices, allocate, closest, largest
 from razorctl.rules.registry import RULES
 from razorctl.surgery.byte_budget import sparsify_within
+from razorctl.surgery.reruns import attached
 from razorctl.units import percent
 from tests.models import vit
 
@@ -142,6 +144,46 @@ class TestWithin:
         got = sparsify_within(model, Recipe(method, 0.9), x)
         restore(model)
         assert got == sparsify(model, Recipe(method, 0.9))
+
+
+class Convolutions(nn.Module):
+    """Convolutions with norms and an activation function, in a list."""
+
+    def __init__(self, activation: type[nn.Module], channels: int = 16, count: int = 8) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(n, channels, 3), nn.BatchNorm2d(channels), activation())
+            for n in (3, *[channels] * (count - 1))
+        )
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class TestConvolutionsInBf16:
+    """Rules of the ratio alone are not close here: cosines of .90 and .94."""
+
+    def model(self, activation: type[nn.Module]) -> tuple[nn.Module, torch.Tensor]:
+        head = nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(64, 64)
+        return nn.Sequential(Convolutions(activation), *head).train(), torch.randn(8, 3, 24, 24)
+
+    def gradient(self, model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(x).float().square().sum()
+        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+
+    @pytest.mark.parametrize(("activation", "again"), [(nn.SiLU, False), (nn.ReLU, True)])
+    def test_keep_more_bits_or_run_again(self, activation, again):
+        model, x = self.model(activation)
+        full, exact = traced_bytes(model, x, autocast=torch.bfloat16), self.gradient(model, x)
+        sparsify_within(model, Recipe(), x, autocast=torch.bfloat16)
+        assert traced_bytes(model, x, autocast=torch.bfloat16) <= 0.1 * full
+        assert any(map(attached, model.modules())) == again
+        bits = {layer[0].rules.narrow.bits for layer in model[0].layers}
+        assert min(bits) >= 4
+        assert cosine_similarity(self.gradient(model, x), exact, dim=0) > CLOSE
 
 
 class Normed(nn.BatchNorm2d):
