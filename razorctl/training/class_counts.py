@@ -83,8 +83,8 @@ def rare_classes(
     if not rare.all() and job.class_weights is None:
         mend = "; --class-weights balanced counts all classes alike, as --metric f1 does"
     return [
-        f"{len(few):,} of {units.count(len(classes), 'class')} {verb} fewer than {FEW} training "
-        f"rows: {_named(few)}{mend}."
+        f"{len(few):,} of {units.count(len(classes), 'class')} {verb} fewer than "
+        f"{units.count(FEW, 'training row')}: {_named(few)}{mend}."
     ]
 
 

@@ -93,13 +93,11 @@ def run_length(job: Mapping[str, Any], per_epoch: int | None) -> str:
 
 def packing_summary(gain: Mapping[str, int], packing: bool) -> str:
     """The tokens that an epoch computes, packed and padded; packing: whether texts are packed."""
-    packed, padded = gain["packed"], gain["padded"]
+    packed, padded = (units.count(gain[name], "token") for name in ("packed", "padded"))
+    share = units.percent(gain["packed"] / gain["padded"])
     if packing:
-        return (
-            f"packed: an epoch has {packed:,} tokens, {packed / padded:.0%} of {padded:,} with "
-            "padding"
-        )
-    return f"not packed, which would make {packed / padded:.0%} of an epoch's {padded:,} tokens"
+        return f"packed: an epoch has {packed}, {share} of the {padded} with padding"
+    return f"not packed, which would make {packed} of the {padded} of an epoch, {share}"
 
 
 def title(model: str, dataset: str) -> str:
