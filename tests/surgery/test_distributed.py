@@ -1,5 +1,6 @@
 """Training by several processes: gradients are the average of what each process has alone."""
 
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
@@ -19,10 +20,14 @@ from razorctl.layers.linear import Linear
 from razorctl.memory.draws import joint_draws
 from razorctl.methods import EXACT, METHODS, Method
 from razorctl.sampling.reduction import mean_over_processes
+from razorctl.surgery.byte_budget import sparsify_within
+from razorctl.surgery.reruns import attached
 from tests import forked
 from tests.models import gpt2, llama, segformer, vit
 
 WORLD = 2
+# Float gradients, so that another order of sums stays a rounding.
+RAZOR = Recipe("razor", 0.5, int8_weight_grad=False, int8_input_grad=False)
 JOINT = (("full", "weights"), ("prebackrazor++", "weights"), ("full", "branches"))
 
 
@@ -83,6 +88,29 @@ def images(model: nn.Module) -> Tensor:
     return F.cross_entropy(model(torch.randn(4, 3, 32, 32)), torch.randint(5, (4,)))
 
 
+class Wave(nn.Module):
+    """A block that no layer knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 48), nn.Linear(48, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second(torch.sin(self.first(x)))
+
+
+def waves() -> nn.Module:
+    """Blocks that run again."""
+    model = nn.Sequential(*[Wave() for _ in range(4)], nn.Linear(16, 5))
+    sparsify_within(model, replace(RAZOR, ratio=0.75), torch.randn(64, 16))
+    assert sum(map(attached, model.modules())) == 4
+    return model
+
+
+def rows(model: nn.Module) -> Tensor:
+    return F.cross_entropy(model(torch.randn(64, 16)), torch.randint(5, (64,)))
+
+
 # By kinds of layers and losses: a model, its loss, and how DistributedDataParallel takes it.
 UNUSED = {"find_unused_parameters": True, "gradient_as_bucket_view": True}  # as finetune does
 KINDS = {
@@ -95,6 +123,8 @@ KINDS = {
     "batch norms and pools": (lambda: create_model("test_resnet"), images, UNUSED),
     "gates and group norms": (lambda: create_model("test_efficientnet_gn"), images, UNUSED),
     "layer norms of images": (lambda: create_model("test_convnext"), images, UNUSED),
+    "blocks that run again": (waves, rows, UNUSED),
+    "blocks that run again in a static graph": (waves, rows, {"static_graph": True}),
 }
 
 
@@ -103,8 +133,8 @@ def two_steps(kind: str, rank: int, together: bool) -> list[list[Tensor]]:
     build, loss, options = KINDS[kind]
     torch.manual_seed(0)
     model = build().train()
-    # Float gradients, so that another order of sums stays a rounding.
-    sparsify(model, Recipe("razor", 0.5, int8_weight_grad=False, int8_input_grad=False))
+    if build is not waves:
+        sparsify(model, RAZOR)
     called = DistributedDataParallel(model, **options) if together else model
     steps = []
     for step in range(2):
