@@ -66,6 +66,11 @@ FINE = {
         {"file": IMAGES, "class": FEW, **dict.fromkeys(("xmin", "ymin", "xmax", "ymax"), FEW)},
         "vit-micro",
     ),
+    "instructions with inputs": (
+        {"instruction": PROSE, "input": PROSE, "output": PROSE},
+        "gpt2",
+    ),
+    "one instruction": ({"instruction": ["Go on."] * 8, "input": PROSE, "output": PROSE}, "gpt2"),
     "texts with a figure": ({"text": PROSE, "score": [i / 3 for i in range(8)]}, "gpt2"),
     "a review in short": ({"review": PROSE, "summary": PROSE, "mood": FEW}, "bert-base"),
 }

@@ -43,8 +43,11 @@ def columns_of(ask: Ask, sample: Sample, answered: bool = True) -> TableColumns 
         # Answers to questions may be classes; those to instructions are for a model that writes.
         sure = asked is not QUESTIONS and "causal-lm" in ask.tasks
         texts = [prompt] if answer is None or sure else [prompt, answer]
-        if _are_chats(sample, prompt) or sample.varied(*texts):
-            parts = {"prompt": prompt, "input": _first(names, more), "answer": answer}
+        added = _first(names, more)
+        # All rows may have one instruction, each with an input of its own.
+        one = sure and added is not None and sample.varied(added)
+        if _are_chats(sample, prompt) or one or sample.varied(*texts):
+            parts = {"prompt": prompt, "input": added, "answer": answer}
             return TableColumns.of("causal-lm", **parts, **beside)
     return None
 

@@ -194,14 +194,6 @@ class Kind:
     mend: str
 
 
-def _varied(*roles: str) -> Callable[[Table], Sequence[str]]:
-    def signs(table: Table) -> Sequence[str]:
-        names = table.columns_for(*roles)
-        return names if table.sample.varied(*names) else ()
-
-    return signs
-
-
 def _prompts(table: Table) -> Sequence[str]:
     names = table.columns_for("prompt")
     texts = [column for column in table.sample.values if table.sample.varied(column)]
@@ -226,6 +218,12 @@ def _translations(table: Table) -> Sequence[str]:
 def _summaries(table: Table) -> Sequence[str]:
     names = table.columns_for("text|document|article|dialogue", "summary|highlights")
     return names if table.sample.varied(*names) and not table.may_have_label(*names) else ()
+
+
+def _targets(table: Table) -> Sequence[str]:
+    names = table.columns_for(SOURCE, TARGET)
+    instructed = table.columns_for("instruction")  # Alpaca's, with its input and output
+    return names if table.sample.varied(*names) and not instructed else ()
 
 
 def _boxes(table: Table) -> Sequence[str]:
@@ -285,7 +283,7 @@ KINDS = (
     Kind("questions with a choice of answers (multiple choice)", _choices, CONVERT),
     Kind("texts and translations", _translations, CONVERT),
     Kind("texts and summaries", _summaries, CONVERT),
-    Kind("sources and targets (text to text)", _varied(SOURCE, TARGET), CONVERT),
+    Kind("sources and targets (text to text)", _targets, CONVERT),
 )  # fmt: skip
 
 
