@@ -77,7 +77,7 @@ class Run(PreparedRun, Iterator[Step]):
         self.trial = self.learner.trial
         if newest is not None:
             self._go_on(self.learner.load(newest.path))
-        self._steps, self._between = self._train(), False
+        self._steps, self._between, self._frozen = self._train(), False, False
         with processes.together():
             self.metrics = None
             if processes.first():
@@ -113,18 +113,28 @@ class Run(PreparedRun, Iterator[Step]):
             self._release()
             raise
 
+    def _freeze(self) -> None:
+        """Hides all that is alive from garbage collections, which would look at it in vain."""
+        if not gc.get_freeze_count():
+            gc.collect()
+            gc.freeze()
+            self._frozen = True
+
+    def _thaw(self) -> None:
+        if self._frozen:
+            gc.unfreeze()
+            self._frozen = False
+
     def _release(self) -> None:
         """Unlocks the directory at once, since the garbage collector may take its time."""
         if self.lock is not None:
             self.lock.release()
 
     def _train(self) -> Iterator[Step]:
-        frozen = gc.get_freeze_count()
         try:
             yield from self._all_steps()
         finally:
-            if not frozen:
-                gc.unfreeze()
+            self._thaw()
 
     def _all_steps(self) -> Iterator[Step]:
         assert self.job.steps is not None
@@ -143,9 +153,7 @@ class Run(PreparedRun, Iterator[Step]):
                     self.save()
                 raise
             self.history.append(taken)
-            if not gc.get_freeze_count():  # or collections look at all that lives as long as this
-                gc.collect()
-                gc.freeze()
+            self._freeze()
             if self.job.processes == 1:
                 self.check_directory()
             if self.metrics is not None:
@@ -233,7 +241,7 @@ class Run(PreparedRun, Iterator[Step]):
                     raise
             self.learner.parts = self.recovery.relief.parts
             # Only now, since the error held what its frames held.
-            gc.unfreeze()
+            self._thaw()
             gc.collect()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
