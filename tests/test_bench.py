@@ -304,7 +304,7 @@ def test_rows_compare_with_full_by_the_mean_of_the_seeds(accuracy):
             "curve": list(zip((10, 20, 30), curve, strict=True)),
         }
         for case, curve in curves.items()
-        for seed in range(accuracy.SEEDS)
+        for seed in range(accuracy.TASKS["fashion"].seeds)
     ]
     times = [{"case": "full", "step_seconds": 2.0, "step_time_vs_full": 1.0}]
     times.append({"case": "razor", "step_seconds": 1.5, "step_time_vs_full": 0.75})
@@ -324,7 +324,7 @@ def test_seeds_are_taken_from_earlier_results_whose_first_has_the_same_bits(
     runs = [
         {"task": "r8", "case": case, "seed": seed, "rate": 1e-4, "score": seed, "loss": 0.5}
         for case in ("full", "razor")
-        for seed in range(accuracy.SEEDS)
+        for seed in range(accuracy.TASKS["r8"].seeds)
     ]
     file = tmp_path / "accuracy-r8-cpu-2000-01-01.json"
     file.write_text(json.dumps({"runs": runs, "settings": "others"}))

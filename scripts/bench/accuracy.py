@@ -77,7 +77,6 @@ GRIDS = {
         "torchao int8": Recipe("torchao-int8"),
     },
 }
-SEEDS = 3
 OWN = ("model", "dataset", "learning_rate", "seed")  # settings that each run or machine has
 BITS = ("score", "loss", "losses", "error")  # of a run, by which it equals another
 TURNS, WARM_UP = 15, 2
@@ -217,7 +216,7 @@ def rows(name: str, document: Row) -> list[Row]:
         runs = [run for run in every if run["rate"] == best_rate(every, case)]
         if errors := [run["error"] for run in runs if run["error"]]:
             refused[case] = errors[0]
-        elif len(runs) == SEEDS:
+        elif len(runs) == TASKS[name].seeds:
             outcomes[case] = Outcome(runs, times.get(case))
     if "full" not in outcomes:
         return []
@@ -272,7 +271,7 @@ def described(name: str, precision: Precision, device: str, cache: Path) -> Row:
         "settings": {
             "job": settings,
             "rates": TASKS[name].rates,
-            "seeds": SEEDS,
+            "seeds": TASKS[name].seeds,
             "target": TARGET,
         },
     }
@@ -400,7 +399,7 @@ def main() -> None:
         while True:  # what the other seeds say of a rate can make another one the best
             runs = [
                 Wanted(name, case, seed, best_rate(results.document["runs"], case))
-                for seed in range(SEEDS)
+                for seed in range(TASKS[name].seeds)
                 for case in cases
             ]
             if not (left := results.left(runs)):

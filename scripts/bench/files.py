@@ -1,14 +1,16 @@
 """Tasks as a user has them: a folder with a model, and files with data, under the cache.
 
-The images are Fashion-MNIST; the texts the R8 split of Reuters and mails of SpamAssassin; the
-masks those of garments of Fashion-MNIST that are laid on a background. See pretrained.py,
-convnets.py and decoder.py for the models.
+The images are Fashion-MNIST; the texts the R8 split of Reuters, mails of SpamAssassin, and
+editorials that people have rated (Hutto and Gilbert, 2014); the masks those of garments of
+Fashion-MNIST that are laid on a background. The tags are of names: an uncased model learns which
+words of an editorial are capitalized. See pretrained.py, convnets.py and decoder.py for the models.
 """
 
 import csv
 import email
 import email.policy
 import json
+import re
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -22,8 +24,10 @@ from PIL import Image
 from pretrained import (
     BERT,
     DINO,
+    HUTTO,
     MAILS,
     MINILM,
+    RATED_TEXTS,
     VIT_WEIGHTS,
     Rows,
     fetch,
@@ -46,6 +50,7 @@ ENLARGED = 112  # what the model sees of it: garments are nearly as large as in 
 TOKENS = 32  # of a classified text
 SPLITS = {"train": 6000, "validation": 200, "test": 2000}  # examples
 TEXTS = {"validation": 100, "test": 400}  # news of the decoder, which become fewer sequences
+WORD = re.compile(r"\w+(?:[.'-]\w+)*|[^\w\s]")
 EVALUATIONS = 8  # in a run
 KEY = {"splits": SPLITS, "texts": TEXTS}
 Files = Callable[[Path], Path]  # the cache -> a folder there
@@ -53,13 +58,17 @@ Files = Callable[[Path], Path]  # the cache -> a folder there
 
 @dataclass(frozen=True)
 class Task:
-    """A model, its data and settings; rates: the learning rates that are tried."""
+    """A model, its data and settings; rates: the learning rates that are tried.
+
+    seeds: the number of runs of each method.
+    """
 
     summary: str
     model: Files
     data: Files
     job: Job
     rates: tuple[float, ...] = (1e-4, 3e-4, 1e-3)
+    seeds: int = 3
 
 
 def weights(folder: Path) -> Path:
@@ -171,6 +180,14 @@ def shuffled(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
     return [rows[i] for i in order.tolist()]
 
 
+def divided(rows: list[tuple[str, str]], last: int) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """The rows of each split, of which the test has `last`."""
+    rows, more = shuffled(rows), SPLITS["validation"]
+    yield "test", rows[:last]
+    yield "validation", rows[last : last + more]
+    yield "train", rows[last + more :]
+
+
 def r8(cache: Path) -> Path:
     """News with their topics."""
 
@@ -186,15 +203,7 @@ def spam(cache: Path) -> Path:
     """Subjects and bodies of mails, with whether they are spam."""
 
     def write(folder: Path) -> None:
-        rows, more, last = shuffled(mails(cache)), SPLITS["validation"], SPLITS["test"]
-        tables(
-            folder,
-            [
-                ("test", rows[:last]),
-                ("validation", rows[last : last + more]),
-                ("train", rows[last + more :]),
-            ],
-        )
+        tables(folder, divided(mails(cache), SPLITS["test"]))
 
     return kept(cache, "files-spam", KEY, write)
 
@@ -216,6 +225,36 @@ def mails(cache: Path) -> list[tuple[str, str]]:
             text = text.encode("utf-8", "replace").decode().replace("\0", " ")
             rows.append(("spam" if content["group"].startswith("spam") else "ham", text[:2000]))
     return rows
+
+
+def rated(cache: Path, what: str) -> list[tuple[str, str]]:
+    """The mean rating of each text, from -4 to 4, and the text."""
+    with tarfile.open(fetch(RATED_TEXTS, cache) / HUTTO) as files:
+        file = files.extractfile(f"hutto_ICWSM_2014/{what}_GroundTruth.txt")
+        lines = file.read().decode("utf-8", "replace").split("\n")  # type: ignore[union-attr]
+    rows = [line.strip("\r").split("\t", 2) for line in lines if line]
+    return [(rating, text) for _, rating, text in rows]
+
+
+def tagged(text: str) -> Iterator[tuple[str, str]]:
+    """Words and marks with their tags; the first of a sentence is no name, as all are capital."""
+    before, inside = "", False
+    for word in WORD.findall(text):
+        begins = before in ("", ":", '"', "'", "`")
+        name = word[0].isupper() and not begins and word.partition("'")[0] != "I"
+        yield word, f"{'I' if inside else 'B'}-NAME" if name else "O"
+        before, inside = word, name
+
+
+def names(cache: Path) -> Path:
+    """Sentences of editorials, in CoNLL files."""
+
+    def write(folder: Path) -> None:
+        for split, rows in divided(rated(cache, "nytEditorialSnippets"), SPLITS["test"] // 2):
+            sentences = ("".join(f"{w} {tag}\n" for w, tag in tagged(text)) for _, text in rows)
+            (folder / f"{split}.conll").write_text("\n".join(filter(None, sentences)))
+
+    return kept(cache, "files-names", KEY, write)
 
 
 def texts(cache: Path) -> Path:
@@ -313,5 +352,13 @@ TASKS = {
         scenes,
         job("segmentation", 8, 960, ENLARGED),
         (3e-3, 1e-2, 3e-2),  # most of its layers have never met a background
+    ),
+    "tags": Task(
+        "MiniLM-L6 BERT, names in editorials",
+        bert,
+        names,
+        job("token-classification", 16, 240, TOKENS),
+        (2e-4,),
+        2,
     ),
 }

