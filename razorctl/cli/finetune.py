@@ -146,18 +146,7 @@ def _run(ctx: Call, settled: _Settled, device: str | None, resume: bool) -> dict
     from razorctl.training.threads import Threads
 
     def prepare(at: Callable[[str], None]) -> "Run":
-        from razorctl.training import run as trainer
-
-        run = trainer.finetune(
-            settled.job,
-            settled.recipe,
-            out=settled.out,
-            device=device,
-            plan=settled.plan,
-            progress=at,
-            resume=resume,
-            settle=threads.settle,
-        )
+        run = _begun(settled, device, at, threads.settle, resume)
         effects.note_settings(ctx, run.job)  # resolved: its steps may come from the model
         return run
 
@@ -168,28 +157,40 @@ def _run(ctx: Call, settled: _Settled, device: str | None, resume: bool) -> dict
     return run.result() if processes.first() else {}
 
 
+def _begun(
+    settled: _Settled,
+    device: str | None,
+    at: Callable[[str], None],
+    settle: Callable[..., None],
+    resume: bool = False,
+) -> "Run":
+    """The run that `training.run.finetune` returns for settings."""
+    from razorctl.training import run as trainer
+
+    return trainer.finetune(
+        settled.job,
+        settled.recipe,
+        out=settled.out,
+        device=device,
+        plan=settled.plan,
+        progress=at,
+        resume=resume,
+        settle=settle,
+    )
+
+
 def _prepare(settled: _Settled, device: str | None) -> dict[str, Any]:
     """Prepares a run without training it, and returns what is known of it then."""
     from razorctl.cli import progress
 
     runs: list[Run] = []
 
+    def settle(run: "Run", _: object) -> None:
+        runs.append(run)
+        raise progress.DryRunError
+
     def prepare(at: Callable[[str], None]) -> object:
-        from razorctl.training import run as trainer
-
-        def settle(run: "Run", _: object) -> None:
-            runs.append(run)
-            raise progress.DryRunError
-
-        return trainer.finetune(
-            settled.job,
-            settled.recipe,
-            out=settled.out,
-            device=device,
-            plan=settled.plan,
-            progress=at,
-            settle=settle,
-        )
+        return _begun(settled, device, at, settle)
 
     run = progress.prepare_only(prepare, runs.pop, settled.job, settled.recipe, device)
     return {

@@ -116,7 +116,7 @@ class PretrainedFiles:
 
     @property
     def tokenizer(self) -> Any:
-        """Its tokenizer, as of `tokenizer_with`."""
+        """The tokenizer of the model, as of `tokenizer_with`."""
         return self.tokenizer_with()
 
     def tokenizer_with(self, **settings: Any) -> Any:
