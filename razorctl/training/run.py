@@ -77,7 +77,8 @@ class Run(PreparedRun, Iterator[Step]):
         self.trial = self.learner.trial
         if newest is not None:
             self._go_on(self.learner.load(newest.path))
-        self._steps, self._between, self._frozen = self._train(), False, False
+        self._steps, self._between = self._train(), False
+        self._frozen: bool | None = None  # by this run; None until a step has been taken
         with processes.together():
             self.metrics = None
             if processes.first():
@@ -115,15 +116,16 @@ class Run(PreparedRun, Iterator[Step]):
 
     def _freeze(self) -> None:
         """Hides all that is alive from garbage collections, which would look at it in vain."""
-        if not gc.get_freeze_count():
-            gc.collect()
-            gc.freeze()
-            self._frozen = True
+        if self._frozen is None:  # once, since a count walks over all that is hidden
+            self._frozen = not gc.get_freeze_count()
+            if self._frozen:
+                gc.collect()
+                gc.freeze()
 
     def _thaw(self) -> None:
         if self._frozen:
             gc.unfreeze()
-            self._frozen = False
+        self._frozen = None
 
     def _release(self) -> None:
         """Unlocks the directory at once, since the garbage collector may take its time."""

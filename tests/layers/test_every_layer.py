@@ -150,7 +150,6 @@ def test_no_tensor_of_a_pass_waits_for_the_garbage_collector(case, rule):
         gc.set_debug(0)
         gc.garbage.clear()
         gc.enable()
-        gc.unfreeze()
     assert not left
 
 

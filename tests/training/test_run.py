@@ -286,6 +286,14 @@ def test_a_failed_save_leaves_no_half_file(tmp_path, monkeypatch):
     assert not list((tmp_path / "run/checkpoints").iterdir())
 
 
+def test_what_lives_as_long_as_a_run_is_hidden_from_collections_once(tmp_path, monkeypatch):
+    gc = Mock(**{"get_freeze_count.return_value": 0})
+    monkeypatch.setattr("razorctl.training.run.gc", gc)
+    train(tmp_path)
+    calls = [name for name, *_ in gc.method_calls]
+    assert calls == ["get_freeze_count", "collect", "freeze", "unfreeze"]
+
+
 def test_accumulation_takes_the_same_steps(tmp_path):
     weights = []
     for accumulate in (1, 4):
