@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 LIMIT = 5.0  # seconds that a chat template may take for a conversation
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")  # marks what an assistant says
 THOUGHT = "</think>"  # templates may leave out what stands before it
+THOUGHTS = ("reasoning_content", "thinking")  # what templates call it where it stands by itself
 # For tokenizers without a chat template: plain words, since the model knows no special tokens.
 PLAIN = (
     "{% if tools %}### Tools:\n{{ tools | tojson }}{{ '\n\n' }}{% endif %}"
@@ -32,19 +33,31 @@ PLAIN = (
     "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '\n\n' }}### Assistant:\n{% endif %}"
 )
-SHOWN = 240  # characters of a part of a sample
+SHOWN, NAMED = 240, 60  # characters of a part of a sample, and of a question in an error
 
 
 class Spoken:
-    """The messages of a row as chat templates take them, and the tools, or None without any."""
+    """The messages of a row as chat templates take them, and the tools, or None without any.
+
+    unlearned: the places of answers that are read and not learned.
+    """
 
     def __init__(self, row: Mapping[str, Any]) -> None:
         self.messages: list[dict[str, Any]] = []
         self.tools: list[Any] | None = None
-        for of in row["messages"]:
+        self.unlearned: set[int] = set()
+        for place, of in enumerate(row["messages"]):
             more = documents.parse(of.get("more") or "{}")
             self.tools = more.pop("tools", self.tools)
+            if more.pop("weight", 1) == 0:
+                self.unlearned.add(place)
             self.messages.append({"role": of["role"], "content": of["content"], **more})
+
+    @property
+    def name(self) -> str:
+        """Words by which the row is found in its file: the order of rows is another one here."""
+        said = next(m["content"] for m in self.messages if m["role"] == "user")
+        return f"the conversation that asks {_shortened(said.strip(), NAMED)!r}"
 
     def text(self, tokenizer: Any, count: int | None = None, prompt: bool = False) -> str:
         """The first messages by the chat template; prompt: whether an answer begins after them."""
@@ -92,7 +105,7 @@ def conversation_tokens(
         for number, row in enumerate(rows.select_columns("messages")):
             if number % BATCH == 0:
                 progress(f"tokenizing, {number:,} of {units.count(len(rows), 'conversation')}")
-            ids, answered = _conversation(tokenizer, Spoken(row), number)
+            ids, answered = _conversation(tokenizer, Spoken(row))
             cut += len(ids) > tokens
             if not any(answered[1:tokens]):  # the first token is never a label
                 lost += 1
@@ -153,21 +166,22 @@ def _templated(what: str, use: Callable[[], T]) -> T:
     ) from None
 
 
-def _conversation(tokenizer: Any, spoken: Spoken, number: int) -> tuple[list[int], list[bool]]:
-    """The tokens of a conversation, and of each whether an assistant says it."""
-    what, messages, tools = f"conversation {number}", spoken.messages, spoken.tools
-    if GENERATION.search(tokenizer.get_chat_template(tools=tools)):
+def _conversation(tokenizer: Any, spoken: Spoken) -> tuple[list[int], list[bool]]:
+    """The tokens of a conversation, and of each whether an assistant says it and it is learned."""
+    what, messages, tools = spoken.name, spoken.messages, spoken.tools
+    marks = GENERATION.search(tokenizer.get_chat_template(tools=tools))
+    if marks and not spoken.unlearned:  # which of the answers a mark is of is not told
         marked = partial(tokenizer.apply_chat_template, return_assistant_tokens_mask=True)
         found = _templated(what, lambda: marked(messages, tools, return_dict=True))
         text = _templated(what, lambda: spoken.text(tokenizer))
-        _check_kept(messages, dict.fromkeys(range(len(messages)), text), number)
+        _check_kept(spoken, text, {})
         return found["input_ids"], [bool(said) for said in found["assistant_masks"]]
     text, spans = _templated(what, lambda: _spans(tokenizer, spoken))
-    parts = {place: text[slice(*spans.get(place, (None,)))] for place in range(len(messages))}
-    _check_kept(messages, parts, number)
+    _check_kept(spoken, text, spans)
+    learned = [span for place, span in spans.items() if place not in spoken.unlearned]
     found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     offsets = found["offset_mapping"]
-    said = [any(first <= a < b <= last for first, last in spans.values()) for a, b in offsets]
+    said = [any(first <= a < b <= last for first, last in learned) for a, b in offsets]
     return found["input_ids"], said
 
 
@@ -189,26 +203,34 @@ def _spans(tokenizer: Any, spoken: Spoken) -> tuple[str, dict[int, tuple[int, in
     return whole, spans
 
 
-def _check_kept(
-    messages: Sequence[Mapping[str, Any]], parts: Mapping[int, str], number: int
-) -> None:
-    """Raises DataError if the chat template leaves out a message, or a call of a tool.
+def _check_kept(spoken: Spoken, text: str, spans: Mapping[int, tuple[int, int]]) -> None:
+    """Raises DataError if the chat template leaves out a message, a call of a tool, or a tool.
 
-    parts: the text that each message is in. A message that the template quotes is known by its
-    longest word.
+    spans: where in the text answers are; what else is said may be anywhere in it. A message that
+    the template quotes is known by its longest word. Templates may leave out the thoughts behind
+    all answers but the last one.
     """
-    for place, message in enumerate(messages):
-        content = message["content"].rsplit(THOUGHT, 1)[-1].strip()
-        said = [content] if content else []
-        said += [call["function"]["name"] for call in message.get("tool_calls", ())]
-        for each in said:
-            word = max(re.findall(r"\w+", each) or [each], key=len)
-            if each not in parts[place] and word not in parts[place]:
-                raise DataError(
-                    f"the chat template of the model leaves out the {message['role']} message "
-                    f"{place + 1} of conversation {number}; correct the template, or choose "
-                    "another model."
-                )
+    wanted: list[tuple[str, Any, str]] = []
+    for place, message in enumerate(spoken.messages):
+        part = text[slice(*spans.get(place, (None,)))]
+        where = f"the {message['role']} message {place + 1}"
+        wanted.append((where, message["content"].rsplit(THOUGHT, 1)[-1], part))
+        for call in message.get("tool_calls", ()):
+            name = call["function"]["name"]
+            wanted.append((f"the call of {name!r} in {where}", name, part))
+        if message is spoken.messages[-1]:
+            wanted += [(f"the {key} of {where}", message.get(key), part) for key in THOUGHTS]
+    for tool in spoken.tools or ():
+        name = tool.get("function", tool).get("name")
+        wanted.append((f"the tool {name!r}", name, text))
+    for what, said, part in wanted:
+        each = said.strip() if isinstance(said, str) else ""
+        word = max(re.findall(r"\w+", each) or [each], key=len)
+        if each not in part and word not in part:
+            raise DataError(
+                f"the chat template of the model leaves out {what} of {spoken.name}; correct the "
+                "template, leave that out of the data, or choose another model."
+            )
 
 
 def prompt(tokenizer: Any, row: Mapping[str, Any]) -> list[int]:
@@ -252,6 +274,6 @@ def sample(tokenizer: Any, row: Mapping[str, Sequence[int]]) -> list[tuple[str, 
     return parts
 
 
-def _shortened(text: str) -> str:
-    half = SHOWN // 2
-    return text if len(text) <= SHOWN else f"{text[:half]} ... {text[-half:]}"
+def _shortened(text: str, most: int = SHOWN) -> str:
+    half = most // 2
+    return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"

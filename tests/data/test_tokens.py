@@ -201,13 +201,13 @@ STRICT = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }
     ("chatty", "error", "message"),
     [
         (FORGETFUL, UsageError, "writes earlier messages anew"),
-        (STRICT, DataError, r"does not take conversation 0 \(no system\)"),
+        (STRICT, DataError, r"take the conversation that asks 'the cat' \(no system\)"),
         (
             MUTE.replace("NONE", "assistant"),
             DataError,
-            "out the assistant message 3 of conv",
+            "out the assistant message 3 of the conversation that asks 'the cat'",
         ),
-        (MUTE.replace("NONE", "system"), DataError, "leaves out the system message 1 of conv"),
+        (MUTE.replace("NONE", "system"), DataError, "leaves out the system message 1 of the c"),
         (
             MARKED.replace("{{ m.content }}<end>{% endg", "x{% endg"),
             DataError,
@@ -221,6 +221,35 @@ def test_templates_that_cannot_be_used(chatty, error, message):
         chats.conversation_tokens(talks(CHAT), chatty, 99)
 
 
+@pytest.mark.parametrize("chatty", [PLAIN, MARKED], indirect=True, ids=["plain", "marked"])
+def test_answers_of_weight_0_are_read_and_not_learned(chatty):
+    weighed = [{**one, "more": None} for one in CHAT]
+    weighed[2]["more"] = json.dumps({"weight": 0})
+    both = chats.conversation_tokens(talks(CHAT, weighed), chatty, 99)
+    assert both[0]["input_ids"] == both[1]["input_ids"]
+    learned = [token for token in both[1]["labels"] if token != -100]
+    assert learned == chatty.encode("ran<end>")
+
+
+CALL = {"function": {"name": "far"}}
+LOST = {
+    "the tool 'far' of the conversation": (0, {"tools": [{"name": "far"}]}),
+    "the call of 'far' in the assistant message 3": (2, {"tool_calls": [CALL]}),
+    "the reasoning_content of the assistant message 5": (4, {"reasoning_content": "and away"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", LOST)
+@pytest.mark.parametrize("chatty", [PLAIN, MARKED], indirect=True, ids=["plain", "marked"])
+def test_what_a_template_leaves_out_is_named(chatty, what):
+    place, more = LOST[what]
+    spoken = [{**one, "more": None} for one in CHAT]
+    spoken[2]["content"] = "sat"
+    spoken[place]["more"] = json.dumps(more)
+    with pytest.raises(DataError, match=f"leaves out {what}"):
+        chats.conversation_tokens(talks(spoken), chatty, 99)
+
+
 # Loops within the limits of jinja's sandbox, with text in the innermost one.
 ENDLESS = "".join(f"{{% for {x} in range(99999) %}}" for x in "abcd") + 4 * "{% endfor %}"
 
@@ -232,7 +261,9 @@ def test_templates_that_do_not_end(where, chatty, monkeypatch):
     threads = threading.active_count()
 
     def refused():
-        with pytest.raises(DataError, match=r"has not ended after 200 ms with conversation 0"):
+        with pytest.raises(
+            DataError, match=r"has not ended after 200 ms with the conversation that"
+        ):
             chats.conversation_tokens(talks(CHAT), chatty, 99)
         with pytest.raises(DataError, match=r"has not ended after 200 ms with a conversation"):
             chats.prompt(chatty, {"messages": CHAT})

@@ -1,7 +1,8 @@
 """Conversations: how the forms that files have become lists of messages, and what is wrong there.
 
 A message has a `role`, a `content`, and `more`: the JSON of what else a chat template is given, its
-tool calls and, with the first message, the tools of the conversation; None without any.
+tool calls, what it was thought out by, and, with the first message, the tools of the conversation,
+and of what is not trained, its weight of 0; None without any.
 """
 
 import json
@@ -10,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl.data.own.raw import Reasons
 from razorctl.errors import DataError
+from razorctl.models.chats import THOUGHTS
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 # What columns of a conversation may have: its messages, or a prompt with an input and an answer.
-PARTS = ("messages", "prompt", "input", "answer", "system", "tools")
+PARTS = ("messages", "prompt", "input", "answer", "system", "tools", "history")
 KEYS = ("role", "content")
 MORE = "more"
 SHARED = ("from", "value")  # the keys of ShareGPT
@@ -29,7 +31,10 @@ ROLES = {
     "developer": "system",
 }
 CALLS, CALLING = "function_call", "tool_calls"
-EXTRA = (CALLING, "tool_call_id", "name")  # keys of a message that are kept in `more`
+WEIGHT = "weight"  # of OpenAI's answers; those of weight 0 are read and not learned
+# Keys that are kept in `more`: of any message, of those with calls and of tools, and of answers.
+EXTRA = (CALLING, "tool_call_id", "name")
+SPOKEN = (*THOUGHTS, WEIGHT)
 KNOWN = ("system", "user", "assistant", "tool")
 # Role -> those that may follow; an empty one stands before the first message.
 FOLLOWING = {
@@ -89,10 +94,11 @@ def _joined(parts: Parts) -> Messages:
     else:
         given = _text(parts.get("input"), "input")
         prompt, answer = (parts.get(name) for name in ("prompt", "answer"))
-        messages = _said("user", prompt, "a prompt")
-        if given and messages:
-            messages[-1]["content"] = f"{messages[-1]['content']}{GAP}{given}"
-        messages += _said("assistant", answer, "an answer")
+        asked = _said("user", prompt, "a prompt")
+        if given and asked:
+            asked[-1]["content"] = f"{asked[-1]['content']}{GAP}{given}"
+        earlier = _earlier(parts.get("history"))
+        messages = [*earlier, *asked, *_said("assistant", answer, "an answer")]
     system = _text(parts.get("system"), "system")
     if system and not (messages and messages[0]["role"] == "system"):
         messages.insert(0, {"role": "system", "content": system, MORE: None})
@@ -112,6 +118,30 @@ def _said(role: str, value: Any, what: str) -> Messages:
     return [{"role": role, "content": value, MORE: None}] if written else []
 
 
+def _earlier(value: Any) -> Messages:
+    """The turns before a prompt, by pairs of a question and its answer."""
+    pairs = _parsed(value, "the history is") or ()
+    if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+        raise MisshapenError("the history is no list of pairs of a question and an answer")
+    roles = (("user", "a question"), ("assistant", "an answer"))
+    return [
+        message
+        for pair in pairs
+        for (role, what), said in zip(roles, pair, strict=True)
+        for message in _said(role, said, what)
+    ]
+
+
+def _parsed(value: Any, what: str) -> Any:
+    """A value, which may be JSON in a text, as in CSV."""
+    if not isinstance(value, str) or not value.strip():
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        raise MisshapenError(f"{what} not JSON") from None
+
+
 def _text(value: Any, column: str) -> str:
     if value is not None and not isinstance(value, str):
         raise MisshapenError(f"{column} is no text")
@@ -119,18 +149,15 @@ def _text(value: Any, column: str) -> str:
 
 
 def _tools(value: Any) -> Any:
-    """The schemas of tools, which may be JSON in a text."""
-    if isinstance(value, str) and value.strip():
-        try:
-            value = json.loads(value)
-        except ValueError:
-            raise MisshapenError("tools are not JSON") from None
+    """The schemas of tools."""
+    value = _parsed(value, "tools are")
     if value and not (isinstance(value, list) and all(isinstance(one, Mapping) for one in value)):
         raise MisshapenError("tools are no list of objects")
     return _without_nulls(value)
 
 
 def _turns(value: Any) -> Messages:
+    value = _parsed(value, "messages are")
     if not isinstance(value, list):
         raise MisshapenError("messages are no list")
     return [_turn(message) for message in value]
@@ -155,7 +182,19 @@ def _turn(message: Any) -> dict[str, str | None]:
     role = ROLES.get(word, word)
     if role != "tool" and CALLING not in more:
         more = {}  # the name of a user is for no template
+    if role == "assistant":
+        more |= _aside(message)
     return {"role": role, "content": content, MORE: json.dumps(more) if more else None}
+
+
+def _aside(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """The thoughts behind an answer, and its weight if that is 0."""
+    weight = answer.get(WEIGHT)
+    if weight not in (None, 0, 1):
+        raise MisshapenError(f"a weight of {weight!r}, neither 0 nor 1")
+    said = {key: answer[key] for key in THOUGHTS if isinstance(answer.get(key), str)}
+    kept: dict[str, Any] = {key: thought for key, thought in said.items() if thought.strip()}
+    return {**kept, WEIGHT: 0} if weight == 0 else kept
 
 
 def _written(content: list[Any]) -> str:
@@ -170,10 +209,7 @@ def _written(content: list[Any]) -> str:
 
 def _called(content: str) -> list[Any]:
     """The calls in a message of ShareGPT."""
-    try:
-        found = json.loads(content)
-    except ValueError:
-        raise MisshapenError("a call of a tool is not JSON") from None
+    found = _parsed(content, "a call of a tool is")
     return found if isinstance(found, list) else [found]
 
 
@@ -186,11 +222,8 @@ def _calls(calls: Any) -> list[Any]:
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise MisshapenError("a call of a tool without a name")
         function = dict(function)
-        if isinstance(function.get("arguments"), str):
-            try:
-                function["arguments"] = json.loads(function["arguments"])
-            except ValueError:
-                raise MisshapenError("arguments of a tool are not JSON") from None
+        if "arguments" in function:
+            function["arguments"] = _parsed(function["arguments"], "arguments of a tool are") or {}
         named = {key: own[key] for key in ("id",) if key in own}
         made.append({"type": "function", **named, "function": function})
     if not made:
@@ -225,17 +258,18 @@ def _has_messages(values: "pa.DataType") -> bool:
     import pyarrow as pa
 
     names = _inner(values).keys()
-    return _is_shared(values) or names >= {*KEYS} or pa.types.is_null(values)
+    texts = pa.types.is_string(values) or pa.types.is_large_string(values)  # JSON
+    return _is_shared(values) or names >= {*KEYS} or pa.types.is_null(values) or texts
 
 
 def _is_plain(values: "pa.DataType") -> bool:
-    """Whether messages of this type have the keys of `KEYS`, texts, and no calls of tools."""
+    """Whether messages of this type have the keys of `KEYS`, texts, and none that `more` needs."""
     import pyarrow as pa
 
     inner = _inner(values)
     texts = (inner.get(key, pa.null()) for key in KEYS)
     written = all(pa.types.is_string(text) or pa.types.is_large_string(text) for text in texts)
-    return written and CALLING not in inner
+    return written and not {CALLING, *SPOKEN} & {*inner}
 
 
 def check(values: "pa.DataType") -> None:
@@ -283,7 +317,7 @@ def _fault(messages: Sequence[Mapping[str, Any]], answered: bool) -> str | None:
         if not (content or "").strip() and role != "tool":
             if role != "assistant":
                 return "an empty message"
-            if not message.get(MORE):
+            if CALLING not in json.loads(message.get(MORE) or "{}"):
                 return "an empty answer"
         before = role
     needed, without = (

@@ -1,5 +1,6 @@
 """Conversations in every form that files have them, and what is wrong with them."""
 
+import csv
 import json
 from pathlib import Path
 
@@ -47,6 +48,14 @@ def written(rows, kind):
         Path("a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     elif kind == "json":
         Path("a.json").write_text(f"\ufeff{json.dumps(rows, indent=1)}\n")
+    elif kind == "csv":  # lists are JSON in texts
+        with Path("a.csv").open("w", newline="") as stream:
+            table = csv.DictWriter(stream, rows[0])
+            table.writeheader()
+            table.writerows(
+                {k: v if isinstance(v, str) else json.dumps(v) for k, v in row.items()}
+                for row in rows
+            )
     elif kind == "lines of json":
         Path("a.json").write_text("\n".join(map(json.dumps, rows)))
         kind = "json"
@@ -67,9 +76,11 @@ def said(messages):
     return [(message["role"], message["content"]) for message in messages]
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "json", "lines of json", "parquet"])
+@pytest.mark.parametrize("kind", ["jsonl", "json", "lines of json", "parquet", "csv"])
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_becomes_messages(form, kind):
+    if (form, kind) == ("prompts of messages", "csv"):
+        return  # a prompt may be any text, JSON too
     found = load(written(FORMS[form], kind))
     expected = [said(talk) for talk in TALKS]
     if form == "Alpaca":
@@ -117,6 +128,26 @@ def test_turns_of_system_and_tools_are_kept(row, kind):
         assert talk[3]["content"] == "31"
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_earlier_turns_of_an_instruction_are_kept(kind):
+    rows = [{**row, "history": [["Are you there?", "Yes."]]} for row in FORMS["Alpaca"]]
+    rows[0]["history"] = []
+    found = load(written(rows, kind))
+    assert [len(talk) for talk in found] == [4, 4, 4, 2]
+    assert said(found[0][:2]) == [("user", "Are you there?"), ("assistant", "Yes.")]
+
+
+def test_what_answers_have_beside_is_kept():
+    answers = [{**TALKS[0][1], "weight": n % 2, "reasoning_content": f"{n}"} for n in range(4)]
+    rows = [{"messages": [TALKS[0][0], answer]} for answer in answers]
+    for kind in ("jsonl", "parquet"):
+        more = [json.loads(found[1]["more"]) for found in load(written(rows, kind))]
+        weighed = [
+            {"reasoning_content": f"{n}", **({} if n % 2 else {"weight": 0})} for n in range(4)
+        ]
+        assert sorted(more, key=str) == sorted(weighed, key=str)
+
+
 def talk(*turns):
     return {"messages": [{"role": role, "content": content} for role, content in turns]}
 
@@ -145,6 +176,10 @@ BAD = {
     },
     "tools are not JSON": {**talk(ASK, ANSWER), "tools": "weather()"},
     "system is no text": {**talk(ASK, ANSWER), "system": 4},
+    "messages are not JSON": {"messages": "[{'role': 'user', 'content': 'Why?'}]"},
+    "a weight of 0.5, neither 0 nor 1": {
+        "messages": [*talk(ASK)["messages"], {"role": "assistant", "content": "So.", "weight": 0.5}]
+    },
 }
 
 
@@ -160,8 +195,11 @@ def test_bad_conversations_are_named():
 
 def test_instructions_without_an_answer_are_named():
     rows = [*FORMS["Alpaca"], {"instruction": "Why?", "input": "", "output": " "}]
-    with pytest.raises(DataError, match=r"a.jsonl, line 5 \(no answer of an assistant\)"):
+    rows += [{**rows[0], "history": history} for history in ([["Why?"]], "[")]
+    with pytest.raises(DataError, match=r"line 5 \(no answer of an assistant\)") as caught:
         load(written(rows, "jsonl"))
+    assert "line 6 (the history is no list of pairs of a question and" in str(caught.value)
+    assert "line 7 (the history is not JSON)" in str(caught.value)
 
 
 DOCUMENTS = {

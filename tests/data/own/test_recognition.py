@@ -25,6 +25,15 @@ SHARED = [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "good da
 TABLES = {
     "preferences": ({"prompt": PROSE, "chosen": PROSE, "rejected": PROSE}, "preference pairs, DPO"),
     "marked": ({"prompt": PROSE, "completion": PROSE, "label": FEW}, "preferences, KTO"),
+    "two answers": ({"prompt": PROSE, "response_0": PROSE, "response_1": PROSE}, "pairs, DPO"),
+    "trees": (
+        {"message_id": PROSE, "parent_id": PROSE, "text": PROSE, "role": FEW},
+        "nodes of trees (OASST)",
+    ),
+    "seen": (
+        {"image": PROSE, "conversations": [[{"from": "human", "value": "a"}]] * 8},
+        "conversations with images",
+    ),
     "alike": ({"anchor": PROSE, "positive": PROSE, "negative": PROSE}, "triplets for embeddings"),
     "questions": ({"context": PROSE, "question": PROSE, "answers": [{"text": ["a"]}] * 8}, "SQuAD"),
     "choices": ({"question": PROSE, "choices": LISTS, "answer": FEW}, "multiple choice"),

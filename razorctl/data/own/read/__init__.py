@@ -125,7 +125,8 @@ def _tables(ask: Ask, path: Path) -> tables.Tables | None:
         files = tables.in_folder(path)
         return tables.find(ask, files) if files else None
     if path.suffix.casefold() in folder.ARCHIVES:
-        raise DataError(f"{name} is an archive; unpack it, and name the folder.")
+        what = "file" if path.with_suffix("").suffix not in ("", ".tar") else "folder"
+        raise DataError(f"{name} is an archive; unpack it, and name the {what}.")
     if path.suffix.casefold() == ".json" and not lines.has_json_rows(path):
         raise recognition.refuse_document(ask, path)
     if not tables.is_table(path):

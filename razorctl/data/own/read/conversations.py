@@ -1,9 +1,10 @@
 """The columns of conversations: messages, or prompts with answers, as ShareGPT, Alpaca and TRL do.
 
 Columns are given, or found by their names. A `system` and the `tools` of a conversation may be in
-columns beside it.
+columns beside it, and the `history` of a prompt. Lists may be JSON in texts, as in CSV.
 """
 
+import re
 from collections.abc import Sequence
 
 from razorctl.data.own.ask import Ask
@@ -14,6 +15,7 @@ MESSAGES = ("messages", "conversations", "conversation")
 ANSWER = ("output", "response", "answer", "completion")
 SYSTEM = ("system", "system_prompt")
 QUESTIONS = ("question", "query")
+LIST = re.compile(r"\s*\[\s*\{")  # begins a list of messages, as JSON or as Python prints it
 # The columns of a prompt, and those of its input.
 FORMS: Sequence[tuple[Sequence[str], Sequence[str]]] = (
     (("instruction",), ("input", "context")),
@@ -32,7 +34,7 @@ def columns_of(ask: Ask, sample: Sample, answered: bool = True) -> TableColumns 
         return None
     names = {normalized_name(column): column for column in sample.values}
     called = [names[name] for name in MESSAGES if name in names] if given is None else [given]
-    messages = next((column for column in called if _has_lists(sample, column)), None)
+    messages = next((column for column in called if _has_messages(sample, column)), None)
     beside = {"system": _first(names, SYSTEM), "tools": _first(names, ("tools",))}
     if messages is not None:
         return TableColumns.of("causal-lm", messages=messages, **beside)
@@ -47,7 +49,8 @@ def columns_of(ask: Ask, sample: Sample, answered: bool = True) -> TableColumns 
         # All rows may have one instruction, each with an input of its own.
         one = sure and added is not None and sample.varied(added)
         if _are_chats(sample, prompt) or one or sample.varied(*texts):
-            parts = {"prompt": prompt, "input": added, "answer": answer}
+            earlier = _first(names, ("history",))
+            parts = {"history": earlier, "prompt": prompt, "input": added, "answer": answer}
             return TableColumns.of("causal-lm", **parts, **beside)
     return None
 
@@ -56,8 +59,11 @@ def _first(names: dict[str, str], called: Sequence[str]) -> str | None:
     return next((names[name] for name in called if name in names), None)
 
 
-def _has_lists(sample: Sample, column: str) -> bool:
-    return any(isinstance(value, list) for value in sample.values.get(column, ()))
+def _has_messages(sample: Sample, column: str) -> bool:
+    return any(
+        isinstance(value, list) or (isinstance(value, str) and LIST.match(value) is not None)
+        for value in sample.values.get(column, ())
+    )
 
 
 def _are_chats(sample: Sample, column: str) -> bool:

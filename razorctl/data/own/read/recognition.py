@@ -200,6 +200,24 @@ def _prompts(table: Table) -> Sequence[str]:
     return names if texts == names and not table.columns_for(ANSWERS) else ()
 
 
+# The columns of two answers of which one is better.
+RIVALS = (
+    *(("chosen", "rejected"), ("response_0", "response_1"), ("response_a", "response_b")),
+    ("conversation_a", "conversation_b"),
+)
+
+
+def _preferences(table: Table) -> Sequence[str]:
+    return next(filter(None, (table.columns_for(*pair) for pair in RIVALS)), ())
+
+
+def _seen(table: Table) -> Sequence[str]:
+    """The columns of conversations with images, videos or sounds."""
+    talks = table.columns_for("|".join(conversations.MESSAGES))
+    shown = table.columns_for("image|images|video|videos|audio|audios")
+    return [*talks, *shown] if talks and shown and table.sample.present(shown[0]) else ()
+
+
 def _choices(table: Table) -> Sequence[str]:
     names = table.columns_for(
         "question|query|prompt|ctx|context|sentence", "choices|options|endings"
@@ -262,6 +280,10 @@ def _sounds(table: Table) -> Sequence[str]:
 
 
 KINDS = (
+    Kind("conversations with images, videos or sounds", _seen,
+         "name conversations without them, or a column of texts with --text-column"),
+    Kind("messages that are the nodes of trees (OASST)",
+         lambda table: table.columns_for("message_id", "parent_id", "text", "role"), CONVERT),
     Kind("one document of images, annotations and categories (COCO)",
          lambda table: table.columns_for("images", "annotations", "categories"),
          "give folders images and masks, or a table with an image and a label on each row"),
@@ -269,8 +291,7 @@ KINDS = (
     Kind("boxes of objects in images (object detection)", _boxes, CLASSES),
     Kind("questions on images (visual question answering)", _questions, CLASSES),
     Kind("images with captions (CLIP)", _captions, f"{CLASSES}, or texts with --text-column"),
-    Kind("answers that are chosen or rejected (preference pairs, DPO)",
-         lambda table: table.columns_for("chosen", "rejected"), CONVERT),
+    Kind("answers that are chosen or rejected (preference pairs, DPO)", _preferences, CONVERT),
     Kind("answers marked as good or bad (preferences, KTO)",
          lambda table: table.columns_for("prompt", "completion", "label"), CONVERT),
     Kind("steps of answers with a mark each (process rewards, PRM)",
