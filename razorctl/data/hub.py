@@ -80,7 +80,9 @@ def _numbered(name: str, train: "Dataset", test: "Dataset", classes: int) -> Spl
         names = [str(value) for value in values]
         numbers = {value: number for number, value in enumerate(values)}
         train, test = (
-            split.remove_columns("label").add_column("label", [numbers[v] for v in split["label"]])
+            split.remove_columns("label").add_column(
+                "label", [numbers[v] for v in split["label"][:]]
+            )
             for split in (train, test)
         )
     elif not set(values) <= set(range(len(names))):
@@ -101,7 +103,7 @@ def _measured(name: str, train: "Dataset", test: "Dataset", columns: Mapping[str
     import numpy as np
 
     for split in (train, test):
-        labels = np.asarray(split["label"], np.float64)
+        labels = np.asarray(split["label"][:], np.float64)
         if not np.isfinite(labels).all():
             raise DataError(
                 f"{name} has labels that are no numbers; it may have changed on the hub, so choose "

@@ -39,7 +39,7 @@ def _joined(name: str, rows: "Dataset") -> "Dataset":
             f"{name} has no column text, only {', '.join(rows.column_names)}; it may have changed "
             "on the hub, so choose another data set."
         )
-    return Dataset.from_dict({"text": ["".join(rows["text"])]})
+    return Dataset.from_dict({"text": ["".join(rows["text"][:])]})
 
 
 DATASETS = (

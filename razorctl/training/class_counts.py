@@ -33,7 +33,7 @@ def class_counts(
     if isinstance(rows, Stream):
         return None
     if job.classifies:
-        return np.bincount(np.asarray(rows["label"]), minlength=classes)
+        return np.bincount(np.asarray(rows["label"][:]), minlength=classes)
     if job.task != "segmentation" or job.class_weights is None:
         return None
     progress("counting the pixels of each class")

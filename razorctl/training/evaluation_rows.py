@@ -115,5 +115,5 @@ def _renumbered(name: str, splits: data.Splits, split: str, classes: list[str]) 
         return rows
     if isinstance(rows, Stream):
         raise DataError(f"{name} has other classes than the run was trained on; undo that.")
-    labels = renumbered(name, np.asarray(rows["label"]), splits.classes, classes)
+    labels = renumbered(name, np.asarray(rows["label"][:]), splits.classes, classes)
     return rows.remove_columns("label").add_column("label", labels)
