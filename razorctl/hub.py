@@ -122,6 +122,13 @@ def listing(name: str, repo: str) -> list[str]:
     return sorted(f.relative_to(newest).as_posix() for f in newest.rglob("*") if f.is_file())
 
 
+def license_of(repo: str) -> str | None:
+    """The license of a model's repository by its card; None if that or the hub does not tell."""
+    info, _, _ = _ask(repo, "model")
+    card = None if info is None else info.card_data
+    return card.license if card is not None and isinstance(card.license, str) else None
+
+
 def check_name(repo: str) -> None:
     """Raises UsageError if the hub allows no repository of that name, or if it names no owner."""
     from huggingface_hub import errors

@@ -10,6 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
+from huggingface_hub import metadata_load
+
 from tests import local_hub
 
 LARGE = (".safetensors", ".onnx")  # files that are sent before a commit
@@ -134,6 +136,9 @@ class Handler(BaseHTTPRequestHandler):
         if len(rest) == 2 or rest[2] == "revision":
             names = [file.relative_to(folder).as_posix() for file in files(folder)]
             answer = {"siblings": [{"rfilename": name} for name in names]}
+            card = folder / "README.md"
+            if kind == "models" and card.exists():
+                answer["cardData"] = metadata_load(card)
             return self.answer(200, {"id": "/".join(rest[:2]), "sha": local_hub.COMMIT, **answer})
         entries = [self.entry(folder, file) for file in files(folder)]
         if rest[2] == "paths-info":

@@ -140,6 +140,7 @@ def from_hub(
         read,
         metric=metric,
         task=task,
+        repository=repo,
     )
 
 

@@ -59,5 +59,6 @@ DATASETS = (
         test_examples=2_000,
         load=partial(load, "scene_parse_150"),
         task="segmentation",
+        repository=REPO,
     ),
 )

@@ -88,6 +88,7 @@ class Source:
         evaluated_examples: rows of one's own data that are evaluated during training; None if that
             is not known.
         conversations: whether its rows have `messages`.
+        repository: that of the hub which has it.
     """
 
     name: str
@@ -103,3 +104,4 @@ class Source:
     validated: bool = False
     evaluated_examples: int | None = None
     conversations: bool = False
+    repository: str | None = None

@@ -52,5 +52,6 @@ DATASETS = (
         test_examples=None,
         load=partial(load, "wikitext2"),
         task="causal-lm",
+        repository=REPO,
     ),
 )

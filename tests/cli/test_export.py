@@ -2,16 +2,17 @@
 
 import json
 from pathlib import Path
-from shutil import copytree
+from shutil import copyfile, copytree
 
 import numpy as np
 import pytest
 import torch
-from huggingface_hub import constants
+from huggingface_hub import ModelCard, constants
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from razorctl import models
+from razorctl.models import timm
 from razorctl.training.exporting import formats
 from tests import local_hub
 from tests.cli.commands import assert_ends_with_an_error, razorctl
@@ -50,7 +51,7 @@ def exported(*words: str) -> dict:
 def test_onnx_computes_the_logits_of_the_run(here):
     import onnxruntime
 
-    document = exported("--to", "onnx")
+    document = exported("--to", "onnx", "--weights", "last")
     assert document["out"] == "run-onnx"
     names = sorted(file.name for file in Path("run-onnx").iterdir())
     assert names == [*document["files"]] == sorted([*OTHERS, "model.onnx", *TOKENIZER[:2]])
@@ -68,6 +69,10 @@ def test_onnx_computes_the_logits_of_the_run(here):
     (found,) = session.run(None, {"input_ids": ids.numpy(), "attention_mask": mask.numpy()})
     np.testing.assert_allclose(found[2, :9], wanted[2, :9], atol=1e-5)
     np.testing.assert_allclose(found[[0, 1, 3, 4]], wanted[[0, 1, 3, 4]], atol=1e-5)
+    card = Path("run-onnx/README.md").read_text()
+    assert "library_name: onnx\n" in card
+    exec(card.split("```python\n")[1].split("```")[0], values := {})
+    assert values["logits"].shape[2] == 45
 
 
 def test_a_decoder_is_written_as_transformers_writes_it(here, kinds):
@@ -108,17 +113,40 @@ def test_a_run_on_the_hub_is_the_run(here, account, kinds):
     )
     (card,) = account.glob("models--me--chats/snapshots/*/README.md")
     text, result = card.read_text(), json.loads(Path("run/result.json").read_text())
-    assert "library_name: transformers\npipeline_tag: text-generation" in text
+    header = ModelCard(text).data
+    assert (header.library_name, header.pipeline_tag) == ("transformers", "text-generation")
+    assert header.metrics == ["perplexity", "accuracy"]
+    assert {each.metric_type: each.metric_value for each in header.eval_results} == pytest.approx(
+        result["best_metrics"], abs=1e-6
+    )
     for row in (
         *("| method | razor |", "| ratio | 0.5 |", "| data | ./chats.jsonl |"),
         f"| perplexity | {result['best_metrics']['perplexity']:.4f} |",
-        *("\nrazorctl finetune ./llama ./chats.jsonl ", " --ratio 0.5\n"),
+        *("\nrazorctl finetune ./llama ./chats.jsonl ", " --ratio 0.5 --out run\n"),
         "\nrazorctl export run --to safetensors --push-to-hub me/chats\n",
         '= AutoModelForCausalLM.from_pretrained("me/chats")',
     ):
         assert row in text
     for file in card.parent.iterdir():
         assert str(kinds).encode() not in file.read_bytes()
+
+
+def test_a_card_names_what_the_model_began_with(here, server):
+    """Its license too, if the hub tells it."""
+    began = server / f"models--some--base/snapshots/{local_hub.COMMIT}"
+    began.mkdir(parents=True)
+    copyfile("run/config.json", began / "config.json")
+    (began / "README.md").write_text("---\nlicense: mit\n---\n")
+    result = json.loads(Path("run/result.json").read_text())
+    result["job"] |= {"model": "hf:some/base", "dataset": "sst2"}
+    Path("run/result.json").write_text(json.dumps(result))
+    header = ModelCard(exported("--push-to-hub", "me/chats", "--dry-run")["card"]).data
+    assert (header.base_model, header.license) == ("some/base", "mit")
+    assert header.datasets == ["nyu-mll/glue"]
+    for tags, repo in (({"tag": "a1_in1k"}, "timm/resnet50.a1_in1k"), ({}, None)):
+        config = {"architecture": "resnet50", "pretrained_cfg": {**tags, "license": "apache-2.0"}}
+        Path("config.json").write_text(json.dumps(config))
+        assert timm.origin(Path()) == (repo, "apache-2.0")
 
 
 def test_a_dry_run_keeps_nothing(here):

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from razorctl import documents
 from razorctl.config import registry
 from razorctl.models import Model, Named
 from razorctl.models.timm.classification import Architecture, classifier, in_folder
@@ -63,6 +64,20 @@ def knows(name: str) -> bool:
 def owns(config: Mapping[str, Any]) -> bool:
     """Whether a folder with that config.json has a model of timm."""
     return "architecture" in config and "library" not in config
+
+
+def origin(folder: Path) -> tuple[str | None, str | None]:
+    """The repository of the weights that a folder's began as, and their license, by its config.
+
+    None for what it does not say.
+    """
+    from timm.models import get_pretrained_cfg
+
+    config = documents.parse(documents.read_bytes(folder / "config.json"))
+    pretrained = config.get("pretrained_cfg") or {}
+    tag = pretrained.get("tag")
+    known: Any = get_pretrained_cfg(f"{config['architecture']}.{tag}") if tag else None
+    return known and known.hf_hub_id, pretrained.get("license")
 
 
 def local(name: str, folder: Path, config: Mapping[str, Any]) -> Named:

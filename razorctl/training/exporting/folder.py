@@ -1,6 +1,5 @@
 """The files of an exported run: its model's, ONNX in their weights' place, and a model card."""
 
-import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -35,10 +34,7 @@ def write(
     if copy:
         files = {each: Path(shutil.copyfile(file, folder / each)) for each, file in files.items()}
     graph = onnx_model.write(trained, folder) if to == "onnx" else None
-    words = ["razorctl", "export", trained.run.resolve().name, "--to", to]
-    if "/" in name:
-        words += ["--push-to-hub", name]
-    (folder / card.FILE).write_text(card.text(trained, name, to, shlex.join(words)), "utf-8")
+    (folder / card.FILE).write_text(card.text(trained, name, to, graph), "utf-8")
     files |= {file.name: file for file in sorted(folder.iterdir())}
     return dict(sorted(files.items())), graph
 
