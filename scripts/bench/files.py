@@ -1,9 +1,10 @@
 """Tasks as a user has them: a folder with a model, and files with data, under the cache.
 
-The images are Fashion-MNIST; the texts the R8 split of Reuters, mails of SpamAssassin, and
-editorials that people have rated (Hutto and Gilbert, 2014); the masks those of garments of
-Fashion-MNIST that are laid on a background. The tags are of names: an uncased model learns which
-words of an editorial are capitalized. See pretrained.py, convnets.py and decoder.py for the models.
+The images are Fashion-MNIST; the texts the R8 split of Reuters, mails of SpamAssassin, and tweets
+and editorials that people have rated (Hutto and Gilbert, 2014); the masks those of garments of
+Fashion-MNIST that are laid on a background, whose classes are also the labels of that image. The
+tags are of names: an uncased model learns which words of an editorial are capitalized. See
+pretrained.py, convnets.py and decoder.py for the models.
 """
 
 import csv
@@ -50,6 +51,7 @@ ENLARGED = 112  # what the model sees of it: garments are nearly as large as in 
 TOKENS = 32  # of a classified text
 SPLITS = {"train": 6000, "validation": 200, "test": 2000}  # examples
 TEXTS = {"validation": 100, "test": 400}  # news of the decoder, which become fewer sequences
+ASKED, ANSWERED = 24, 40  # words of a news item that a prompt has, and its answer
 WORD = re.compile(r"\w+(?:[.'-]\w+)*|[^\w\s]")
 EVALUATIONS = 8  # in a run
 KEY = {"splits": SPLITS, "texts": TEXTS}
@@ -236,6 +238,15 @@ def rated(cache: Path, what: str) -> list[tuple[str, str]]:
     return [(rating, text) for _, rating, text in rows]
 
 
+def tweets(cache: Path) -> Path:
+    """Tweets with their ratings."""
+
+    def write(folder: Path) -> None:
+        tables(folder, divided(rated(cache, "tweets"), SPLITS["test"] // 2))
+
+    return kept(cache, "files-tweets", KEY, write)
+
+
 def tagged(text: str) -> Iterator[tuple[str, str]]:
     """Words and marks with their tags; the first of a sentence is no name, as all are capital."""
     before, inside = "", False
@@ -255,6 +266,29 @@ def names(cache: Path) -> Path:
             (folder / f"{split}.conll").write_text("\n".join(filter(None, sentences)))
 
     return kept(cache, "files-names", KEY, write)
+
+
+def instructions(cache: Path) -> Path:
+    """Beginnings of news as prompts, and how they go on; the decoder was not trained on them."""
+
+    def write(folder: Path) -> None:
+        unseen, more = decoder.halves(cache)[1], TEXTS["validation"]
+        for split, items in (
+            ("train", unseen[more:]),
+            ("validation", unseen[:more]),
+            ("test", [text for _, text in news(cache, "test")][: TEXTS["test"]]),
+        ):
+            words = [w for w in map(str.split, items) if len(w) > ASKED]
+            rows = [
+                {
+                    "prompt": " ".join(w[:ASKED]),
+                    "completion": " ".join(w[ASKED : ASKED + ANSWERED]),
+                }
+                for w in words
+            ]
+            (folder / f"{split}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+
+    return kept(cache, "files-instructions", {**KEY, "words": [ASKED, ANSWERED]}, write)
 
 
 def texts(cache: Path) -> Path:
@@ -305,6 +339,25 @@ def scenes(cache: Path) -> Path:
                     Image.fromarray(values.numpy()).save(folder / part / split / f"{number}.png")
 
     return kept(cache, "files-scenes", {**KEY, **convnets.TRAINING}, write)
+
+
+def several(cache: Path) -> Path:
+    """Images with the classes of all garments on them."""
+
+    def write(folder: Path) -> None:
+        draw = torch.Generator().manual_seed(0)
+        for split, rows in parts(*load_fashion(cache)):
+            (folder / split).mkdir()
+            lines = []
+            for number in range(SPLITS[split] // 2):
+                image, mask = scene(rows["images"], rows["labels"], draw)
+                Image.fromarray(image.numpy()).save(folder / split / f"{number}.png")
+                seen = [GARMENTS[i - 1] for i in mask.unique().tolist() if i]
+                row = {"image": f"{split}/{number}.png", "labels": seen}
+                lines.append(json.dumps(row) + "\n")
+            (folder / f"{split}.jsonl").write_text("".join(lines))
+
+    return kept(cache, "files-several", KEY, write)
 
 
 def job(task: str, batch_size: int, steps: int, input_size: int) -> Job:
@@ -359,6 +412,30 @@ TASKS = {
         names,
         job("token-classification", 16, 240, TOKENS),
         (2e-4,),
+        2,
+    ),
+    "labels": Task(
+        "DINOv2 ViT-S/14, garments on a background",
+        vit,
+        several,
+        job("multi-label", 8, 640, VIT_SIDE),
+        (6e-5,),
+        2,
+    ),
+    "tweets": Task(
+        "MiniLM-L6 BERT, ratings of tweets",
+        bert,
+        tweets,
+        job("regression", 16, 240, TOKENS),
+        (2e-4,),
+        2,
+    ),
+    "instructions": Task(
+        "Llama of four layers, instructions on Reuters R8",
+        decoder.home,
+        instructions,
+        job("causal-lm", 8, 160, decoder.TOKENS),
+        (3e-4,),
         2,
     ),
 }
