@@ -75,7 +75,9 @@ def compare(
     target: Annotated[
         float | None,
         evaluation_option(
-            help="Accuracy to reach.", default="99 % of full's best", metavar="SHARE"
+            help="Score to reach, such as an accuracy of 0.95.",
+            default="99 % of full's best",
+            metavar="SCORE",
         ),
     ] = None,
     device: Device = None,

@@ -129,7 +129,7 @@ JOB = _typed(
         metavar="DECAY",
     ),
     freeze=_optimizer_option(
-        help="Weights to freeze: a number of blocks, or patterns of names: a,b.*.",
+        help="Weights to freeze: the first N blocks and what is before them, or names: a,b.*.",
         default="none",
         metavar="[N|NAMES]",
     ),
@@ -150,14 +150,16 @@ JOB = _typed(
         help="Share of a label spread over all classes.", metavar="SHARE"
     ),
     class_weights=_learning_option(
-        help="What labels of each class count, in its order: balanced, or numbers a,b,c.",
+        help="Weights of classes in the loss: balanced (the rarer, the more), or numbers a,b,c.",
         default="all the same",
         metavar="WEIGHTS",
     ),
     from_scratch=_learning_option(help="Start from random weights, not from pretrained ones."),
     seed=_learning_option(help="Seed of the classifier, the data order and all draws."),
     metric=evaluation_option(
-        help="Metric that chooses the best weights.", default="the data set's", metavar="NAME"
+        help="Figure of evaluations that chooses the best weights, such as f1.",
+        default="the data set's",
+        metavar="NAME",
     ),
     patience=evaluation_option(
         help="Evaluations without improvement that end the run.", default=BY_MODEL
@@ -185,7 +187,11 @@ JOB = _typed(
     text_column=_data_option(
         help="Column of texts, or two: a,b.", default="detected", metavar="COLUMN"
     ),
-    label_column=_data_option(help="Column of labels.", default="detected", metavar="COLUMN"),
+    label_column=_data_option(
+        help="Column of labels; several of 0 and 1 are several labels: a,b.",
+        default="detected",
+        metavar="COLUMN",
+    ),
     split=_data_option(
         help="Splits to use: train,validation,test.", default="detected", metavar="NAMES"
     ),

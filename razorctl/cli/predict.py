@@ -107,9 +107,9 @@ def predict(
 
     Models of images take images, folders with images at any depth, and tables
     with images or their paths. Models of texts take tables with texts, and .txt
-    files with a text on each line. Tables are CSV, TSV, JSONL or Parquet. A dash
-    stands for the lines of stdin: texts, or paths of images. Labels, masks and
-    empty lines are skipped, so FILES may be training data.
+    files with a text on each line. Tables are CSV, TSV, JSON, JSONL, Parquet or
+    CoNLL. A dash stands for the lines of stdin: texts, or paths of images.
+    Labels, masks and empty lines are skipped, so FILES may be training data.
 
     The output is CSV, or one document with --json. Its first columns are file and
     row; rows are counted from 0, and an image file has none.

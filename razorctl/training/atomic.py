@@ -70,10 +70,10 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
     Raises UsageError if `folder` exists, or if one of them cannot be made.
     """
+    if folder.exists():
+        raise taken(folder)  # before its name is asked for, which `.` has not
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     try:
-        if folder.exists():
-            raise taken(folder)
         with writing(folder):
             partial.mkdir()
         yield partial

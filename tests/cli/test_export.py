@@ -162,6 +162,7 @@ REFUSED = {
     "torchscript": (["--to", "torchscript"], 2, "torch has deprecated it; choose onnx."),
     "gguf": (["--to", "gguf"], 2, "run its `convert_hf_to_gguf.py run`."),
     "out": (["--out", "run"], 2, "run exists already; name another directory with --out."),
+    "no out": (["--out", ""], 2, ". exists already; name another directory with --out."),
     "weights": (["--weights", "first"], 2, "unknown weights 'first'; choose one of best, last."),
     "private": (["--private"], 2, "name a repository, or leave it out."),
     "name": (["--push-to-hub", "me/a--b"], 2, "Cannot have -- or .. in repo_id: 'me/a--b')"),

@@ -528,6 +528,7 @@ def test_paths_in_titles_are_relative_inside_the_working_directory():
     below, beside = Path.cwd() / "d" / "e", Path.cwd().parent / "f"
     shown = [views.title("vit-micro", str(name)) for name in (below, beside, "digits")]
     assert shown == ["vit-micro on ./d/e", f"vit-micro on {beside}", "vit-micro on digits"]
+    assert views.title(str(below), str(below)) == "./d/e on ./d/e"
 
 
 def test_registered_names_win_unless_a_separator_is_typed():

@@ -102,11 +102,16 @@ def packing_summary(gain: Mapping[str, int], packing: bool) -> str:
 
 def title(model: str, dataset: str) -> str:
     """A model and a data set; paths inside the working directory are relative."""
+    return f"{_relative(model)} on {_relative(dataset)}"
+
+
+def _relative(name: str) -> str:
+    """A name, which for a path inside the working directory is relative to that."""
     with suppress(OSError):
-        place, here = Path(dataset), Path.cwd()
+        place, here = Path(name), Path.cwd()
         if place.is_absolute() and place != here and place.is_relative_to(here):
-            dataset = f"./{place.relative_to(here)}"
-    return f"{model} on {dataset}"
+            return f"./{place.relative_to(here)}"
+    return name
 
 
 def recipe_summary(recipe: dict[str, Any]) -> str:

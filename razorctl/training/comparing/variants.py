@@ -45,6 +45,8 @@ def lists_of(flags: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, tuple[
             raise UsageError(
                 f"{what} {text!r} is a list, and only numbers can have one; give one value."
             )
+        if name == "freeze" and len(words) > 1 and all(word.isdecimal() for word in words):
+            raise UsageError(f"freeze {text!r} has several numbers of blocks; give one.")
         if text is None or name not in kinds:
             continue
         try:

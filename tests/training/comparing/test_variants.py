@@ -128,6 +128,7 @@ BAD = {
     "a bad value": (["--lr", "1e-5,-1"], "learning rate -1.0 is not a positive number"),
     "too large": (["--batch-size", "8,9999"], "batch size 9999 is larger than the 1,437"),
     "a bad ratio": (["--ratio", "0.5,1"], "ratio 1.0 is outside [0, 1)"),
+    "a list of depths": (["--freeze", "2,4"], "freeze '2,4' has several numbers of blocks; give"),
     "a list of names": (["--optimizer", "sgd,adamw"], "only numbers can have one; give one value"),
     "no ratio": (["--ratio", "0.5,0.9", "--methods", "full"], "needs a method that has one, which"),
     "a budget and steps": (["--steps", "3,6", "--budget", "9s"], "steps and a budget cannot both"),
