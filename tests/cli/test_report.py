@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from razorctl.cli.views import plots, report
+from razorctl.cli.views import classes, plots, report
 from tests.comparing import assert_refused, compare, write
 
 NASTY = """<b>&"it's"$x$</b>"""
@@ -231,6 +231,20 @@ def test_the_classes_of_each_row_and_what_their_labels_were_taken_for(no_plots):
     assert "".join(rows[3]) == "<b>1060.00"
     assert "".join(rows[4]) == "dog250.00"
     assert ["".join(row) for row in rows[-2:]] == ["<b>128", "dog22"]
+
+
+@pytest.mark.parametrize(("width", "heads"), [(80, ["a [long] name", "b"]), (40, ["1", "2"])])
+def test_a_matrix_that_is_wider_than_the_terminal_has_numbers(width, heads, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(width))
+    names = ["a [long] name", "b"]
+    half = [0.5, 0.5]
+    by_class = {"labels": [3, 4], "precision": half, "recall": half, "f1": half}
+    classes.show(names, {**by_class, "confusion": [[1, 2], [1000, 3000]]})
+    lines = [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
+    rows = names if width == 80 else ["1: a [long] name", "2: b"]
+    assert ["label / guess", *heads] in lines
+    assert [rows[0], "1", "2"] in lines
+    assert [rows[1], "1,000", "3,000"] in lines
 
 
 def test_a_comparison_without_a_finished_run_has_no_plots():

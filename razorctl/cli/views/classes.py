@@ -39,15 +39,24 @@ def show(names: Sequence[str], figures: Mapping[str, Any]) -> None:
         )
     if figures["confusion"] is None or len(names) > MATRIX:
         return
+    table = _matrix(names, names, figures["confusion"])
+    if views.table_width(table) > views.out.width:
+        numbered = [f"{number}: {name}" for number, name in enumerate(names, 1)]
+        table = _matrix(numbered, [*map(str, range(1, len(names) + 1))], figures["confusion"])
+    views.out.print(table)
+
+
+def _matrix(names: Sequence[str], heads: Sequence[str], confusion: Matrix) -> Table:
+    """The table of a confusion matrix; heads: what its columns are called."""
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("label / guess", overflow="fold")
-    for name in names:
-        table.add_column(escape(name), justify="right", overflow="fold")
+    for head in heads:
+        table.add_column(escape(head), justify="right", no_wrap=True)
     for at, name in enumerate(names):
-        cells = [f"{count:,}" for count in figures["confusion"][at]]
+        cells = [f"{count:,}" for count in confusion[at]]
         cells[at] = f"[bold]{cells[at]}[/]"
         table.add_row(escape(name), *cells)
-    views.out.print(table)
+    return table
 
 
 def compared(
