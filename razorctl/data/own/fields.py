@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from razorctl.data.own import chats
+from razorctl.data.own.labels import COMMA, as_list
 from razorctl.data.own.raw import ADDRESS, NEVER_SKIPPED, OUTSIDE, Reasons
 from razorctl.errors import DataError
 
@@ -122,6 +123,9 @@ class Number(Field):
         if isinstance(value, (str, int, float)) and not isinstance(value, bool):
             with suppress(ValueError, OverflowError):
                 return float(value), None
+        if isinstance(value, str) and COMMA.fullmatch(value):
+            points = "numbers have a point, and several labels are a list"
+            return None, f"the {column} {value!r} has a comma: {points}"
         return None, f"the {column} {value!r} is no number"
 
     def of_array(self, values: "pa.Array", folder: Path) -> tuple["pa.Array", Reasons | None]:
@@ -179,10 +183,11 @@ class Several(Field):
     def of_line(self, value: Any, column: str, folder: Path) -> tuple[Any, str | None]:
         if value is None:
             return None, None
-        if not isinstance(value, list):
+        given = as_list(value)
+        if given is None:
             return None, f"the {column} {value!r} is no list"
         labels = []
-        for label in value:
+        for label in given:
             if isinstance(label, float) and label.is_integer():
                 label = int(label)
             if isinstance(label, float):

@@ -1,8 +1,11 @@
 """Labels: as files have them, as numbers of classes, and the names of classes."""
 
+import ast
 import json
 import re
+import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +24,12 @@ SEVERAL = "which are for multi-label (--task multi-label), not classes"
 NUMBERS = "which are for regression (--task regression), not classes"
 NAMES, NUMBERED = "classes.txt", "id2label.json"
 DECIMAL = re.compile(r"[+-]?\d*\.\d+")
+COMMA = re.compile(r"\s*[+-]?\d*,\d+\s*")  # a number with a decimal comma
+# An item of a list, as JSON, Python or NumPy write it, and a text that is such a list.
+ITEM = re.compile(
+    r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[+-]?\d+(?:\.\d*)?|(?i:true|false)(?![^\s,\]])"""
+)
+WRITTEN = re.compile(rf"\s*\[\s*(?:(?:{ITEM.pattern})(?:[\s,]+|(?=\s*\])))*\]\s*")
 
 
 @dataclass(frozen=True)
@@ -109,6 +118,26 @@ def class_name(value: Any) -> str:
     if isinstance(value, float):
         value = int(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def as_list(value: Any) -> list[Any] | None:
+    """The list that a value is, or that a text has as tables of texts do; None if it is none."""
+    if not isinstance(value, str):
+        return value if isinstance(value, list) else None
+    if not WRITTEN.fullmatch(value):
+        return None
+    with warnings.catch_warnings(), suppress(ValueError, SyntaxError):  # of odd escapes
+        warnings.simplefilter("ignore")
+        return [_item(text) for text in ITEM.findall(value)]
+    return None
+
+
+def _item(text: str) -> Any:
+    if text[0] in "'\"":
+        return ast.literal_eval(text)
+    if text[0].isalpha():
+        return text.casefold() == "true"
+    return float(text) if "." in text else int(text)
 
 
 def in_order(names: set[str]) -> tuple[str, ...]:

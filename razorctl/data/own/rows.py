@@ -4,19 +4,24 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from razorctl import units
+from razorctl.data.own.ask import Ask
 from razorctl.data.own.fields import field_of
-from razorctl.data.own.labels import Numbers
+from razorctl.data.own.labels import WHOLE, Numbers
 from razorctl.data.own.raw import Faults, Raw
 from razorctl.errors import DataError
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
+    from datasets import Dataset
 
 Contents = Mapping[str, "np.ndarray[Any, Any]"]  # split -> the content of each row
 # The name of a split -> the split of `Raw` that its rows are of, and their numbers there.
 Parts = Mapping[str, tuple[str, "np.ndarray[Any, Any]"]]
 NONE: Faults = {}
+LABELS = ("label", "number", "labels", "flag", "tags")  # columns of `Raw`
+WITHOUT = ", without {}, which has no labels"
+UNKNOWN = {None, "", "-1", -1}  # labels of rows whose label is kept secret
 
 
 def faults(
@@ -74,6 +79,39 @@ def empty(name: str, split: str) -> DataError:
     return DataError(f"{name} has no rows in its {split} split; add some, or leave the split out.")
 
 
+def without_labels(rows: "Dataset") -> bool:
+    """Whether there are rows, with the columns of `Raw`, and none has a label, as in contests."""
+    columns = [rows.data.column(name) for name in rows.column_names if is_label(name)]
+    return len(rows) > 0 < len(columns) and all(map(_says_nothing, columns))
+
+
+def unlabeled_out(ask: Ask, splits: dict[str, "Dataset"], names: dict[str, str]) -> str:
+    """Leaves splits without labels out, but for the training rows and splits that are asked for.
+
+    Returns what to say of that, as the end of a sentence. names: split -> what the data call it.
+    """
+    left = [split for split in splits if split != "train" and without_labels(splits[split])]
+    said = ""
+    for split in left if ask.split is None else ():
+        del splits[split]
+        said += WITHOUT.format(names.pop(split))
+    return said
+
+
+def is_label(name: str) -> bool:
+    """Whether a column of `Raw` is of labels."""
+    return name.partition(".")[0] in LABELS
+
+
+def _says_nothing(labels: "pa.ChunkedArray") -> bool:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_nested(labels.type):
+        return not pc.any(pc.greater(pc.list_value_length(labels), 0)).as_py()
+    return {*labels.unique().to_pylist()} <= UNKNOWN
+
+
 def check_enough(
     raw: Raw,
     classes: tuple[str, ...],
@@ -105,9 +143,11 @@ def check_enough(
             "classifier needs two or more."
         )
     if raw.modality == "text" and 2 < len(good["train"]) == len(trained):
+        numbers_too = all(WHOLE.fullmatch(classes[number]) for number in trained)
+        mend = ", or learn numbers with --task regression" if numbers_too else ""
         raise DataError(
             f"each training row of {raw.name} has a label of its own; choose another column with "
-            "--label-column."
+            f"--label-column{mend}."
         )
     for split in raw.splits:
         untrained = np.setdiff1d(numbers[split][good[split]], trained)
@@ -136,7 +176,10 @@ def notes(
         parts: the rows that are used.
         contents: the contents of all rows.
     """
-    notes = [*raw.notes, *_alike_classes(classes), *_shared_rows(raw, parts, contents)]
+    notes = [*raw.notes, *_shared_rows(raw, parts, contents)]
+    if raw.task == "classification":
+        notes = [*_joined_classes(classes), *notes]
+    notes = [*_alike_classes(classes), *notes]
     if classes:
         notes += _several_labels(raw, classes, numbers, parts, contents)
     return tuple(notes)
@@ -152,6 +195,19 @@ def _alike_classes(classes: Sequence[str]) -> list[str]:
         return []
     few = " and ".join(map(repr, alike[0]))
     return [f"the classes {few} differ in case or space alone{_more(len(alike))}."]
+
+
+def _joined_classes(classes: Sequence[str]) -> list[str]:
+    """A note on classes that are other classes with a sign between them."""
+    for sign in "|;,":
+        joined = [name for name in classes if sign in name]
+        parts = {part.strip() for name in joined for part in name.split(sign)}
+        if joined and parts <= {*classes}:
+            return [
+                f"the class {joined[0]!r} may be several labels of a row; a column of lists, such "
+                'as ["a", "b"], is learned as such.'
+            ]
+    return []
 
 
 def _shared_rows(raw: Raw, parts: Parts, contents: Contents) -> list[str]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 OUTSIDE = "O"  # the tag of tokens outside of entities, which comes first
-LARGE = 100  # labels of a regression beyond which a note says that smaller ones are learned sooner
+LARGE, SMALL = 100, 0.01  # labels of a regression that are all outside of this give a note
 
 
 @dataclass(frozen=True)
@@ -93,12 +93,15 @@ def notes(raw: Raw, targets: Targets, good: Mapping[str, "np.ndarray[Any, Any]"]
     values = targets.labels["train"][good["train"]]
     if raw.task == "multi-label":
         return _unused(targets.classes, values)
-    if abs(values).max() <= LARGE:
-        return []
-    return [
-        f"labels are between {values.min():,g} and {values.max():,g}, and a model begins near 0; "
-        "in a larger unit, so that they are about 1, they are learned in fewer steps."
-    ]
+    between = f"labels are between {values.min():,g} and {values.max():,g}, "
+    if abs(values).max() > LARGE:
+        return [
+            f"{between}and a model begins near 0, so that it may not reach them; give them in a "
+            "larger unit, or less their mean, so that they are about 1."
+        ]
+    if abs(values).max() < SMALL:
+        return [f"{between}and a model learns no small differences; give them in a smaller unit."]
+    return []
 
 
 def _classes(raw: Raw) -> Targets:

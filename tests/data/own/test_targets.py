@@ -8,6 +8,8 @@ from datasets import ClassLabel, Dataset, Features, List, Value
 
 from razorctl import data
 from razorctl.data.own import whole
+from razorctl.data.own.fields import FIELDS
+from razorctl.data.own.read.lines import conll as conll_lines
 from razorctl.errors import DataError, RazorError, UsageError
 from razorctl.job import Job
 from tests import local_hub
@@ -24,7 +26,11 @@ def written(columns, kind="jsonl", name="a"):
     if kind == "jsonl":
         file.write_text("\n".join(map(json.dumps, rows)))
     elif kind == "csv":
-        lines = [",".join(json.dumps(value) for value in row.values()) for row in rows]
+        # Lists are as pandas writes them.
+        lines = [
+            ",".join(f'"{v}"' if isinstance(v, list) else json.dumps(v) for v in row.values())
+            for row in rows
+        ]
         file.write_text("\n".join([",".join(columns), *lines]) + "\n")
     else:
         Dataset.from_list(rows).to_parquet(file)
@@ -81,6 +87,34 @@ def test_numbers_of_images():
     assert source.load().train[3]["label"] == pytest.approx(1)
 
 
+IN_FOLDERS = {
+    "a list of images": ("metadata.jsonl", "file_name", {"score": NUMBERS}, "regression"),
+    "the only table": ("names.csv", "image", {"score": NUMBERS}, "regression"),
+    "lists of labels": (
+        "metadata.jsonl",
+        "file_name",
+        {"labels": [["a", "b"][i % 2 :] for i in range(12)]},
+        "multi-label",
+    ),
+}
+
+
+@pytest.mark.parametrize("split", ["", "train/"])
+@pytest.mark.parametrize("case", IN_FOLDERS)
+def test_a_table_beside_its_images(case, split):
+    file, column, labels, task = IN_FOLDERS[case]
+    if split and not file.startswith("metadata"):
+        return
+    paths = [f"{i}.png" for i in range(12)]
+    for i, path in enumerate(paths):
+        picture(Path("photos", split, "images", path), 9 * i)
+    columns = {column: [f"images/{path}" for path in paths], **labels}
+    written(columns, file.rpartition(".")[2], f"photos/{split}{Path(file).stem}")
+    source = data.of(Job("vit-micro", "photos"))
+    assert (source.task, source.modality) == (task, "image")
+    assert len(source.load().train) == 11
+
+
 def test_rows_of_other_data_for_a_run():
     """A run of numbers is evaluated on whole ones, too, whatever their column is called."""
     name = written({"text": TEXTS, "stars": [1, 2, 3] * 4}, "csv")
@@ -114,7 +148,7 @@ SEVERAL = {
     ("case", "kind"),
     [
         *((case, kind) for case in SEVERAL for kind in ("jsonl", "parquet", "hub")),
-        *(("columns", "csv"), ("all columns", "csv")),  # which has no lists
+        *((case, "csv") for case in SEVERAL),  # whose lists are texts
     ],
 )
 def test_several_labels(case, kind, hub):
@@ -140,6 +174,34 @@ def test_several_labels_of_other_data_for_a_run():
     assert rows["label"][:] == [[soft, red, 0, round_] for red, round_, soft in VECTORS]
     with pytest.raises(DataError, match="has labels that are no classes of the run: 'round'"):
         whole.labeled(job, "text", ["soft", "red"])
+
+
+LISTS = {
+    "JSON": ('["a", "caf\\u00e9, b"]', ["a", "café, b"]),
+    "Python": ("['a', \"it's\",]", ["a", "it's"]),
+    "NumPy": ("['a' 'b']", ["a", "b"]),
+    "NumPy's numbers": ("[0. 1. 1.]", ["0", "1", "1"]),
+    "truth": ("[True, false]", ["1", "0"]),
+    "none": ("[]", []),
+    "no list": ("[a text]", None),
+    "an odd escape": (r"['\x']", None),
+    "lists of lists": ("[[1], [2]]", None),
+}
+
+
+@pytest.mark.parametrize("case", LISTS)
+def test_lists_in_texts(case):
+    written_so, want = LISTS[case]
+    value, fault = FIELDS["labels"].of_line(written_so, "labels", Path())
+    assert (value, fault is None) == (want, want is not None)
+
+
+def test_several_labels_with_a_sign_between_them_are_noted():
+    name = written({"text": TEXTS, "label": ["red|soft", "red", "soft"] * 4}, "csv")
+    assert data.of(Job("bert-base", name)).load().notes[0] == (
+        "the class 'red|soft' may be several labels of a row; a column of lists, such as "
+        '["a", "b"], is learned as such.'
+    )
 
 
 BAD_SETS = {
@@ -237,10 +299,10 @@ def conll(name: str, rows=12, between=" ") -> str:
     return name
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet", "hub", "conll", "iob2"])
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "hub", "conll", "iob2", "txt", "tsv"])
 def test_tags(kind, hub):
-    if kind in ("conll", "iob2"):
-        name = conll(f"a.{kind}", between="\t" if kind == "iob2" else " ")
+    if kind in ("conll", "iob2", "txt", "tsv"):
+        name = conll(f"a.{kind}", between="\t" if kind in ("iob2", "tsv") else " ")
         source = data.of(Job("bert-base", name))
         splits = source.load()
     else:
@@ -251,6 +313,29 @@ def test_tags(kind, hub):
     rows = [row for part in splits.parts.values() for row in part]
     found = [(row["tokens"], [NAMES[number] for number in row["label"]]) for row in rows]
     assert sorted(found) == sorted(zip(TOKENS, TAGGED, strict=True))
+
+
+def test_tags_of_splits_in_text_files():
+    Path("d").mkdir()
+    for split in ("train", "valid", "test"):
+        conll(f"d/{split}.txt")
+    Path("d/readme.txt").write_text("Of the task of 2003.")
+    source = data.of(Job("bert-base", "d"))
+    assert source.details[1:] == (
+        "for 3 tags of tokens: O, B-LOC, B-PER",
+        "12 rows to train on, 12 for validation, 12 for test",
+    )
+
+
+def test_tags_in_the_line_of_their_sentence():
+    lines = [
+        " ".join(f"{token}|NN|{tag}" for token, tag in zip(*pair, strict=True))
+        for pair in zip(TOKENS, TAGGED, strict=True)
+    ]
+    Path("wiki.txt").write_text("\n\n".join(lines))
+    splits = data.of(Job("bert-base", "wiki.txt")).load()
+    assert splits.classes == NAMES
+    assert sorted(row["tokens"] for part in splits.parts.values() for row in part) == sorted(TOKENS)
 
 
 def test_tags_that_are_no_entities_are_judged_by_their_accuracy():
@@ -295,6 +380,7 @@ def test_bad_tags(case):
 
 
 UNTAGGED = {
+    "a token on each row": (None, {}, "has a token on each row, by its columns word, tag, which"),
     "one tag": ([["O"]] * 4, {}, "all tokens of a.jsonl have one tag, O; a tagger needs two"),
     "no tags": (None, {"task": "token-classification"}, "no lists of tokens with a tag each"),
     "another task": ([["O"]] * 4, {"task": "classification"}, "which are for token-classification"),
@@ -306,10 +392,18 @@ UNTAGGED = {
 def test_tags_that_nothing_can_be_learned_from(case):
     tags, settings, said = UNTAGGED[case]
     columns = {"tokens": [["a"]] * 4} | ({} if tags is None else {"tags": tags})
+    if case == "a token on each row":
+        columns = {"sentence #": ["1", "", "2", ""], "word": [*"abcd"], "tag": ["O"] * 4}
     name = written(columns)
     with pytest.raises(RazorError) as error:
         data.of(Job(**{"model": "bert-base", "dataset": name, **settings}))
     assert said in str(error.value)
+
+
+def test_a_blank_token_ends_no_sentence_in_conll():
+    """Some corpora have tokens that are a space which is not ASCII."""
+    Path("a.conll").write_text("a\tO\n\xa0\tO\nb\tB-PER\n")
+    assert next(conll_lines(Path("a.conll"))).values["tokens"] == ["a", "\xa0", "b"]
 
 
 def test_a_line_without_a_tag_in_conll():
@@ -317,6 +411,11 @@ def test_a_line_without_a_tag_in_conll():
     with Path("a.conll").open("a") as file:
         file.write("\n\n# id 7\n# O\nalone\n")
     with pytest.raises(DataError, match=r"a.conll, line \d+ \(1 tag for 2 tokens\)"):
+        data.of(Job("bert-base", "a.conll")).load()
+    conll("a.conll")
+    with Path("a.conll").open("a") as file:
+        file.write("\n\na NN O\nb NN\n")  # whose tag is missing
+    with pytest.raises(DataError, match=r"a.conll, line \d+ \(lines of 2 and 3 columns\)"):
         data.of(Job("bert-base", "a.conll")).load()
 
 
@@ -328,6 +427,17 @@ BAD = {
     "no number": ([*NUMBERS[:3], ""], {}, "a.csv, line 5 (no label)"),
     "truth": ([*NUMBERS[:3], "true"], {}, "the label 'true' is no number"),
     "words": (["a", "b", "c", "d"], REGRESSION, "has 4 bad rows: a.csv, line 2 (the label 'a'"),
+    "a decimal comma": (
+        ["0,5", "1,5", "2.5", "3,5"],
+        {},
+        "line 2 (the label '0,5' has a comma: numbers have a point, and several labels are a list)",
+    ),
+    "a number of its own": (
+        [10, 20, 30, 40],
+        {"label_column": "label"},
+        "has a label of its own; choose another column with --label-column, or learn numbers with "
+        "--task regression",
+    ),
     "one number": ([0.5] * 4, {}, "have the label 0.5; a regression needs two or more"),
     "classes": (NUMBERS[:4], {"task": "classification"}, "--task regression), not classes"),
 }
@@ -349,10 +459,75 @@ def test_bad_numbers_are_left_out_if_asked(caplog):
     assert len(splits.train) == 10
 
 
-def test_large_numbers_are_noted():
-    name = written({"text": TEXTS, "price": [1000.5 * i for i in range(12)]}, "csv")
+def test_a_column_of_numbers_alone_beside_the_input_is_the_label():
+    name = written({"text": TEXTS, "share of sun": NUMBERS}, "csv")
+    assert data.of(Job("bert-base", name)).details[1] == "for regression: share of sun"
+
+
+@pytest.mark.parametrize("unit", [1000.5, 1e-5])
+def test_numbers_of_another_size_are_noted(unit):
+    name = written({"text": TEXTS, "price": [unit * i for i in range(12)]}, "csv")
     (note,) = data.of(Job("bert-base", name, label_column="price")).load().notes
-    assert "between 0 and 11,005" in note or "between 1,000.5 and 11,005" in note
+    least, most = f"{unit:,g}", f"{11 * unit:,g}"
+    assert f"between 0 and {most}" in note or f"between {least} and {most}" in note
+    assert note.endswith(
+        "so that they are about 1." if unit > 1 else "give them in a smaller unit."
+    )
+
+
+def test_scores_are_classes_only_if_they_are_few(hub):
+    columns = {"text": TEXTS, "rating": [float(i) for i in range(12)]}
+    assert loaded(hub, columns, "parquet")[0].task == "regression"
+    columns["rating"] = [float(i % 3) for i in range(12)]
+    assert loaded(hub, columns, "parquet")[0].task == "classification"
+
+
+def test_scores_that_are_taken_as_classes_are_noted():
+    name = written({"text": TEXTS, "stars": [1, 2, 3] * 4}, "csv")
+    assert data.of(Job("bert-base", name)).load().notes[0] == (
+        "whole numbers in stars are learned as 3 classes; --task regression learns them as numbers."
+    )
+    assert not data.of(Job("bert-base", name, task="classification")).load().notes
+
+
+SECRET = {
+    "regression": (NUMBERS, -1),
+    "classification": (["red", "soft", "red"] * 4, ""),
+    "multi-label": (SETS, []),
+    "token-classification": (None, []),
+}
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "hub", "without a column"])
+@pytest.mark.parametrize("task", SECRET)
+def test_a_split_whose_labels_are_secret_is_left_out(kind, task, hub):
+    """Tests of contests are so; who asks for the split is told what it lacks."""
+    given, secret = SECRET[task]
+    columns = {"text": TEXTS, "label": given}
+    if given is None:
+        columns = {"tokens": TOKENS, "tags": TAGGED}
+    label = [*columns][1]
+    parts = {"train": columns, "test": {**columns, label: [secret] * 12}}
+    if kind == "hub":
+        kinds = Dataset.from_dict(columns).features
+        rows = {split: Dataset.from_dict(part, kinds) for split, part in parts.items()}
+        local_hub.cache(
+            *(hub, "dataset", "some/set"),
+            lambda to: [rows[s].to_parquet(to / f"{s}.parquet") for s in rows],
+        )
+    else:
+        Path("d").mkdir()
+        if kind == "without a column":
+            del parts["test"][label]
+        for split, part in parts.items():
+            written(part, name=f"d/{split}")
+    source = data.of(Job("bert-base", "hf:some/set" if kind == "hub" else "d"))
+    left = "test" if kind == "hub" else "test.jsonl"
+    assert source.details[0].endswith(f", without {left}, which has no labels")
+    assert source.details[2] == "11 rows to train on, 1 held out for validation"
+    if kind == "without a column":
+        with pytest.raises(DataError, match=f"has no column {label}"):
+            data.of(Job("bert-base", "d", split="train,,test"))
 
 
 REFUSED = {

@@ -90,7 +90,7 @@ def _read_path(ask: Ask, read: Callable[[Ask, Path], T]) -> T:
 
 def _raw(ask: Ask, path: Path) -> Raw:
     language = ask.language
-    if language is not None and texts.is_text(path):
+    if language is not None and texts.is_text(path) and not tables.is_table(path):
         return texts.raw(ask, path, {path.stem: [path]}, language)
     table = _tables(ask, path)
     if table is not None:
@@ -106,7 +106,7 @@ def _raw(ask: Ask, path: Path) -> Raw:
 
 
 def _streams(ask: Ask, path: Path) -> RawStreams:
-    is_text = ask.language is not None and texts.is_text(path)
+    is_text = ask.language is not None and texts.is_text(path) and not tables.is_table(path)
     table = None if is_text else _tables(ask, path)
     if table is not None:
         return tables.streams(ask, table)

@@ -30,7 +30,6 @@ PAIRS = (
     ("question1", "question2"),
     ("question", "sentence"),
 )
-CLASSES = 100  # more values than that are no classes, unless the column is called so
 
 
 def classifier_columns(ask: Ask, sample: Sample) -> TableColumns:
@@ -78,8 +77,8 @@ def _task_of(ask: Ask, sample: Sample, labels: Sequence[str]) -> Task:
     several = len(labels) > 1
     if ask.task == "multi-label" and not several and not sample.has_lists(labels[0]):
         raise UsageError(
-            f"column {labels[0]} of {ask.name} has no lists of labels; name a column that has, or "
-            "a column of 0 and 1 for each label with --label-column a,b."
+            f"column {labels[0]} of {ask.name} has no lists of labels; name a column that has, "
+            'such as ["a", "b"], or a column of 0 and 1 for each label with --label-column a,b.'
         )
     if "multi-label" in ask.tasks and (several or (not ask.task and sample.has_lists(labels[0]))):
         return "multi-label"
@@ -88,9 +87,18 @@ def _task_of(ask: Ask, sample: Sample, labels: Sequence[str]) -> Task:
             f"{ask.name} has one column of labels for {ask.tasks[0]}, not {', '.join(labels)}; "
             "name one with --label-column."
         )
-    if not ask.task and "regression" in ask.tasks and sample.has_decimals(labels[0]):
+    if not ask.task and (
+        ("regression" in ask.tasks and sample.has_decimals(labels[0]))
+        or _may_be_score(ask, sample, labels[0])
+    ):
         return "regression"
     return next((task for task in ask.tasks if task in OF_ROWS), "classification")
+
+
+def _may_be_score(ask: Ask, sample: Sample, column: str) -> bool:
+    """Whether a column is called a score and has too many numbers for classes."""
+    called = "regression" in ask.tasks and normalized_name(column) in SCORES
+    return called and bool(sample.numbers(column)) and not sample.has_few_values(column)
 
 
 def _given_labels(ask: Ask, sample: Sample) -> tuple[str, ...]:
@@ -182,12 +190,6 @@ def label_candidates(
     if ask.label_column is not None:
         return [ask.label_column]
 
-    def has_few_values(column: str) -> bool:
-        values = sample.present(column)
-        if not values or any(type(value) not in (str, int, bool) for value in values):
-            return False
-        return 2 <= len(set(values)) <= min(CLASSES, len(values) // 2)
-
     free = [c for c in sample.values if c not in inputs and c not in sample.images]
     scores = [c for c in free if "regression" in ask.tasks and sample.has_decimals(c)]
     lists = [c for c in free if "multi-label" in ask.tasks and sample.has_lists(c, str)]
@@ -196,7 +198,10 @@ def label_candidates(
         lambda column: column in sample.classes,
         lambda column: not by_name and column in scores and normalized_name(column) in SCORES,
         lambda column: not by_name and column in lists,
-        lambda column: not by_name and has_few_values(column),
+        lambda column: not by_name and sample.has_few_values(column),
+        lambda column: (
+            not by_name and (_may_be_score(ask, sample, column) or [column] == scores == free)
+        ),
     )
     candidates = ([column for column in free if sign(column)] for sign in signs)
     return next(filter(None, candidates), [])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl import hub
 from razorctl.config.registry import unknown
-from razorctl.data.own import chats
+from razorctl.data.own import chats, rows
 from razorctl.data.own.ask import Ask
 from razorctl.data.own.raw import Raw, RawStreams
 from razorctl.data.own.read import parquet, recognition
@@ -195,8 +195,8 @@ def _detect_in_stream(
     """The columns and the classes as of `_detect`, by the first rows of a stream."""
 
     def first(plain: list[str]) -> dict[str, list[Any]]:
-        rows = list(islice(stream.select_columns(plain), STREAMED))
-        return {column: [row.get(column) for row in rows] for column in plain}
+        first = list(islice(stream.select_columns(plain), STREAMED))
+        return {column: [row.get(column) for row in first] for column in plain}
 
     kinds: Features = stream._resolve_features().features
     return _detect(ask, parquet.sampled(kinds, first), kinds)
@@ -268,21 +268,18 @@ def _raw(ask: Ask, data: Mapping[str, "Dataset"], split_names: dict[str, str], f
             raise DataError(
                 f"{name_in_data} of {ask.name} has no column {absent.pop()}; name other splits."
             )
-    details = columns.details
-    label = columns.answer
-    if ask.split is None and label is not None:
-        for split in [split for split in split_names if split != "train"]:
-            if _without_labels(data[split], label):
-                details += f", without {split_names.pop(split)}, which has no labels"
+    splits = {split: _rows(data[split], columns) for split in split_names}
+    left_out = rows.unlabeled_out(ask, splits, split_names)
     return Raw(
         name=ask.name,
         modality=columns.modality,
-        splits={split: _rows(data[split], columns) for split in split_names},
+        splits=splits,
         names=split_names,
-        details=details,
+        details=columns.details + left_out,
         class_names=classes,
         root=folder.parents[1],  # where the links of the hub's cache lead
         task=columns.task,
+        notes=recognition.notes(ask, sample, columns),
     )
 
 
@@ -291,22 +288,14 @@ def _rows(split: "Dataset", columns: TableColumns) -> "Dataset":
     import datasets
     import pyarrow as pa
 
-    rows = split.select_columns(list(columns.renamed)).rename_columns(columns.renamed)
-    if not (len(rows) and any(name.partition(".")[0] in CONVERTED for name in rows.column_names)):
-        return rows
-    batches = rows.data.table.to_batches()
+    renamed = split.select_columns(list(columns.renamed)).rename_columns(columns.renamed)
+    converted = any(name.partition(".")[0] in CONVERTED for name in renamed.column_names)
+    if not (len(renamed) and converted):
+        return renamed
+    batches = renamed.data.table.to_batches()
     made = [dict(zip(batch.schema.names, batch.columns, strict=True)) for batch in batches]
     tables = [pa.table(parquet.row_arrays(arrays, Path())) for arrays in made]
     return datasets.Dataset(pa.concat_tables(tables))
-
-
-def _without_labels(rows: "Dataset", label: str) -> bool:
-    """Whether no row has a label, as in the test split of a contest."""
-    import pyarrow as pa
-
-    if pa.types.is_nested(rows.data.schema.field(label).type):
-        return False
-    return set(rows.data.column(label).unique().to_pylist()) <= {None, -1, ""}
 
 
 def _origin(name: str, repo: str, config: str | None) -> Origin:
@@ -351,8 +340,8 @@ def _origin(name: str, repo: str, config: str | None) -> Origin:
                 f"set of {', '.join(BUILDERS)}."
             )
         info = builder.info
-        rows = {split: part.num_examples for split, part in (info.splits or {}).items()}
-        counts = {str(split): int(count) for split, count in rows.items() if count}
+        sizes = {split: part.num_examples for split, part in (info.splits or {}).items()}
+        counts = {str(split): int(count) for split, count in sizes.items() if count}
         return Origin(repo, kind, paths, _settings(builder), info.features, counts)
 
 

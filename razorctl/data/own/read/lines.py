@@ -16,12 +16,17 @@ from razorctl.data.own.read.sample import SAMPLE, Sample
 from razorctl.data.own.read.table_columns import TableColumns
 from razorctl.data.own.store import BATCH, packed, stored
 from razorctl.errors import DataError
+from razorctl.tasks import ENTITY_TAG
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from datasets import Dataset
 
 COMMENT = re.compile(r"#\s*(\w+\s*=|id\s)")  # before a sentence, as of CoNLL-U
+UNSAID = (".txt", ".text", ".tsv")  # endings of files that may be CoNLL
+LOOKED_AT = 200  # lines of such a file
+# Of WikiNER.
+TAGGED_LINE = re.compile(r"(?:[^\s|]+\|[^\s|]+\|(?:O|[BI]-\w+)\s*)+")
 LONGEST = 2**31 - 1  # characters of a field
 SPACE = re.compile(r"[ \t\r\n]*")
 ESCAPED = re.compile(r"\\u[dD]")  # what may be half a character
@@ -174,17 +179,64 @@ def conll(file: Path) -> Iterator[Line]:
     """
     tokens: list[str] = []
     tags: list[str] = []
+    widths: set[int] = set()
     begin = 1
     for number, line in enumerate(chain(decoded(file), [""]), 1):
-        fields = line.rstrip("\r\n").split("\t") if "\t" in line else line.split()
-        if fields and fields[0].strip():
-            if tokens or not (line.startswith("-DOCSTART-") or COMMENT.match(line)):
+        fields = _fields(line)
+        if fields:
+            if tokens or not _is_no_token(line):
                 begin = begin if tokens else number
-                tokens.append(fields[0].strip())
-                tags += [fields[-1].strip()] if len(fields) > 1 else []
+                tokens.append(fields[0])
+                if len(fields) > 1:
+                    tags.append(fields[-1])
+                    widths.add(len(fields))
         elif tokens:
-            yield Line(begin, {"tokens": tokens, **({"tags": tags} if tags else {})})
-            tokens, tags = [], []
+            odd = f"lines of {min(widths)} and {max(widths)} columns" if len(widths) > 1 else None
+            yield Line(begin, {"tokens": tokens, **({"tags": tags} if tags else {})}, odd)
+            tokens, tags, widths = [], [], set()
+
+
+def _fields(line: str) -> list[str]:
+    """The columns of a line of CoNLL; none of one of white space alone. A token may be a blank."""
+    line = line.strip(" \t\r\n") and line.rstrip(" \t\r\n")
+    return [field for field in re.split("\t" if "\t" in line else " ", line) if field.strip(" ")]
+
+
+def _is_no_token(line: str) -> bool:
+    """Whether a line that begins a sentence of CoNLL is none of its tokens."""
+    return line.startswith("-DOCSTART-") or COMMENT.match(line) is not None
+
+
+def tagged_lines(file: Path) -> Iterator[Line]:
+    """The sentences of a file as of WikiNER, one on each line: tokens as token|part|tag."""
+    for number, line in enumerate(decoded(file), 1):
+        if line.strip():
+            parts = [token.rsplit("|", 2) for token in line.split()]
+            odd = next(("|".join(part) for part in parts if len(part) < 3), None)
+            fault = None if odd is None else f"{odd!r} is not token|part|tag"
+            yield Line(
+                number, {"tokens": [p[0] for p in parts], "tags": [p[-1] for p in parts]}, fault
+            )
+
+
+def of_tokens(file: Path) -> Callable[[Path], Iterator[Line]] | None:
+    """The reader of a text file whose first lines are tokens with tags of entities; None of others.
+
+    Such files are often called train.txt, or as a table without having a header.
+    """
+    if file.suffix.casefold() not in UNSAID or not file.is_file():
+        return None
+    with file.open("rb") as binary:
+        first = [line.decode("utf-8-sig", "replace") for line in islice(_ended(binary), LOOKED_AT)]
+    written = [line for line in first if line.strip() and not _is_no_token(line)]
+    if written and all(TAGGED_LINE.fullmatch(line.strip()) for line in written):
+        return tagged_lines
+    rows = [_fields(line) for line in written]
+    tags = {row[-1] for row in rows if len(row) > 1}
+    alike = len({*map(len, rows)}) == 1 and all(
+        tag == "O" or ENTITY_TAG.fullmatch(tag) for tag in tags
+    )
+    return conll if alike and {*tags} - {"O"} else None
 
 
 READERS: dict[str, Callable[[Path], Iterator[Line]]] = {
@@ -196,11 +248,14 @@ READERS: dict[str, Callable[[Path], Iterator[Line]]] = {
 }
 
 
+def lines_of(file: Path) -> Iterator[Line]:
+    """The rows of a file by its kind."""
+    return (of_tokens(file) or READERS[file.suffix.casefold()])(file)
+
+
 def sample(file: Path) -> Sample:
     """The first rows of a file; raises DataError if there are none."""
-    rows = [
-        line for line in islice(READERS[file.suffix.casefold()](file), SAMPLE) if not line.fault
-    ]
+    rows = [line for line in islice(lines_of(file), SAMPLE) if not line.fault]
     names = list(dict.fromkeys(name for row in rows for name in row.values if name))
     if not names:
         raise DataError(f"{file} has no rows that can be read; give a file with rows.")
@@ -242,7 +297,7 @@ def records(file: Path, columns: TableColumns) -> Iterator[dict[str, Any]]:
     kinds: dict[str, str] = {}
     renamed = columns.renamed
     parts = {name: column for column, name in renamed.items() if name in chats.PARTS}
-    for line in READERS[file.suffix.casefold()](file):
+    for line in lines_of(file):
         place = f"{file.name}, {line.unit} {line.number}"
         row: dict[str, Any] = {"place": place, "fault": line.fault}
         if parts:

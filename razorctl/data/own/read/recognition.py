@@ -11,8 +11,9 @@ from typing import Any
 
 from razorctl import documents, models
 from razorctl.data.own.ask import Ask
+from razorctl.data.own.labels import WHOLE
 from razorctl.data.own.read import columns, conversations
-from razorctl.data.own.read.columns import LABELS, TEXTS
+from razorctl.data.own.read.columns import LABELS, SCORES, TEXTS
 from razorctl.data.own.read.sample import SAMPLE, Sample, normalized_name
 from razorctl.data.own.read.table_columns import TableColumns
 from razorctl.errors import UsageError
@@ -72,6 +73,22 @@ def table_columns(ask: Ask, sample: Sample) -> TableColumns:
     if not {*OF_ROWS} & {*tasks}:
         raise unserved(ask, f", only the columns {', '.join(sample.values)}")
     return columns.classifier_columns(ask, sample)
+
+
+def notes(ask: Ask, sample: Sample, found: TableColumns) -> tuple[str, ...]:
+    """A note on whole numbers that are taken as classes, though their column is one of scores."""
+    label = found.get("label")
+    if label is None or ask.task is not None or "regression" not in ask.tasks:
+        return ()
+    values = {str(value) for value in sample.present(label)}
+    if normalized_name(label) not in SCORES or len(values) < 3:
+        return ()
+    if not all(map(WHOLE.fullmatch, values)):
+        return ()
+    return (
+        f"whole numbers in {label} are learned as {len(values)} classes; --task regression learns "
+        "them as numbers.",
+    )
 
 
 def _tagged(ask: Ask, sample: Sample) -> TableColumns | None:
@@ -218,6 +235,14 @@ def _seen(table: Table) -> Sequence[str]:
     return [*talks, *shown] if talks and shown and table.sample.present(shown[0]) else ()
 
 
+def _single_tokens(table: Table) -> Sequence[str]:
+    return (
+        table.columns_for("word|token", "tag|ner|ner_tag|entity|label")
+        if table.columns_for("sentence_#|sentence_id|sent_id|sentence_number|sentence_idx|sentence")
+        else ()
+    )
+
+
 def _choices(table: Table) -> Sequence[str]:
     names = table.columns_for(
         "question|query|prompt|ctx|context|sentence", "choices|options|endings"
@@ -301,6 +326,8 @@ KINDS = (
          lambda table: table.columns_for("anchor", "positive"), ONE_TEXT),
     Kind("questions on a context (extractive question answering, SQuAD)",
          lambda table: table.columns_for("question", "context", "answers|answer"), CONVERT),
+    Kind("a token on each row", _single_tokens,
+         "write a CoNLL file, or lists of the tokens and the tags of each sentence"),
     Kind("questions with a choice of answers (multiple choice)", _choices, CONVERT),
     Kind("texts and translations", _translations, CONVERT),
     Kind("texts and summaries", _summaries, CONVERT),

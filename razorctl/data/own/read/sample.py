@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from razorctl.data.own.labels import COMMA, as_list
+
 IMAGES = frozenset(
     {"image", "images", "img", "file", "file_name", "filename", "path", "filepath", "file_path"}
     | {f"{what}_{of}" for what in ("image", "img") for of in ("path", "file", "name")}
@@ -19,6 +21,7 @@ SUFFIXES = frozenset(
         *("ppm", "pgm", "pbm", "pnm", "jp2"),
     )
 )
+CLASSES = 100  # more values than that are no classes, unless the column is called so
 SAMPLE = 1000  # rows that columns are detected from
 LOOKED_UP = 50  # values of a column that are looked up as files
 
@@ -54,15 +57,31 @@ class Sample:
         )
 
     def has_decimals(self, column: str) -> bool:
-        """Whether half of the values of a column or more are numbers, one of them no whole one."""
+        """Whether half of the values of a column or more are numbers, one of them no whole one.
+
+        Numbers with a decimal comma count, so that they are refused where they are read.
+        """
+        return not all(map(float.is_integer, self.numbers(column)))
+
+    def numbers(self, column: str) -> list[float]:
+        """The numbers in a column; none if they are fewer than half of its values."""
         values = self.present(column)
         numbers = [number for number in map(_number, values) if number is not None]
-        return 2 * len(numbers) >= len(values) and not all(map(float.is_integer, numbers))
+        return numbers if 2 * len(numbers) >= len(values) else []
+
+    def has_few_values(self, column: str) -> bool:
+        """Whether the values of a column may be classes: texts or whole numbers, each repeated."""
+        values = [value for value in self.present(column) if value == value]  # NaN is none
+        kinds = all(
+            type(value) in (str, int, bool) or (type(value) is float and value.is_integer())
+            for value in values
+        )
+        return kinds and 2 <= len(set(values)) <= min(CLASSES, len(values) // 2)
 
     def has_lists(self, column: str, kind: type = object) -> bool:
         """Whether most values of a column are lists, and all that is in the lists is of a kind."""
         values = self.present(column)
-        lists = [value for value in values if isinstance(value, list)]
+        lists = [part for part in map(as_list, values) if part is not None]
         every = all(isinstance(value, kind) for part in lists for value in part)
         return every and 2 * len(lists) > len(values)
 
@@ -99,6 +118,8 @@ def _number(value: Any) -> float | None:
     """The finite number that a value is, or that a text stands for; None if it is none."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
+    if isinstance(value, str) and COMMA.fullmatch(value):
+        value = value.replace(",", ".")
     with suppress(ValueError, OverflowError):
         number = float(value)
         return number if math.isfinite(number) else None

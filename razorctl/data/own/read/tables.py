@@ -24,27 +24,52 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from datasets import Dataset, IterableDataset
 
+METADATA = "metadata"  # as the hub's sets of images call it
 SUFFIXES = (*lines.READERS, ".parquet")
 
 
 def is_table(file: Path) -> bool:
-    return file.suffix.casefold() in SUFFIXES and os.path.isfile(file)  # noqa: PTH113
+    known = file.suffix.casefold() in SUFFIXES and os.path.isfile(file)  # noqa: PTH113
+    return known or lines.of_tokens(file) is not None
 
 
 def in_folder(folder: Path) -> dict[str, list[Path]]:
-    """Split -> its tables in a folder; empty if the folder has no table of a known split."""
+    """Split -> its tables in a folder: of known splits, or a list of images, or its only table.
+
+    A list of images is called METADATA, and lies beside them in the folder or in those of splits.
+    An only table counts if there is at most one folder, since several may be classes. Empty if the
+    folder has no such tables.
+    """
     splits: dict[str, list[Path]] = {}
     here = sorted(folder.iterdir())
-    files = [*filter(is_table, here)]
+    folders = [path for path in here if path.is_dir() and path.name[0] != "."]
+    files = [file for file in here if _may_be_table(file) and is_table(file)]
     # A JSON file beside other tables, or beside folders of images, says something of these.
     tables = [file for file in files if file.suffix.casefold() != ".json"]
-    if not tables and not any(path.is_dir() and path.name[0] != "." for path in here):
+    if not tables and not folders:
         tables = [file for file in files if lines.has_json_rows(file)]
     for file in tables:
         if spelled(file.name) != file.name:
             raise DataError(f"{folder / spelled(file.name)}: {NOT_UTF8}.")
         splits.setdefault(split_of(file), []).append(file)
-    return splits if any(map(role, splits)) else {}
+    if any(map(role, splits)):
+        return splits
+    listed = {part.name: _lists(part) for part in folders if role(part.name) and _lists(part)}
+    if any(role(split) == "train" for split in listed):
+        return listed
+    only = _lists(folder) or (tables if len(folders) < 2 else [])
+    return {"train": only} if len(only) == 1 else {}
+
+
+def _may_be_table(file: Path) -> bool:
+    """Whether a file has an ending of tables, or is called as a split and may be one of tokens."""
+    return file.suffix.casefold() in SUFFIXES or role(split_of(file)) is not None
+
+
+def _lists(folder: Path) -> list[Path]:
+    """The list of the images in a folder."""
+    files = (folder / f"{METADATA}{ending}" for ending in (".csv", ".jsonl", ".parquet"))
+    return [*filter(is_table, files)]
 
 
 class Reader(Protocol):
@@ -72,6 +97,7 @@ class Tables:
         class_names: as of `Raw`.
         root: the folder that image paths are relative to.
         notes: as of `Raw`.
+        left_out: what to say of splits that are left out, as the end of a sentence.
     """
 
     files: Mapping[str, Sequence[Path]]
@@ -80,6 +106,7 @@ class Tables:
     class_names: tuple[str, ...] | None
     root: Path
     notes: tuple[str, ...] = ()
+    left_out: str = ""
 
     @property
     def untyped(self) -> bool:
@@ -95,7 +122,7 @@ def find(ask: Ask, candidates: Mapping[str, Sequence[Path]], *, single: bool = F
 
     Args:
         ask: what is asked of the data.
-        candidates: split as the folder calls it -> its tables, all in one folder.
+        candidates: split as the folder calls it -> its tables.
         single: whether it is one file, which is to be split whatever its name.
     """
     if single:
@@ -112,14 +139,17 @@ def find(ask: Ask, candidates: Mapping[str, Sequence[Path]], *, single: bool = F
             f"{ask.name} has tables of several kinds, {', '.join(sorted(kinds))}; name one file, "
             "or choose with --split."
         )
-    root = every[0].parent
+    root = Path(os.path.commonpath([file.parent for file in every]))
     read = reader(every[0])
     first = read.sample(every[0])
     if not first.images and not any(map(len, first.values.values())):
         raise DataError(f"{every[0]} has no rows; give a file with rows.")
     columns = recognition.table_columns(as_trained(ask, first), first)
+    samples = {file: read.sample(file) for file in every[1:]}
+    files, left_out = _labeled(ask, files, first, samples, columns)
+    every = [file for part in files.values() for file in part]
     for file in every[1:]:
-        _check_columns(file, read.sample(file), columns)
+        _check_columns(file, samples[file], columns)
     if columns.task == "segmentation":
         class_names = [labels.class_names_in(root)]
     else:
@@ -129,20 +159,25 @@ def find(ask: Ask, candidates: Mapping[str, Sequence[Path]], *, single: bool = F
             f"the tables of {ask.name} number their classes otherwise; write them anew."
         )
     names = {split: part[0].name for split, part in files.items()}
-    notes = _header_note(every[0], first, columns) if kinds <= {".csv", ".tsv"} else ()
-    return Tables(files, names, columns, class_names[0], root, notes)
+    notes = recognition.notes(ask, first, columns)
+    if kinds <= {".csv", ".tsv"}:
+        notes += _header_note(every[0], first, columns)
+    return Tables(files, names, columns, class_names[0], root, notes, left_out)
 
 
 def raw(ask: Ask, tables: Tables) -> Raw:
     """The rows of tables; raises DataError if one cannot be read."""
     columns = tables.columns
     read = reader(tables.files["train"][0])
+    splits = {split: read.rows(files, columns) for split, files in tables.files.items()}
+    names = {**tables.names}
+    details = columns.details + tables.left_out + rows.unlabeled_out(ask, splits, names)
     return Raw(
         name=ask.name,
         modality=columns.modality,
-        splits={split: read.rows(files, columns) for split, files in tables.files.items()},
-        names=tables.names,
-        details=columns.details,
+        splits=splits,
+        names=names,
+        details=details,
         class_names=tables.class_names,
         untyped=tables.untyped,
         root=tables.root,
@@ -172,7 +207,7 @@ def streams(ask: Ask, tables: Tables) -> RawStreams:
         modality=columns.modality,
         splits=label_rows,
         names=tables.names,
-        details=columns.details,
+        details=columns.details + tables.left_out,
         class_names=tables.class_names,
         untyped=tables.untyped,
     )
@@ -189,7 +224,7 @@ def streams(ask: Ask, tables: Tables) -> RawStreams:
     return RawStreams(
         modality=columns.modality,
         names=tables.names,
-        details=columns.details,
+        details=raw.details,
         classes=classes.classes,
         labels=classes.values,
         counts={split: len(of) for split, of in label_rows.items()},
@@ -222,6 +257,39 @@ def unlabeled(ask: Ask, file: Path, modality: Modality) -> Raw:
     columns = chat if chat and fed else unlabeled_columns(asked, first, modality)
     splits = {"test": read.rows([file], columns)}
     return Raw(ask.name, modality, splits, {"test": file.name}, columns.details, root=file.parent)
+
+
+def _labeled(
+    ask: Ask,
+    files: dict[str, Sequence[Path]],
+    first: Sample,
+    samples: Mapping[Path, Sample],
+    columns: TableColumns,
+) -> tuple[dict[str, Sequence[Path]], str]:
+    """The tables of each split without those that lack labels, unless they are asked for.
+
+    Returns also what to say of that, as the end of a sentence.
+    """
+    found, left_out = {}, ""
+    for split, part in files.items():
+        lacking = split != "train" and any(
+            _has_no_label(first, samples[file], columns) for file in part
+        )
+        if lacking and ask.split is None:
+            left_out += rows.WITHOUT.format(part[0].name)
+        else:
+            found[split] = part
+    return found, left_out
+
+
+def _has_no_label(first: Sample, sample: Sample, columns: TableColumns) -> bool:
+    """Whether a table lacks all columns of labels alone, as tests of contests do.
+
+    It has no column that the first table has not, as it has if the label is called otherwise.
+    """
+    absent = {name for column, name in columns.renamed.items() if column not in sample.values}
+    labels = {*filter(rows.is_label, columns.renamed.values())}
+    return bool(absent) and absent == labels and sample.values.keys() <= first.values.keys()
 
 
 def _check_columns(file: Path, sample: Sample, columns: TableColumns) -> None:
