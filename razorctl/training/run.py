@@ -257,8 +257,11 @@ class Run(PreparedRun, Iterator[Step]):
 
     def _is_best(self, taken: Step) -> bool:
         """Whether no step before has a higher score."""
-        scores = [step.score(self.metric) for step in (*self.history, taken)]
-        return scores[-1] is not None and scores[-1] == max(s for s in scores if s is not None)
+        score = taken.score(self.metric)
+        if score is None:  # as of most steps, each of which would look at all before it
+            return False
+        scores = [step.score(self.metric) for step in self.history]
+        return all(before <= score for before in scores if before is not None)
 
     def save(self, diverged: bool = False) -> bool:
         """Writes a checkpoint between two steps, and returns whether the run is saved. Collective.
