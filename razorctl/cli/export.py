@@ -63,7 +63,7 @@ def export(
     With --push-to-hub and --out, both are written.
     """
     from razorctl import hub
-    from razorctl.training import run_files
+    from razorctl.training import atomic, run_files
     from razorctl.training.exporting import formats
 
     to = to or "safetensors"
@@ -86,7 +86,8 @@ def export(
         at(f"exporting {run}")
         name = push_to_hub or ("" if out is None else out.name)
         keep = out is not None and not dry_run
-        files, graph = exporting.write(trained, to, folder, name, copy=keep)
+        with atomic.writing(out or folder):
+            files, graph = exporting.write(trained, to, folder, name, copy=keep)
         document = {
             "run_dir": str(run),
             "model": job.model,

@@ -1,6 +1,9 @@
 """The command `export`: what it writes is what other tools read, here and on the hub."""
 
+import errno
 import json
+import os
+import shutil
 from pathlib import Path
 from shutil import copyfile, copytree
 
@@ -187,6 +190,17 @@ def test_a_run_that_is_not_finished_is_not_exported(here):
     result = razorctl("export", "run", "--to", "onnx")
     assert result.exit_code == 2
     assert_ends_with_an_error(result, "the run in run is not finished; go on with `razorctl ")
+
+
+def test_a_full_disk_is_one_sentence(here, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    result = razorctl("export", "run", "--out", "out")
+    assert result.exit_code == 2
+    assert_ends_with_an_error(result, "cannot write out (No space left on device); name another")
+    assert [path.name for path in here.iterdir()] == ["run"]
 
 
 def test_packages_that_are_not_installed_are_named(here, monkeypatch):
