@@ -23,6 +23,7 @@ from transformers import (
 )
 
 WORDS = [f"w{number}" for number in range(40)]
+HIDDEN = {"hidden_size": 24, "num_hidden_layers": 2, "intermediate_size": 40}
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }} {% if m.role == 'assistant' %}{% generation %}"
     "{{ m.content }} {{ eos_token }}{% endgeneration %}{% else %}{{ m.content }}{% endif %} "
@@ -68,21 +69,25 @@ def masks(folder: Path) -> None:
             Image.fromarray(mask).save(folder / split / "masks" / f"{number}.png")
 
 
-def build(top: Path) -> None:
-    """Writes the models and the data into a folder."""
+def decoders(top: Path) -> None:
+    """Writes the decoders into a folder."""
     decoder = tokenizer(eos_token="</s>")
     sizes = {"vocab_size": len(decoder), "bos_token_id": 2, "eos_token_id": 2, "pad_token_id": 0}
     gpt2 = GPT2Config(n_embd=24, n_layer=2, n_head=2, n_positions=64, **sizes)
-    hidden = {"hidden_size": 24, "num_hidden_layers": 2, "intermediate_size": 40}
     llama = LlamaConfig(
-        **hidden, **sizes, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64
+        **HIDDEN, **sizes, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64
     )
     for name, model in (("gpt2", GPT2LMHeadModel(gpt2)), ("llama", LlamaForCausalLM(llama))):
         model.save_pretrained(top / name)
         decoder.save_pretrained(top / name)
+
+
+def build(top: Path) -> None:
+    """Writes the models and the data into a folder."""
+    decoders(top)
     encoder = tokenizer(cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]")
     bert = BertConfig(
-        **hidden, vocab_size=len(encoder), num_attention_heads=2, max_position_embeddings=64
+        **HIDDEN, vocab_size=len(encoder), num_attention_heads=2, max_position_embeddings=64
     )
     BertForMaskedLM(bert).save_pretrained(top / "bert")
     encoder.save_pretrained(top / "bert")

@@ -1,6 +1,7 @@
 """Several processes train as one would: each test starts two, as torchrun does, through Gloo."""
 
 import json
+import random
 import shutil
 import socket
 import sys
@@ -19,6 +20,7 @@ from razorctl.errors import DataError, ElsewhereError, RazorError, UsageError
 from razorctl.job import Job
 from razorctl.recipe import Recipe
 from razorctl.training.run import finetune
+from tests.cli import kinds
 from tests.forked import Forked, razorctl_command
 from tests.models import registered
 
@@ -58,6 +60,13 @@ CASES = {
     "lora fsdp": (Recipe("lora"), {"strategy": "fsdp"}),
     "joint ddp": (Recipe("prebackrazor++", joint_budget=0.5), {"accumulate": 2, "ema": 0.9}),
 }
+CHATS = {"model": "llama", "dataset": "chats.jsonl", "batch_size": 8, "learning_rate": 0.01}
+CHATS |= {"packing": True, "input_size": 64}
+PACKED = {
+    "packed ddp": (Recipe("full"), {**CHATS, "strategy": "ddp", "accumulate": 2}),
+    "packed fsdp": (Recipe("full"), {**CHATS, "strategy": "fsdp"}),
+}
+CASES |= PACKED
 RUN = ("finetune", "vit-micro", "digits", "--device", "cpu", "--json")
 
 
@@ -70,6 +79,17 @@ def fail(ranks: list[int]) -> str:
 def together(ranks: list[int]) -> None:
     with processes.together():
         fail(ranks)
+
+
+def write_chats(folder: Path) -> None:
+    """A decoder, and conversations whose answers have from 1 to 30 words."""
+    kinds.decoders(folder)
+    draw = random.Random(0)
+    said = [" ".join(draw.choices(kinds.WORDS, k=draw.choice((1, 2, 30)))) for _ in range(40)]
+    rows = [
+        {"prompt": f"w1 w2 w{row % 9}", "completion": answer} for row, answer in enumerate(said)
+    ]
+    (folder / "chats.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
 
 def exchange() -> None:
@@ -107,6 +127,7 @@ def train(name: str) -> None:
         key: value.full_tensor() if hasattr(value, "full_tensor") else value
         for key, value in run.model.state_dict().items()
     }
+    weights["steps of an epoch"] = torch.tensor(run.steps_per_epoch)
     torch.save(weights, f"{name}.{processes.rank()}.pt")
     for _ in run:
         pass
@@ -138,12 +159,13 @@ def alone(recipe: Recipe, out: Path, **settings) -> dict[str, torch.Tensor]:
 def both(tmp_path_factory):
     """A folder where two processes have trained, and the results of their commands."""
     folder = tmp_path_factory.mktemp("processes")
+    write_chats(folder)
     command = (*RUN, "--out", "run", "--strategy", "fsdp", "--ratio", "0.5")
     command += ("--steps", "2", "--batch-size", "128")
     return folder, ended(start(train_all, *command, folder=folder))
 
 
-def test_two_processes_train_as_one(both, shallow):
+def test_two_processes_train_as_one(both, shallow, monkeypatch):
     tmp_path, ranks = both
     for code, _, errors in ranks:
         assert code == 0, errors
@@ -173,6 +195,18 @@ def test_two_processes_train_as_one(both, shallow):
         labels = [result["by_class"]["labels"] for result in results]
         assert labels[0] == labels[1]
         assert results[0]["loss"] == pytest.approx(results[1]["loss"], rel=1e-3)
+    monkeypatch.chdir(tmp_path)
+    for name, (recipe, settings) in PACKED.items():  # each answer's token weighs the same
+        alone(recipe, Path("one", name), **{**settings, "accumulate": 1})
+        one, two = (
+            [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+            for folder in (Path("one", name), Path(name))
+        )
+        assert len(one) == len(two) == JOB.steps
+        for some, others in zip(one, two, strict=True):
+            for figure in ("loss", "grad_norm", "epoch"):
+                assert some[figure] == pytest.approx(others[figure], rel=1e-4), (name, figure)
+        assert one[-1]["metrics"] == pytest.approx(two[-1]["metrics"], rel=1e-3)
     assert (tmp_path / "lora fsdp/adapter/adapter_model.safetensors").exists()
 
 

@@ -44,10 +44,10 @@ def columns_of(ask: Ask, sample: Sample, answered: bool = True) -> TableColumns 
             continue
         # Answers to questions may be classes; those to instructions are for a model that writes.
         sure = asked is not QUESTIONS and "causal-lm" in ask.tasks
-        texts = [prompt] if answer is None or sure else [prompt, answer]
         added = _first(names, more)
-        # All rows may have one instruction, each with an input of its own.
-        one = sure and added is not None and sample.varied(added)
+        texts = [prompt] if answer is None else [prompt, answer]
+        # All rows may have one instruction, each with an input or an answer of its own.
+        one = sure and any(sample.varied(c) for c in (*texts, added) if c is not None)
         if _are_chats(sample, prompt) or one or sample.varied(*texts):
             earlier = _first(names, ("history",))
             parts = {"history": earlier, "prompt": prompt, "input": added, "answer": answer}
