@@ -69,8 +69,8 @@ class Model:
             else is read, and no network.
         augmented: (model, input size, `Job.augment`) -> a function like that of `transform`, with
             changes drawn from the default generators; None if its inputs are never augmented.
-        padded: like `transform`, but all batches have the shape of `example`, as compiled steps
-            need it; None if they always have.
+        padded: like `transform`, but all inputs have the input size, as compiled steps and CUDA
+            graphs need it; None if they always have, and where texts are packed.
         trained: like `transform`, but with the random changes that the task needs in training,
             as masked language models do; None if there are none.
         sequences: (rows, input size, `Progress`) -> the rows that `transform` takes, which have the

@@ -205,14 +205,20 @@ def _described(tokenizer: Any) -> str:
 
 
 def causal_inputs(
-    tokenizer: Any, rows: Rows, *, tokens: int | None = None, packing: bool | None = None
+    tokenizer: Any,
+    rows: Rows,
+    *,
+    tokens: int | None = None,
+    packing: bool | None = None,
+    fixed: bool = False,
 ) -> Rows:
     """Inputs and labels for predicting the next token.
 
     rows: of `token_blocks`, `single_texts` or `chats.conversation_tokens`. The label of a place is
     the token after it, or NO_LABEL. Rows of several lengths are padded on the right to the longest,
-    rounded up to MULTIPLE, and at most to `tokens`; they have an `attention_mask` too. With
-    `packing` there are several to a sequence, with `position_ids`, and fewer sequences than rows.
+    rounded up to MULTIPLE, and at most to `tokens`, or all to `tokens` if `fixed`; they have an
+    `attention_mask` too. With `packing` there are several to a sequence, with `position_ids`, and
+    fewer sequences than rows.
     """
     import torch
 
@@ -223,9 +229,12 @@ def causal_inputs(
     groups, length = [[row] for row in range(len(every))], max(lengths)
     if packing:
         groups, length = layout(lengths, tokens or sys.maxsize)
+    elif fixed:
+        assert tokens is not None
+        length = tokens
     elif "labels" in rows or packing is not None:
         length = rounded(length, tokens or sys.maxsize)
-    padded = not packing and any(own < length for own in lengths)
+    padded = not packing and (fixed or any(own < length for own in lengths))
     filler = tokenizer.pad_token_id or 0
     found: Rows = {"inputs": [], "labels": []}
     for group in groups:

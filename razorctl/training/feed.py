@@ -13,6 +13,7 @@ from razorctl.data.own import packed
 from razorctl.data.own.splitting import digested
 from razorctl.data.own.stream import row_count
 from razorctl.job import Job
+from razorctl.models.packing import rounded
 from razorctl.step import label_count
 from razorctl.training.loading import Loading, cached, in_order, moved
 
@@ -72,8 +73,11 @@ class Feed:
         transform = training_transform = family.transform(model, job.input_size)
         if family.trained is not None:
             training_transform = family.trained(model, job.input_size)
-        if job.compile and family.padded is not None:
-            training_transform = family.padded(model, job.input_size)  # or each length is compiled
+        apart = packed.of_rows(splits.train, family, job) if job.packing is False else None
+        # Or each length is compiled: no matter where texts are of very different lengths.
+        if family.padded is not None and (job.cuda_graphs or (job.compile and apart is None)):
+            size = job.input_size if apart is None else rounded(max(apart.tokens), apart.most)
+            training_transform = family.padded(model, size)
         if job.augment != "none":
             assert family.augmented is not None
             assert job.augment is not None
@@ -83,10 +87,7 @@ class Feed:
         keeps = family.modality == "image"  # the padding of texts depends on the micro-batch
         if keeps and not drawn:
             training_rows = cached(training_rows, job, device)
-        lengths = None
-        if job.packing is False:
-            lengths = packed.of_rows(splits.train, family, job).tokens
-        self.loading = Loading(training_rows, job, device, drawn, lengths)
+        self.loading = Loading(training_rows, job, device, drawn, apart.tokens if apart else None)
         self.mix = mixing(job, len(splits.classes))
         self.split, rows = splits.evaluated
         counts = {"train": row_count(splits.train), self.split: row_count(rows)}

@@ -1,12 +1,14 @@
 """Micro-batches as CUDA graphs: as without them, or without them after one warning."""
 
+import json
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from razorctl import Recipe, models, sparsify
+from razorctl import Recipe, data, models, sparsify
+from razorctl.data.own import packed
 from razorctl.errors import UsageError
 from razorctl.job import Job
 from razorctl.ops import kernels
@@ -14,9 +16,11 @@ from razorctl.training import cuda_graphs
 from razorctl.training.compiled import refuse_uncompilable
 from razorctl.training.cuda_graphs import WARM_UPS
 from razorctl.training.doctor import graphs as trial
+from razorctl.training.feed import Feed, sequenced
 from razorctl.training.learner import Learner
 from razorctl.training.profiler import PHASES, profile
 from tests import graphs
+from tests.cli import kinds
 
 pytestmark = pytest.mark.usefixtures("shallow")
 
@@ -121,6 +125,37 @@ def test_micro_batches_of_several_shapes_end_it(stand_in, caplog):
     assert said(caplog) == [
         "training goes on without CUDA graphs: micro-batches have several shapes"
     ]
+
+
+def test_conversations_have_one_shape(stand_in, caplog, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    kinds.decoders(tmp_path)
+    rows = [{"prompt": f"w{n}", "completion": "w1 " * (1 + n % 20)} for n in range(32)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    job = replace(JOB, model="llama", dataset="a.jsonl", task="causal-lm", input_size=64)
+    for graphed in (False, True):
+        family, source = data.pair(job)
+        splits = sequenced(source.load(), family.fed(None), job, lambda _: None)
+        texts = packed.of_rows(splits.train, family, job)
+        own, _ = texts.settle(replace(job, cuda_graphs=graphed).resolved(family.defaults, 28))
+        assert own.packing is not graphed  # packed unless graphs need one shape
+        family = family.fed(own.packing)
+        torch.manual_seed(0)
+        model = family.bare(0, 64)
+        sparsify(model, RAZOR)
+        feed = Feed(model, own, family, splits, torch.device("cpu"))
+        it = Learner(model, own, family.logits, torch.device("cpu"))
+        shapes, steps = set(), feed.loading.batches()
+        for _ in range(STEPS):
+            batches = [*next(steps)]
+            shapes.add(batches[0]["labels"].shape)
+            it.step(map(feed.trained, batches), feed.total(batches))
+        assert (len(shapes) == 1) is graphed
+    assert shapes == {(8, 24)}  # as the longest conversation, not as the input size
+    assert stand_in[0].captured == 1
+    assert said(caplog) == []
+    with pytest.raises(UsageError, match="leave --packing or --cuda-graphs out"):
+        texts.settle(replace(own, packing=True))
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

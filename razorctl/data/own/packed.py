@@ -33,10 +33,17 @@ class TextLengths:
         """A resolved job with `packing`, and what that gains, None if lengths are not known.
 
         Without lengths a job whose model is able to is packed. Raises UsageError if the job asks
-        for what the model is not able to.
+        for what the model is not able to, or CUDA graphs, which take batches of one shape.
         """
         if not self.able:
             job = without(job, asked=bool(job.packing))
+        if job.cuda_graphs:
+            if job.packing:
+                raise UsageError(
+                    "packed sequences make batches of several shapes, which CUDA graphs cannot "
+                    "take; leave --packing or --cuda-graphs out."
+                )
+            job = replace(job, packing=False)
         gained = None
         if self.tokens:
             part = gain(self.tokens, job.micro_batch, self.most)

@@ -49,12 +49,14 @@ def language_model(
         pretrained.length(input_size, TOKENS)
         return pretrained.built(_auto(task))
 
-    def transform(_: "nn.Module", input_size: int | None = None) -> Callable[[Rows], Rows]:
+    def transform(
+        fixed: bool, _: "nn.Module", input_size: int | None = None
+    ) -> Callable[[Rows], Rows]:
+        own = pretrained.tokenizer
         if causal:
             size = pretrained.length(input_size, TOKENS)
-            own = pretrained.tokenizer
-            return partial(tokens.causal_inputs, own, tokens=size, packing=packing)
-        return partial(tokens.masked_inputs, pretrained.tokenizer, True)
+            return partial(tokens.causal_inputs, own, tokens=size, packing=packing, fixed=fixed)
+        return partial(tokens.masked_inputs, own, True)
 
     def trained(_: "nn.Module", input_size: int | None = None) -> Callable[[Rows], Rows]:
         return partial(tokens.masked_inputs, pretrained.tokenizer, False)
@@ -75,12 +77,13 @@ def language_model(
         task=task,
         build=build,
         bare=bare,
-        transform=transform,
+        transform=partial(transform, False),
         example=partial(_example, pretrained, packing),
         logits=classification.logits,
         save=partial(_save, pretrained, packing, task),
         load=partial(load, task),
         defaults=defaults,
+        padded=partial(transform, True) if packing is False else None,
         trained=None if causal else trained,
         sequences=sequences,
         writer=writing if causal else None,
