@@ -75,6 +75,8 @@ class Model:
             as masked language models do; None if there are none.
         sequences: (rows, input size, `Progress`) -> the rows that `transform` takes, which have the
             tokens of texts; None if it takes rows as they are.
+        cut: (rows, input size) -> how many of these texts are cut; None if none ever are, or where
+            `sequences` tells.
         writer: (model) -> what continues texts with a causal language model; None for other models.
         packed: (`Job.packing`) -> the model as it is fed with conversations; None if it never is.
         sample: (row of `sequences`) -> what the model reads; None where no part is trained alone.
@@ -102,6 +104,7 @@ class Model:
     padded: Callable[["nn.Module", int | None], Callable[[Rows], Rows]] | None = None
     trained: Callable[["nn.Module", int | None], Callable[[Rows], Rows]] | None = None
     sequences: Callable[[Any, int | None, Progress], Any] | None = None
+    cut: Callable[[Rows, int | None], int] | None = None
     writer: Callable[["nn.Module"], "Writer"] | None = None
     packed: Callable[[bool], "Model"] | None = None
     sample: Callable[[Mapping[str, Sequence[int]]], RenderedChat] | None = None

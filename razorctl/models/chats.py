@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from razorctl import documents, units
 from razorctl.errors import DataError, UsageError
 from razorctl.models.rows import Progress
-from razorctl.models.tokens import BATCH, around, stored
+from razorctl.models.tokens import BATCH, are, around, stored
 from razorctl.tasks import NO_LABEL
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ PLAIN = (
     "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '\n\n' }}### Assistant:\n{% endif %}"
 )
+WHOLE = "whole"  # the column of the tokens of a conversation before it is cut
 SHOWN, NAMED = 240, 60  # characters of a part of a sample, and of a question in an error
 
 
@@ -91,43 +92,44 @@ def conversation_tokens(
 
     All other labels are NO_LABEL. Answers are found by the mark `generation` of the chat template,
     or else by what the template adds for each answer. Conversations are cut after `tokens` tokens;
-    those without an answer before that are left out. A warning has the number of both. Raises
-    UsageError for a tokenizer that cannot do this, and DataError for a conversation that its
+    those without an answer to learn before that are left out. A warning has the number of both.
+    Raises UsageError for a tokenizer that cannot do this, and DataError for a conversation that its
     template cannot take or leaves out in part, and if none is left.
     """
     templated(tokenizer)
     if not tokenizer.is_fast:
         raise UsageError("the tokenizer is not a fast one, which conversations need; choose one.")
-    cut = lost = 0
 
     def tokenized() -> Iterator[dict[str, list[int]]]:
-        nonlocal cut, lost
         for number, row in enumerate(rows.select_columns("messages")):
             if number % BATCH == 0:
                 progress(f"tokenizing, {number:,} of {units.count(len(rows), 'conversation')}")
             ids, answered = _conversation(tokenizer, Spoken(row))
-            cut += len(ids) > tokens
             if not any(answered[1:tokens]):  # the first token is never a label
-                lost += 1
                 continue
             both = list(zip(ids, answered, strict=True))[:tokens]
             yield {
                 "input_ids": [token for token, _ in both],
                 "labels": [token if said else NO_LABEL for token, said in both],
+                WHOLE: [len(ids)],
             }
 
-    dataset = stored(tokenized(), ("input_ids", "labels"), rows, tokenizer, tokens)
+    dataset = stored(tokenized(), ("input_ids", "labels", WHOLE), rows, tokenizer, tokens)
     if not len(dataset):
         raise DataError(
             "none of the conversations has an answer within "
             f"{units.count(tokens, 'token')}; give a larger input size."
         )
+    whole = [length for (length,) in dataset[WHOLE]]
+    cut, lost = sum(length > tokens for length in whole), len(rows) - len(dataset)
     if cut or lost:
         log.warning(
-            "%s cut after %s; %s left out for want of an answer before that.",
-            *(units.count(cut, "conversation"), units.count(tokens, "token"), f"{lost:,}"),
+            "of %s, %s cut after %s, and %s left out for want of an answer to learn before that; a "
+            "larger --input-size keeps more.",
+            *(units.count(len(rows), "conversation"), are(cut), units.count(tokens, "token")),
+            are(lost),
         )
-    return dataset
+    return dataset.remove_columns(WHOLE)
 
 
 def _templated(what: str, use: Callable[[], T]) -> T:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 MASKED = 0.15  # of the tokens, as BERT's authors have it
 BATCH = 256  # texts that are tokenized at a time
 SMALL = 8 << 20  # bytes of tokens that are kept in memory
+LONGEST = 20  # characters of a token, of which few have as many
 PIECE, GROUP = 1 << 16, 1 << 20  # characters that are tokenized by a thread, and by all at once
 
 
@@ -93,6 +94,26 @@ def _frame(tokenizer: Any, tokens: int) -> tuple[int, list[int], list[int], int]
     if room < 1:
         raise UsageError(f"input size {tokens} leaves no room for a text; give a larger one.")
     return end, before, after, room
+
+
+def are(count: int) -> str:
+    """A number with its verb."""
+    return f"{count:,} {'is' if count == 1 else 'are'}"
+
+
+def cut_texts(tokenizer: Any, tokens: int, rows: Rows) -> int:
+    """How many texts, pairs of texts or lists of tokens have more than `tokens` tokens.
+
+    Of long texts only the beginning is read, which has more tokens if it is no white space.
+    """
+    most = LONGEST * tokens
+    if "tokens" in rows:
+        parts, split = [[own[: tokens + 1] for own in rows["tokens"]]], True
+    else:
+        names, split = [name for name in ("text", "text_pair") if name in rows], False
+        parts = [[text[:most] for text in rows[name]] for name in names]
+    found = tokenizer(*parts, is_split_into_words=split, verbose=False)
+    return sum(len(ids) > tokens for ids in found["input_ids"])
 
 
 def around(tokenizer: Any) -> tuple[list[int], list[int]]:

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from razorctl import data, models
+from razorctl import data, models, units
 from razorctl.data.own import packed
 from razorctl.data.own.splitting import digested
-from razorctl.data.own.stream import row_count
+from razorctl.data.own.stream import Stream, row_count
 from razorctl.job import Job
 from razorctl.models.packing import rounded
+from razorctl.models.tokens import are
 from razorctl.step import label_count
 from razorctl.training.loading import Loading, cached, in_order, moved
 
@@ -30,6 +31,19 @@ def sequenced(
         return splits
     parts = splits.parts.items()
     return replace(splits, **{name: make(rows, job.input_size, progress) for name, rows in parts})
+
+
+def cut_texts(rows: Any, family: models.Model, job: Job) -> tuple[str, ...]:
+    """A note on training texts that are cut, by packed.SAMPLE of them; none if these are not."""
+    if family.cut is None or isinstance(rows, Stream):
+        return ()
+    some = rows.select(range(0, len(rows), -(-len(rows) // packed.SAMPLE)))
+    cut = family.cut(some[:], job.input_size)
+    of = units.count(len(some), "training text")
+    if len(some) < len(rows):
+        of += f" of {len(rows):,}"
+    said = f"of {of}, {are(cut)} longer than the input size and cut; a larger --input-size keeps"
+    return (f"{said} more.",) if cut else ()
 
 
 def mixing(job: Job, classes: int) -> Callable[[Batch], Batch]:

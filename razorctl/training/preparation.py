@@ -30,7 +30,7 @@ from razorctl.training.checkpoints import Checkpoint, Checkpoints
 from razorctl.training.class_counts import class_counts, class_weights, rare_classes
 from razorctl.training.compiled import Trial
 from razorctl.training.evaluation import TOP, Evaluation, evaluate
-from razorctl.training.feed import Feed, sequenced
+from razorctl.training.feed import Feed, cut_texts, sequenced
 from razorctl.training.loading import PRIME
 from razorctl.training.metrics import Metrics, Step, waited
 from razorctl.training.precompiled import precompile
@@ -112,6 +112,7 @@ class PreparedRun:
                 f"{job.dataset} has {units.count(len(self.classes), 'class')}, too few for "
                 "top5_accuracy; choose another --metric."
             )
+        self.notes = (*self.notes, *cut_texts(splits.train, family, job))
         counts = class_counts(splits.train, len(self.classes), job, progress)
         self.notes = (*self.notes, *rare_classes(counts, self.classes, job))
         weights = class_weights(counts, self.classes, job)

@@ -156,10 +156,18 @@ def test_long_conversations_are_cut_and_counted(chatty, caplog):
     assert found[0]["input_ids"] == chatty.apply_chat_template(CHAT, return_dict=False)[:12]
     (record,) = caplog.records
     assert record.getMessage() == (
-        "2 conversations cut after 12 tokens; 1 left out for want of an answer before that."
+        "of 3 conversations, 1 is cut after 12 tokens, and 1 is left out for want of an answer to "
+        "learn before that; a larger --input-size keeps more."
     )
     with pytest.raises(DataError, match="none of the conversations has an answer within 3 tokens"):
         chats.conversation_tokens(talks(CHAT), chatty, 3)
+
+
+def test_cut_texts_are_counted(bert):
+    texts = ["the cat sat", "the cat sat on", " ".join(WORDS)]
+    assert tokens.cut_texts(bert, 5, {"text": texts}) == 2
+    assert tokens.cut_texts(bert, 5, {"text": ["the", "the cat"], "text_pair": ["cat", "sat"]}) == 1
+    assert tokens.cut_texts(bert, 5, {"tokens": [text.split() for text in texts]}) == 2
 
 
 def test_only_answers_have_labels_in_plain_words_too(bpe):

@@ -41,6 +41,8 @@ def test_no_step_saves_more_than_is_traced(size, tmp_path):
     assert max(found) <= size
     assert min(found) < max(found) or size == 24  # where almost all texts are cut
     assert all(tokens % 8 == 0 for tokens in found)
+    told = [note for note in run.notes if "longer than the input size and cut; a larger" in note]
+    assert len(told) == (size == 24)
 
 
 def test_compiled_steps_have_one_shape_and_evaluations_need_none(tmp_path):

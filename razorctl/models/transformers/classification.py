@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl.models import Model, Rows, prepared
 from razorctl.models.packing import rounded
+from razorctl.models.tokens import cut_texts
 from razorctl.models.transformers.pretrained_files import (
     PretrainedFiles,
     has_argument,
@@ -140,6 +141,7 @@ def classifier(
         load=load,
         defaults=defaults,
         padded=partial(transform, True),
+        cut=lambda rows, size: cut_texts(pretrained.tokenizer, length(size), rows),
     )
 
 

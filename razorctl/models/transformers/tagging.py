@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from razorctl.errors import UsageError
 from razorctl.models import Model, Rows
 from razorctl.models.packing import rounded
+from razorctl.models.tokens import cut_texts
 from razorctl.models.transformers import classification
 from razorctl.models.transformers.classification import FRESH, TOKENS
 from razorctl.models.transformers.pretrained_files import PretrainedFiles
@@ -121,6 +122,7 @@ def tagger(pretrained: PretrainedFiles, summary: str, defaults: Mapping[str, Any
         load=load,
         defaults=defaults,
         padded=partial(transform, True),
+        cut=lambda rows, size: cut_texts(_tokenizer(pretrained), length(size), rows),
     )
 
 
