@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 MULTIPLE = 8  # of tokens, which kernels of matrix products are made for
 PAYS = 0.8  # the share of the padded tokens at which packing is the default
 ROUNDING, ROUNDED = 1e-3, 3e-2  # of the largest logit, in single precision and in half of it
+GROUPED = 50  # batches whose rows are sorted by length where they are not packed
 SAMPLE = 64  # micro-batches from which its gain is estimated
 
 
@@ -66,14 +67,16 @@ def _first_fit(order: Sequence[int], lengths: Sequence[int], width: int) -> list
 
 @dataclass(frozen=True)
 class Gain:
-    """The tokens of an epoch: those of its texts, and computed ones if these are padded or packed.
+    """The tokens of an epoch: those of its texts, and those that are computed.
 
-    They are estimated from SAMPLE micro-batches.
+    padded, packed: of micro-batches drawn at random, by SAMPLE of them. grouped: of those that are
+    padded if texts are not packed, each of texts of about one length.
     """
 
     texts: int
     padded: int
     packed: int
+    grouped: int
 
     @property
     def share(self) -> float:
@@ -85,9 +88,22 @@ class Gain:
         """Whether packing shortens an epoch by a fifth or more."""
         return self.share <= PAYS
 
+    def average(self, packing: bool, micro_batches: float, rows: int, most: int) -> tuple[int, int]:
+        """The sequences of an average micro-batch and their tokens, as many as `layout` makes.
 
-def gain(lengths: Sequence[int], micro_batch: int, most: int) -> Gain:
-    """The gain of packing texts of these lengths in micro-batches drawn at random."""
+        Args:
+            packing: whether texts are packed.
+            micro_batches: of an epoch.
+            rows: the texts of each.
+            most: the most tokens of a sequence.
+        """
+        tokens = (self.packed if packing else self.grouped) / micro_batches
+        rows = math.ceil(tokens / most) if packing else rows
+        return rows, min(most, rounded(math.ceil(tokens / rows), most))
+
+
+def gain(lengths: Sequence[int], micro_batch: int, most: int, batch_size: int = 0) -> Gain:
+    """The gain of packing texts of these lengths; batch_size: 0 is that of a micro-batch."""
     draw = random.Random(0)
     size = min(micro_batch, len(lengths))
     drawn = [draw.sample(range(len(lengths)), size) for _ in range(SAMPLE)]
@@ -98,8 +114,15 @@ def gain(lengths: Sequence[int], micro_batch: int, most: int) -> Gain:
         read += sum(own)
         padded += len(own) * rounded(max(own), most)
         packed += len(rows) * width
+    pool, grouped = GROUPED * (batch_size or size), 0
+    every = draw.sample([min(length, most) for length in lengths], len(lengths))
+    for start in range(0, len(every), pool):
+        ordered = sorted(every[start : start + pool])
+        for at in range(0, len(ordered), size):
+            part = ordered[at : at + size]
+            grouped += len(part) * rounded(part[-1], most)
     epoch = len(lengths) / (SAMPLE * size)
-    return Gain(*(round(epoch * tokens) for tokens in (read, padded, packed)))
+    return Gain(round(epoch * read), round(epoch * padded), round(epoch * packed), grouped)
 
 
 def keeps_apart(model: "nn.Module", logits: "Callable[[nn.Module, Any], Tensor]") -> bool:

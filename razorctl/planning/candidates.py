@@ -5,7 +5,7 @@ how long it takes.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from razorctl.memory.trace_cache import Trace
 from razorctl.methods import CLOSE, METHODS
@@ -37,6 +37,8 @@ class Predicted:
             one is that of the step.
         launches: kernels that a step runs.
         step_seconds_vs_full: over those of full fine-tuning in one pass, at the same precision.
+        average_share: the time of an average step over that of this one, which has the largest
+            micro-batches.
     """
 
     peak_bytes: int
@@ -53,6 +55,7 @@ class Predicted:
     host_seconds: float
     launches: int
     step_seconds_vs_full: float
+    average_share: float = 1.0
 
     @property
     def needed_bytes(self) -> int:
@@ -128,6 +131,11 @@ class Candidate:
         return self.predicted.step_seconds
 
     @property
+    def average_seconds(self) -> float:
+        """Predicted seconds of an average step."""
+        return self.seconds * self.predicted.average_share
+
+    @property
     def slow(self) -> float:
         """Predicted seconds of a step at the slow end of their range."""
         return self.predicted.step_seconds_high
@@ -139,6 +147,10 @@ class Candidate:
         ratio = recipe.ratio if METHODS[recipe.method].has_ratio else 0.0
         far, measured = self.cosine is None or self.cosine < CLOSE, -(self.cosine or 0.0)
         return bool(recipe.part), 1 - recipe.joint_budget, far, recipe.int8_forward, measured, ratio
+
+    def averaging(self, share: float) -> "Candidate":
+        """A copy with another `Predicted.average_share`."""
+        return replace(self, predicted=replace(self.predicted, average_share=share))
 
     def fits(self, budget: int) -> bool:
         """Whether it needs at most `budget` bytes of the card."""

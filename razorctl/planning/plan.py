@@ -30,8 +30,9 @@ class Plan:
         budget: bytes of the card that may be used.
         steps: sentences on what was tried, in order, and why it was not taken.
         others: preference -> what it would have chosen, None if nothing fits.
-        packing: the tokens of an epoch if texts are packed, and if they are padded; None if they
-            are neither, or their lengths are not known.
+        packing: the tokens of an epoch if texts are packed, and if they are padded, in the
+            micro-batches of the chosen way; None if they are neither, or their lengths are not
+            known.
     """
 
     job: Job
@@ -130,7 +131,7 @@ def _entry(way: Candidate, job: Job, budget: int) -> dict[str, Any]:
         "recipe": asdict(replace(recipe, seed=job.seed)),
         "predicted": asdict(way.predicted),
         # None where tokenizing will tell how many steps the epochs are.
-        "run_seconds": None if job.steps is None else way.seconds * job.steps,
+        "run_seconds": None if job.steps is None else way.average_seconds * job.steps,
     }
 
 
@@ -281,15 +282,16 @@ def plan(
     others = {name: search.choose(name) for name in names if name != prefer}
     search.look_beside()
     assert search.job.batch_size is not None
+    share = search.average_share(chosen)
     return Plan(
         job=search.job,
         gpu=gpu,
         budget=search.budget,
         prefer=prefer,
         steps_per_epoch=search.examples and search.examples // search.job.batch_size,
-        candidates=search.rows,
-        chosen=chosen,
+        candidates=tuple(way.averaging(share) for way in search.rows),
+        chosen=chosen.averaging(share),
         steps=tuple(search.reasons[prefer]),
-        others=others,
-        packing=search.packing,
+        others={name: way and way.averaging(share) for name, way in others.items()},
+        packing=search.gain(chosen),
     )

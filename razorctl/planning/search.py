@@ -23,6 +23,7 @@ from razorctl.planning.candidates import (
     label,
 )
 from razorctl.planning.gpus import Gpu
+from razorctl.planning.times import step_seconds
 from razorctl.recipe import Recipe
 from razorctl.rules.allocation import largest, width
 from razorctl.tasks import LANGUAGE
@@ -60,9 +61,8 @@ class Search:
         precision = settle_precision(job.precision, gpu.compute_capability)
         job = replace(job, precision=precision)
         self.job = job.resolved(self.facts["defaults"], self.examples)
-        self.packing: Gain | None = None
         if self.facts["lengths"] is not None:
-            self.job, self.packing = self.facts["lengths"].settle(self.job)
+            self.job, _ = self.facts["lengths"].settle(self.job)
         self.gpu, self.budget, self.recipe = gpu, budget, recipe
         self.candidates: dict[tuple[Recipe, int], Candidate] = {}
         self.reasons: dict[str, list[str]] = {}
@@ -125,6 +125,40 @@ class Search:
         if chosen is not None:
             self._reasons.append(f"{chosen.label}: taken.")
         return chosen
+
+    def gain(self, way: Candidate) -> Gain | None:
+        """The gain of packing in the micro-batches of a way; None where texts are not apart."""
+        lengths = self.facts["lengths"]
+        if lengths is None:
+            return None
+        gained: Gain | None = lengths.settle(replace(self.job, accumulate=way.accumulate))[1]
+        return gained
+
+    def average_share(self, way: Candidate) -> float:
+        """The time of an average step over that of the largest one, which is predicted.
+
+        It is of micro-batches with as many tokens as packing or grouping leaves to compute.
+        """
+        gain, job = self.gain(way), replace(self.job, accumulate=way.accumulate)
+        if gain is None or job.cuda_graphs or not self.examples:
+            return 1.0
+        assert job.packing is not None
+        rows, tokens = gain.average(
+            job.packing,
+            self.examples / job.micro_batch,
+            job.micro_batch,
+            self.facts["lengths"].most,
+        )
+        batch = rows * job.processes * job.accumulate
+        try:
+            trace = cached_trace(
+                replace(job, batch_size=batch, input_size=tokens),
+                *(way.recipe, self.classes, self.cache),
+                dot=self.gpu.multiplies_in_triton,
+            )
+        except UsageError:  # so few tokens cannot be pruned as many can
+            return 1.0
+        return min(1.0, step_seconds(trace, self.gpu).likely / way.seconds)
 
     def look_beside(self) -> None:
         """Looks at LoRA of a language model, which is shown and never chosen."""

@@ -19,9 +19,9 @@ from razorctl.data.own.images import unreadable_image
 from razorctl.data.own.stream import Stream, StreamRow
 from razorctl.errors import DataError, UsageError
 from razorctl.job import Job
+from razorctl.models.packing import GROUPED
 
 ROOM = 256 << 20  # bytes of the rows that a data set keeps in memory
-GROUPED = 50  # batches whose rows are sorted by length
 PRIME = 1_000_003  # factor by which a seed and a number below it become one seed
 Key = tuple[int, SupportsIndex]  # the epoch, and the row by its number or as it was read
 

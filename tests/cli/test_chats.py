@@ -9,6 +9,7 @@ from shutil import copytree
 import pytest
 from transformers import OPTConfig, OPTForCausalLM
 
+from razorctl.planning import cached_traces as traces
 from tests.cli.commands import razorctl
 from tests.cli.kinds import WORDS
 
@@ -69,7 +70,14 @@ def test_answers_are_learned_in_plain_words(kinds):
     assert all("w39 w38" in row["text"] for row in json.loads(asked.stdout)["predictions"])
 
 
-def test_a_plan_counts_what_a_packed_run_keeps(kinds):
+def test_a_plan_counts_what_a_packed_run_keeps(kinds, monkeypatch):
+    traced = []
+
+    def cached_trace(job, *args, **options):
+        traced.append(job)
+        return traces.cached_trace(job, *args, **options)
+
+    monkeypatch.setattr("razorctl.planning.search.cached_trace", cached_trace)
     instructions("a.json")
     sizes = ("--input-size", "64", "--batch-size", "4", "--precision", "fp32")
     for flags, packing in (((), True), (("--no-packing",), False)):
@@ -88,6 +96,13 @@ def test_a_plan_counts_what_a_packed_run_keeps(kinds):
         assert plan["chosen"]["predicted"]["saved_bytes"] == run["full_saved_bytes"]
         gain = plan["packing"]
         assert gain["texts"] < gain["packed"] < 0.8 * gain["padded"]
+        assert gain["texts"] < gain["grouped"] < gain["padded"]
+        computed = gain["packed" if packing else "grouped"] / plan["steps_per_epoch"]
+        assert traced[-1].micro_batch * traced[-1].input_size == pytest.approx(computed, rel=0.25)
+        predicted = plan["chosen"]["predicted"]
+        seconds = predicted["step_seconds"] * predicted["average_share"] * plan["job"]["steps"]
+        assert plan["chosen"]["run_seconds"] == pytest.approx(seconds)
+        assert 0 < predicted["average_share"] <= 1
         assert f"--{'' if packing else 'no-'}packing" in plan["command"]
 
 

@@ -1,5 +1,6 @@
 """Packing: the layout of sequences, their labels, and the same gradient as of padded texts."""
 
+import math
 import random
 from types import SimpleNamespace
 
@@ -213,6 +214,13 @@ def test_the_gain_is_that_of_the_layouts():
     assert mixed.texts == pytest.approx(90 * 8 + 640, rel=0.2)
     assert mixed.texts <= mixed.packed < 0.6 * mixed.padded
     assert mixed.pays
+    assert mixed.texts <= mixed.grouped < 0.5 * mixed.padded
+    assert packing.gain([8, 64] * 50, 2, 64, 1).grouped == pytest.approx(100 * 36, rel=0.05)
+    for packed, computed in ((True, mixed.packed), (False, mixed.grouped)):
+        rows, tokens = mixed.average(packed, 100 / 8, 8, 64)
+        assert rows == (math.ceil(computed * 8 / 100 / 64) if packed else 8)
+        assert tokens <= 64
+        assert 0 <= rows * tokens - computed * 8 / 100 < 9 * rows
 
 
 def test_batches_are_grouped_by_length():

@@ -69,7 +69,7 @@ def figure(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
-def predicted_duration(predicted: dict[str, Any], steps: int = 1) -> str:
+def predicted_duration(predicted: dict[str, Any], steps: float = 1) -> str:
     """The predicted time of a number of steps, from the least to the most if they differ."""
     low, high = (steps * predicted[f"step_seconds_{end}"] for end in ("low", "high"))
     return units.between(low, high)
@@ -93,11 +93,12 @@ def run_length(job: Mapping[str, Any], per_epoch: int | None) -> str:
 
 def packing_summary(gain: Mapping[str, int], packing: bool) -> str:
     """The tokens that an epoch computes, packed and padded; packing: whether texts are packed."""
-    packed, padded = (units.count(gain[name], "token") for name in ("packed", "padded"))
+    names = ("packed", "padded", "grouped")
+    packed, padded, grouped = (units.count(gain[name], "token") for name in names)
     share = units.percent(gain["packed"] / gain["padded"])
     if packing:
         return f"packed: an epoch has {packed}, {share} of the {padded} with padding"
-    return f"not packed, which would make {packed} of the {padded} of an epoch, {share}"
+    return f"grouped by length, not packed: an epoch has {grouped}, packed it would have {packed}"
 
 
 def title(model: str, dataset: str) -> str:

@@ -51,7 +51,8 @@ def show_settings(run: "Run", job: Job, header_device: str | None, device: str) 
     new = [words for words in _settings(run.job, device, _epochs(run)) if words not in printed]
     if run.predicted is not None:
         left = (run.job.steps or 0) - len(run.history)
-        new.append(f"{predicted_duration(run.predicted, left)} as planned")
+        average = run.predicted.get("average_share", 1.0)
+        new.append(f"{predicted_duration(run.predicted, left * average)} as planned")
     if new:
         views.say(", ".join(new))
     views.say(

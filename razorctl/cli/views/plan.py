@@ -9,7 +9,7 @@ from rich.table import Table
 
 from razorctl.cli.views import common as views
 from razorctl.cli.views.common import packing_summary, predicted_duration, run_length
-from razorctl.units import duration, size
+from razorctl.units import duration, percent, size
 
 MUCH = 1.2  # times as long as the card, of a host that is worth a word
 
@@ -40,7 +40,11 @@ def show(plan: dict[str, Any], explain: bool) -> None:
         views.out.print()
     if plan["packing"] is not None:
         said = packing_summary(plan["packing"], bool(plan["job"]["packing"]))
-        views.out.print(f"{said}; steps are predicted at the full length.", highlight=False)
+        share = percent(plan["chosen"]["predicted"]["average_share"])
+        views.out.print(
+            f"{said}; an average step takes {share} of the predicted time of the longest.",
+            highlight=False,
+        )
     choice = f"> {plan['chosen']['label']}: {plan['reason']}."
     views.out.print(" ".join((choice, *_others(plan), *_host(plan))), highlight=False)
     views.out.print(plan["command"], soft_wrap=True, highlight=False, markup=False)

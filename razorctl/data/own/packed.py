@@ -46,7 +46,8 @@ class TextLengths:
             job = replace(job, packing=False)
         gained = None
         if self.tokens:
-            part = gain(self.tokens, job.micro_batch, self.most)
+            assert job.batch_size is not None
+            part = gain(self.tokens, job.micro_batch, self.most, job.batch_size)
             gained = Gain(*(round(tokens / self.share) for tokens in astuple(part)))
         if job.packing is not None:
             return job, gained
