@@ -8,7 +8,7 @@ from pathlib import Path
 
 from razorctl.cli.app import COMMANDS, loaded
 from tests.cli.commands import razorctl
-from tests.own import photos, table, texts
+from tests.own import photos, picture, table, texts
 
 ROOT = Path(__file__).parents[2]
 SMALL = {
@@ -36,6 +36,12 @@ def printed(page: str) -> list[list[str]]:
 def test_commands_run_as_printed(kinds, runs_here, monkeypatch):
     photos(Path("photos"), 12)
     photos(Path("new"), 1)
+    faces = [picture(Path(f"ages/{n}.png"), 9 * n).name for n in range(24)]
+    table(
+        Path("ages/metadata.csv"),
+        [f"{face},{n / 8}" for n, face in enumerate(faces)],
+        "file_name,age",
+    )
     texts(Path("reviews.csv"), 24)
     rows = [{"instruction": f"Count to {n}.", "output": "one " * n} for n in range(1, 25)]
     Path("alpaca.json").write_text(json.dumps(rows))
