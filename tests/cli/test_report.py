@@ -213,6 +213,11 @@ def test_less_perplexity_is_better():
     assert "perplexity" in found.texts["button"]
 
 
+def test_a_target_has_the_unit_of_its_column():
+    write("a", accuracies=(0.2, 0.8), task="regression", figure="pearson")
+    assert "until Pearson r stays at 79.20 or more." in " ".join(compare("a").stdout.split())
+
+
 def test_the_classes_of_each_row_and_what_their_labels_were_taken_for(no_plots):
     """Figures are means over the seeds, and matrices their sums."""
     names = []

@@ -93,7 +93,8 @@ def explanation(document: dict[str, Any], of_target: bool) -> str:
     score = SCORES[document["metric"] or "accuracy"][0].split("\n")[0]
     notes = f"Bold: best. *: Pareto front of memory, step time and {score}. Memory: {memory}. "
     if target is not None and of_target:
-        bound = f"{percent(target, 2)} or more"
+        share = SCORES[document["metric"] or "accuracy"][0].endswith("%")
+        bound = f"{percent(target, 2) if share else format(100 * target, '.2f')} or more"
         if document["metric"] in LEAST:
             bound = f"{target:.2f} or less"
         notes += f"target: training time until {score} stays at {bound}. "

@@ -1,6 +1,7 @@
 """A command in a process of its own, with reports until it ends."""
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from razorctl.errors import RazorError
 from razorctl.training.signals import termination_waits
 
 POLL = 0.25  # seconds between two reports
+GOING_ON = re.compile(r", such as with `[^`]* --resume [^`]*`")
 KILLED = -getattr(signal, "SIGKILL", 9)
 
 
@@ -53,7 +55,8 @@ def _failure(command: list[str], code: int, messages: str) -> RazorError:
     """The error of a command that ended with a code and messages on stderr."""
     sentences = [line for line in messages.splitlines() if line.startswith("error: ")]
     if sentences:
-        sentence = sentences[-1].removeprefix("error: ")
+        # A grid runs again what failed, so advice to go on in the run's directory is left out.
+        sentence = GOING_ON.sub("", sentences[-1].removeprefix("error: "))
     elif code == KILLED:
         sentence, code = "the run was killed, likely out of memory; lower --batch-size.", 4
     else:

@@ -44,6 +44,8 @@ def document(comparison: Comparison, target: float | None = None) -> dict[str, A
     if len(best_of) == 1 and best_of[0].values:
         count = sum(entry.method == best_of[0].method for entry in comparison.entries)
         take = advice.best_of_settings(labels[0], count, len(best_of[0].runs))
+    elif done and not best_of:
+        take = {"label": None, "why": "no run of the last round is finished"}
     else:
         take = advice.take([row for row in rows if row["label"] in labels], memory, metric, alike)
     commands = {entry.label: entry.command for entry in comparison.entries}

@@ -27,6 +27,9 @@ def test_a_command_that_fails_tells_why():
 
     error = call("print('noise\\nerror: too large; make it small.', file=sys.stderr); sys.exit(4)")
     assert (str(error), error.exit_code) == ("too large; make it small.", 4)
+    again = "; lower --lr, such as with `razorctl finetune --resume --out x --lr 1`."
+    error = call(f"print('error: nan{again}', file=sys.stderr); sys.exit(1)")
+    assert str(error) == "nan; lower --lr."
     error = call("os.kill(os.getpid(), 9)")
     assert "lower --batch-size" in str(error)
     assert error.exit_code == 4

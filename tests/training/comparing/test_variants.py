@@ -107,6 +107,8 @@ def test_a_budget_is_spent_in_rounds_of_the_better_half(commands):
     grid.shutil.rmtree("x/round-2/full-lr-3e-05-0")
     assert compare(*NAMED, *args, "--resume", "--json").stdout == result.stdout
     assert names(commands[done:]) == ["round-2/full-lr-3e-05-0"]
+    grid.shutil.rmtree("x/round-3")
+    assert "Nothing to take yet: no run of the last round is finished." in compare("x").stdout
     refused = compare(*NAMED, *args[:2], "--lr", "1,2", *args[4:], "--resume")
     assert_refused(refused, 2, "x was begun with learning rate [1e-05, 3e-05, 0.0001]; resume it")
 
