@@ -63,7 +63,7 @@ def export(
     With --push-to-hub and --out, both are written.
     """
     from razorctl import hub
-    from razorctl.training import atomic, run_files
+    from razorctl.training import run_files
     from razorctl.training.exporting import formats
 
     to = to or "safetensors"
@@ -86,8 +86,7 @@ def export(
         at(f"exporting {run}")
         name = push_to_hub or ("" if out is None else out.name)
         keep = out is not None and not dry_run
-        with atomic.writing(out or folder):
-            files, graph = exporting.write(trained, to, folder, name, copy=keep)
+        files, graph = exporting.write(trained, to, folder, name, copy=keep)
         document = {
             "run_dir": str(run),
             "model": job.model,
@@ -112,8 +111,8 @@ def _place(out: Path | None) -> Iterator[Path]:
     from razorctl.training import atomic
 
     if out is None:
-        with TemporaryDirectory() as folder:
+        with TemporaryDirectory() as folder, atomic.writing(Path(folder)):
             yield Path(folder)
     else:
-        with atomic.atomic_folder(out) as path:
+        with atomic.atomic_folder(out) as path, atomic.writing(out):
             yield path
