@@ -313,6 +313,8 @@ def _laid(x: Tensor, strides: tuple[int, ...]) -> Tensor:
     and leave autocast off for the layers that follow.
     """
     if torch.compiler.is_compiling():
-        order = sorted(range(x.dim()), key=strides.__getitem__, reverse=True)
+        order: list[int] = []  # of falling strides; `sorted` takes no symbols of several shapes
+        for dim, stride in enumerate(strides):
+            order.insert(sum(1 for other in order if strides[other] >= stride), dim)
         return x.permute(order).contiguous()
     return x if x.stride() == strides else x.new_empty_strided(x.shape, strides).copy_(x)
