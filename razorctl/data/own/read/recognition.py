@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from razorctl import documents, models
+from razorctl import documents, models, units
 from razorctl.data.own.ask import Ask
 from razorctl.data.own.labels import WHOLE
 from razorctl.data.own.read import columns, conversations
@@ -86,8 +86,8 @@ def notes(ask: Ask, sample: Sample, found: TableColumns) -> tuple[str, ...]:
     if not all(map(WHOLE.fullmatch, values)):
         return ()
     return (
-        f"whole numbers in {label} are learned as {len(values)} classes; --task regression learns "
-        "them as numbers.",
+        f"whole numbers in {label} are learned as {units.count(len(values), 'class')}; --task "
+        "regression learns them as numbers.",
     )
 
 
