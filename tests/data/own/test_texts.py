@@ -165,7 +165,7 @@ def test_bad_conversations_are_named_or_left_out():
     user, assistant = TALK
     system = {"role": "system", "content": "be kind"}
     bad = {
-        "messages are no list": "\"hello\"",
+        "messages are no list": '"hello"',
         "a message without role and content": [{"role": "user"}],
         "no messages": [],
         "no answer of an assistant": [user],
