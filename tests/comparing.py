@@ -42,11 +42,13 @@ def write(
     recipe: dict[str, Any] | None = None,
     compiled: bool = False,
     figure: str = "accuracy",
+    other: str | None = None,
     **job: Any,
 ) -> Path:
     """A run directory as finetune writes it, but without weights.
 
-    figure: the name of the figure that `accuracies` are.
+    figure: the name of the figure that `accuracies` are. other: that of another one, which is half
+    of it.
     """
     settings = {"model": "vit-micro", "dataset": "digits", "batch_size": 16, "steps": 3, **job}
     result = {
@@ -63,7 +65,7 @@ def write(
         "accuracy": accuracies[-1],
         "loss": 1.0,
         "split": "test",
-        "metrics": {figure: accuracies[-1]},
+        "metrics": figures(accuracies[-1], figure, other),
         "saved_bytes": saved,
         "full_saved_bytes": 10 * saved,
         "peak_bytes": peak,
@@ -82,12 +84,20 @@ def write(
     out = Path(name)
     out.mkdir(parents=True)
     (out / "config.toml").write_text(tomli_w.dumps({"environment": environment}))
-    (out / "metrics.jsonl").write_text(metrics(accuracies, step, figure))
+    (out / "metrics.jsonl").write_text(metrics(accuracies, step, figure, other))
     (out / "result.json").write_text(json.dumps(result))
     return out
 
 
-def metrics(accuracies: Sequence[float | None], seconds: float, figure: str) -> str:
+def figures(value: float | None, figure: str, other: str | None) -> dict[str, float | None]:
+    """The figures of an evaluation."""
+    half = None if value is None else value / 2
+    return {figure: value} if other is None else {figure: value, other: half}
+
+
+def metrics(
+    accuracies: Sequence[float | None], seconds: float, figure: str, other: str | None
+) -> str:
     """The metrics.jsonl of a run with a figure after each step, or None where none was measured."""
     lines = (
         {
@@ -100,7 +110,7 @@ def metrics(accuracies: Sequence[float | None], seconds: float, figure: str) -> 
             "samples_per_second": 16 / seconds,
             "accuracy": each,
             "test_loss": None,
-            "metrics": None if each is None else {figure: each},
+            "metrics": None if each is None else figures(each, figure, other),
         }
         for n, each in enumerate(accuracies, 1)
     )

@@ -27,7 +27,7 @@ from razorctl.planning.plan import read as read_plan
 from razorctl.recipe import Recipe
 from razorctl.training import checkpoints, run_files, trackers
 from razorctl.training.checkpoints import MARKER, Checkpoints
-from razorctl.training.comparing import comparison
+from razorctl.training.comparing import comparison, finished_run
 from razorctl.training.payoff import Payoff
 from razorctl.training.predicting import inference
 from razorctl.training.run import finetune
@@ -80,7 +80,7 @@ READ: dict[str, tuple[Callable[[Path], Any], ...]] = {
     "run/result.json": (
         lambda top: view.show(resuming.finished_result(top / "run")),
         lambda top: inference.load(top / "run", device="cpu"),
-        lambda top: comparison.read_run(top / "run").best,
+        lambda top: finished_run.read_run(top / "run").best,
     ),
     "run/plan.json": (lambda top: resuming.settle_by_run(top / "run", Settings({}), None),),
     "plan.json": (lambda top: read_plan(top / "plan.json"),),
@@ -92,9 +92,9 @@ READ: dict[str, tuple[Callable[[Path], Any], ...]] = {
     "run/checkpoints/step-00000002/state.json": (lambda top: Checkpoints(top / "run"),),
     "run/config.toml": (
         lambda top: resuming.settle_by_run(top / "run", Settings({}), None),
-        lambda top: comparison.read_run(top / "run"),
+        lambda top: finished_run.read_run(top / "run"),
     ),
-    "run/metrics.jsonl": (lambda top: comparison.read_run(top / "run").time_to(0.5),),
+    "run/metrics.jsonl": (lambda top: finished_run.read_run(top / "run").time_to(0.5),),
     "run/trackers.json": (lambda top: trackers.check_trackers((), top / "run"),),
     "grid/razor-0/failure.json": (lambda top: comparison.of_grid(top / "grid"),),
     "grid/comparison.toml": (

@@ -30,6 +30,7 @@ JOB_SETTINGS = (
     *("steps", "epochs", "input_size", "batch_size", "precision", "optimizer", "learning_rate"),
     *("weight_decay", "layer_decay", "momentum", "warmup_steps", "clip_norm", "ema", "freeze"),
     *("label_smoothing", "class_weights", "workers", "evaluate_every", "compile", "cuda_graphs"),
+    *("task", "metric", "weights"),
     *DATA_SETTINGS,
 )
 METHODS = "full,checkpoint,backrazor,prebackrazor++,razor"
@@ -198,8 +199,9 @@ def _finished(ctx: Call, what: list[str]) -> "Comparison | None":
     Raises UsageError if `what` is neither, or if an option does not apply to finished runs.
     """
     from razorctl.training.comparing import comparison
+    from razorctl.training.comparing.finished_run import is_run
 
-    exist = [comparison.is_run(Path(name)) or comparison.is_grid(Path(name)) for name in what]
+    exist = [is_run(Path(name)) or comparison.is_grid(Path(name)) for name in what]
     if all(exist):
         for name in (name for name in ctx.params if name not in VIEWING):
             if is_given(ctx, name, ["COMMANDLINE"]):

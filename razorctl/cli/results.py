@@ -56,10 +56,10 @@ class Result(Mapping[str, Any]):
 
         def plots() -> Sequence[str]:
             from razorctl.cli.views import report
-            from razorctl.training.comparing import comparison
+            from razorctl.training.comparing.finished_run import read_run
 
             with suppress(RazorError):  # the directory may have gone
-                return report.run_plots(comparison.read_run(Path(document["run_dir"])))
+                return report.run_plots(read_run(Path(document["run_dir"])))
             return ()
 
         if document.get("dry_run"):

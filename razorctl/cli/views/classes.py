@@ -12,7 +12,7 @@ from razorctl import units
 from razorctl.cli.views import common as views
 
 if TYPE_CHECKING:
-    from razorctl.training.comparing.comparison import FinishedRun
+    from razorctl.training.comparing.finished_run import FinishedRun
 
 SHOWN = 20  # classes in a table; of more, those of the least F1
 MATRIX = 12  # classes whose confusion matrix is shown

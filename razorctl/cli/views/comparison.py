@@ -15,13 +15,17 @@ from razorctl.units import count, percent
 
 MEMORY = {"peak_bytes": "peak", "saved_bytes": "kept"}
 MIB, GIB = ("MiB", 2.0**20), ("GiB", 2.0**30)
-SCORES = {
-    "accuracy": ("accuracy\n%", 0.01, "{:.2f}"),
-    "pearson": ("Pearson r\nx 100", 0.01, "{:.2f}"),
-    "f1": ("F1\n%", 0.01, "{:.2f}"),
-    "mean_average_precision": ("mAP\n%", 0.01, "{:.2f}"),
-    "mean_iou": ("mean IoU\n%", 0.01, "{:.2f}"),
+_SHARES = {"f1": "F1", "micro_f1": "micro F1", "mean_average_precision": "mAP"}
+_SHARES |= {"mean_iou": "mean IoU", "top5_accuracy": "top-5 accuracy"}
+_SHARES |= {name: name for name in ("accuracy", "precision", "recall")}
+_SHARES |= {name: name.replace("_", " ") for name in ("balanced_accuracy", "exact_match")}
+_CORRELATIONS = {"pearson": "Pearson r", "spearman": "Spearman r", "matthews": "Matthews"}
+SCORES = {  # figure -> as in Columns
     "perplexity": ("perplexity", 1.0, "{:.2f}"),
+    "loss": ("loss", 1.0, "{:.4f}"),
+    "mse": ("MSE", 1.0, "{:.4g}"),
+    **{figure: (f"{head}\n%", 0.01, "{:.2f}") for figure, head in _SHARES.items()},
+    **{figure: (f"{head}\nx 100", 0.01, "{:.2f}") for figure, head in _CORRELATIONS.items()},
 }
 LABEL = 14  # least columns of a terminal for a label; a longer one is folded
 # Columns that a narrow terminal leaves out, in this order.
@@ -90,13 +94,13 @@ def explanation(document: dict[str, Any], of_target: bool) -> str:
         memory += " without compiling"
     if not measured and any(row["activation_memory_budget"] is not None for row in rows):
         memory += " or its memory budget"
-    score = SCORES[document["metric"] or "accuracy"][0].split("\n")[0]
+    head, _, form = SCORES[document["metric"] or "accuracy"]
+    score = head.split("\n")[0]
     notes = f"Bold: best. *: Pareto front of memory, step time and {score}. Memory: {memory}. "
     if target is not None and of_target:
-        share = SCORES[document["metric"] or "accuracy"][0].endswith("%")
-        bound = f"{percent(target, 2) if share else format(100 * target, '.2f')} or more"
+        bound = f"{percent(target, 2) if head.endswith('%') else form.format(100 * target)} or more"
         if document["metric"] in LEAST:
-            bound = f"{target:.2f} or less"
+            bound = f"{form.format(target)} or less"
         notes += f"target: training time until {score} stays at {bound}. "
     if eager := [row["label"] for row in rows if row["compile"] and not row["compiled"]]:
         notes += f"Not compiled: {', '.join(eager)}. "

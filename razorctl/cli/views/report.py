@@ -10,8 +10,9 @@ from razorctl.cli.views import comparison as table
 from razorctl.cli.views.terminal import clean
 from razorctl.training.atomic import atomic_file
 from razorctl.training.comparing.advice import sentence
-from razorctl.training.comparing.comparison import Comparison, FinishedRun
+from razorctl.training.comparing.comparison import Comparison
 from razorctl.training.comparing.curves import losses, scores
+from razorctl.training.comparing.finished_run import FinishedRun
 from razorctl.training.rundir import CONFIG
 
 TEMPLATE = "report.html.jinja"

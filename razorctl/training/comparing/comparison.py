@@ -1,6 +1,5 @@
 """Finished runs side by side, read from the directories of runs and of grids."""
 
-import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -10,19 +9,17 @@ from typing import Any
 
 from razorctl import documents
 from razorctl.config.settings import read_toml
-from razorctl.errors import DataError, RazorError, UsageError
+from razorctl.errors import RazorError, UsageError
 from razorctl.folders import exists
 from razorctl.job import Job
 from razorctl.methods import METHODS
 from razorctl.planning.candidates import label
 from razorctl.planning.plan import FLAGS
 from razorctl.recipe import Recipe
-from razorctl.tasks import FIGURES, LEAST
+from razorctl.training.comparing.finished_run import FinishedRun, read_run
 from razorctl.training.comparing.variants import GridRow, Rounds, command, rows_of
-from razorctl.training.run_files import ENVIRONMENT
-from razorctl.training.rundir import CONFIG, METRICS, RESULT
-from razorctl.training.schemas import Failure, GridSettings, RunResult, StepLine
-from razorctl.version import __version__
+from razorctl.training.rundir import RESULT
+from razorctl.training.schemas import Failure, GridSettings
 
 # Baselines that are no methods -> the settings of recipe and job that each changes. The method is
 # `full` if none is named, and the micro-batches of `accumulate` depend on the model.
@@ -41,7 +38,6 @@ BASELINES: dict[str, dict[str, Any]] = {
 NAMES = (*METHODS, *BASELINES)
 # Files in the directory of a grid, and in the directory of a run that failed.
 SETTINGS, FAILURE = "comparison.toml", "failure.json"
-LEAVE = "leave it out, or run it again"  # the mend of a damaged run
 
 OF_LENGTH = ("steps", "warmup_steps", "evaluate_every")  # follow from the length of a run
 OF_BASELINES = ("accumulate", "compile", "activation_memory_budget")  # of a job
@@ -56,60 +52,6 @@ IN_LABEL = (
     "lora",
     *OF_BASELINES,
 )
-
-
-@dataclass(frozen=True)
-class FinishedRun:
-    """A run directory: its result, the lines of its metrics.jsonl, and its environment."""
-
-    directory: Path
-    result: dict[str, Any]
-    steps: list[dict[str, Any]]
-    environment: dict[str, Any]
-
-    @property
-    def figure(self) -> str:
-        """The name of the figure by which the run is judged: the first one of its task."""
-        return FIGURES[self.result["job"].get("task") or "classification"][0]
-
-    def of(self, evaluated: Mapping[str, Any]) -> float:
-        """The value of `figure` in the result or in a step with metrics; there infinity is null."""
-        value = evaluated["metrics"][self.figure]
-        return math.inf if value is None else float(value)
-
-    @property
-    def score(self) -> float:
-        """The final value of `figure`."""
-        return self.of(self.result)
-
-    @property
-    def judged(self) -> float:
-        """The last evaluation during training, not of the test split if there is another."""
-        last = next(step for step in reversed(self.steps) if step["metrics"] is not None)
-        return -self.of(last) if self.figure in LEAST else self.of(last)
-
-    @property
-    def best(self) -> float:
-        """The best value of `figure` in the run's evaluations."""
-        values = [self.of(step) for step in self.steps if step["metrics"] is not None]
-        return min(values) if self.figure in LEAST else max(values)
-
-    def time_to(self, target: float) -> float | None:
-        """Seconds of training until an evaluation and all later ones reach `target`; else None.
-
-        The time of the evaluations themselves is not counted.
-        """
-        seconds, reached = 0.0, None
-        for step in self.steps:
-            seconds += step["seconds"]
-            if step["metrics"] is None:
-                continue
-            value, least = self.of(step), self.figure in LEAST
-            if value > target if least else value < target:
-                reached = None
-            elif reached is None:
-                reached = seconds
-        return reached
 
 
 @dataclass(frozen=True)
@@ -173,41 +115,6 @@ class Comparison:
             return 0
         codes = {error.exit_code for entry in self.entries for error in entry.failures.values()}
         return codes.pop() if len(codes) == 1 else 1
-
-
-def read_run(directory: Path) -> FinishedRun:
-    """The finished run in a directory that `finetune` has written.
-
-    Raises UsageError if the run is not finished or was made by another version of razorctl, and
-    DataError if its files are damaged.
-    """
-    environment = read_toml(directory / CONFIG).get(ENVIRONMENT, {})
-    tables = {ENVIRONMENT: environment}
-    documents.check_tables(tables, Mapping[str, Mapping[str, str | int]], directory / CONFIG, LEAVE)
-    razorctl = environment.get("razorctl")
-    if razorctl != __version__:
-        raise UsageError(
-            f"{directory} was run by razorctl {razorctl}, not {__version__}; run it again."
-        )
-    try:
-        result = documents.read(directory / RESULT, RunResult, LEAVE)
-        lines = documents.read_lines(directory / METRICS, StepLine, LEAVE)
-    except FileNotFoundError:
-        raise UsageError(
-            f"{directory} holds no finished run; leave it out, or run it again with "
-            f"`razorctl --config {directory / CONFIG} finetune`."
-        ) from None
-    run = FinishedRun(directory, result, lines, environment)
-    evaluated = [step for step in lines if step["metrics"] is not None]
-    complete = all(run.figure in each["metrics"] for each in (result, *evaluated))
-    if len(lines) != result["steps"] or not evaluated or not complete:
-        raise DataError(f"{directory / METRICS} is damaged; {LEAVE}.")
-    return run
-
-
-def is_run(directory: Path) -> bool:
-    """Whether `finetune` has written to the directory, finished or not."""
-    return exists(directory / METRICS)
 
 
 def is_grid(directory: Path) -> bool:
@@ -328,7 +235,11 @@ def of_directories(directories: Iterable[Path]) -> Comparison:
             )
     if len(parts) == 1 and is_grid(first):
         return start
-    return replace(start, entries=_labeled(_merged(e for _, part in parts for e in part.entries)))
+    entries = _labeled(_merged(e for _, part in parts for e in part.entries))
+    if len({run.figure for entry in entries for run in entry.runs}) > 1:
+        for entry in entries:
+            entry.runs[:] = [replace(run, together=True) for run in entry.runs]
+    return replace(start, entries=entries)
 
 
 def _part(directory: Path) -> tuple[Path, Comparison]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from statistics import fmean
 
-from razorctl.training.comparing.comparison import FinishedRun
+from razorctl.training.comparing.finished_run import FinishedRun
 
 POINTS = 100  # of a curve of losses, at most
 

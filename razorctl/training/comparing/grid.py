@@ -31,13 +31,12 @@ from razorctl.training.comparing.comparison import (
     NAMES,
     SETTINGS,
     Comparison,
-    FinishedRun,
     note_failure,
     of_grid,
-    read_run,
     recipe_by_name,
     settings_of,
 )
+from razorctl.training.comparing.finished_run import FinishedRun, read_run
 from razorctl.training.comparing.variants import GridRow, Lists, Rounds, rows_of, shares
 from razorctl.version import __version__
 

@@ -11,13 +11,15 @@ import pytest
 from rich.console import Console
 
 from razorctl.cli.views import common as views
+from razorctl.cli.views import comparison as view
 from razorctl.errors import DataError, UsageError
 from razorctl.planning.candidates import label
 from razorctl.recipe import Recipe
+from razorctl.tasks import EVERY_FIGURE
 from razorctl.training.comparing import comparison
-from razorctl.training.comparing.comparison import read_run
 from razorctl.training.comparing.figures import document as document_of
 from razorctl.training.comparing.figures import pareto
+from razorctl.training.comparing.finished_run import read_run
 from tests.comparing import assert_refused, compare, write
 
 CONTRACT = [
@@ -83,6 +85,18 @@ class TestFinishedRuns:
         sizes = [f"batch size {size}" for size in (16, 16, 32, 16)]
         names = [*same, label(Recipe("full"), 4)]
         assert labels == [f"{name}, {size}" for name, size in zip(names, sizes, strict=True)]
+
+    def test_runs_are_judged_by_their_metric_or_by_the_first_of_their_task(self):
+        by_f1 = write("a", figure="f1", other="accuracy", metric="f1")
+        by_default = write("b", "razor", other="f1")
+        found = document([by_f1, write("c", "razor", figure="f1", metric="f1")])
+        assert found["metric"] == "f1"
+        assert [row["score"] for row in found["rows"]] == [0.9, 0.9]
+        assert found["target"] == pytest.approx(0.99 * 0.9)
+        found = document([by_f1, by_default])
+        assert found["metric"] == "accuracy"
+        assert [row["score"] for row in found["rows"]] == [0.45, 0.9]
+        assert {*EVERY_FIGURE} == {*view.SCORES}
 
     def test_full_is_what_has_the_same_settings_and_is_plain(self):
         runs = [

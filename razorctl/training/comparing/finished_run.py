@@ -1,0 +1,114 @@
+"""A run that has ended, as it is read from its directory."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from razorctl import documents
+from razorctl.config.settings import read_toml
+from razorctl.errors import DataError, UsageError
+from razorctl.folders import exists
+from razorctl.tasks import FIGURES, LEAST
+from razorctl.training.run_files import ENVIRONMENT
+from razorctl.training.rundir import CONFIG, METRICS, RESULT
+from razorctl.training.schemas import RunResult, StepLine
+from razorctl.version import __version__
+
+LEAVE = "leave it out, or run it again"  # the mend of a damaged run
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run directory: its result, the lines of its metrics.jsonl, and its environment.
+
+    together: whether it is compared with runs that were judged by other figures.
+    """
+
+    directory: Path
+    result: dict[str, Any]
+    steps: list[dict[str, Any]]
+    environment: dict[str, Any]
+    together: bool = False
+
+    @property
+    def figure(self) -> str:
+        """The figure by which the run is judged: its metric, or the first one of its task."""
+        job = self.result["job"]
+        own = None if self.together else job.get("metric")
+        return own or FIGURES[job.get("task") or "classification"][0]
+
+    def of(self, evaluated: Mapping[str, Any]) -> float:
+        """The value of `figure` in the result or in a step with metrics; there infinity is null."""
+        value = evaluated["metrics"][self.figure]
+        return math.inf if value is None else float(value)
+
+    @property
+    def score(self) -> float:
+        """The final value of `figure`."""
+        return self.of(self.result)
+
+    @property
+    def judged(self) -> float:
+        """The last evaluation during training, not of the test split if there is another."""
+        last = next(step for step in reversed(self.steps) if step["metrics"] is not None)
+        return -self.of(last) if self.figure in LEAST else self.of(last)
+
+    @property
+    def best(self) -> float:
+        """The best value of `figure` in the run's evaluations."""
+        values = [self.of(step) for step in self.steps if step["metrics"] is not None]
+        return min(values) if self.figure in LEAST else max(values)
+
+    def time_to(self, target: float) -> float | None:
+        """Seconds of training until an evaluation and all later ones reach `target`; else None.
+
+        The time of the evaluations themselves is not counted.
+        """
+        seconds, reached = 0.0, None
+        for step in self.steps:
+            seconds += step["seconds"]
+            if step["metrics"] is None:
+                continue
+            value, least = self.of(step), self.figure in LEAST
+            if value > target if least else value < target:
+                reached = None
+            elif reached is None:
+                reached = seconds
+        return reached
+
+
+def read_run(directory: Path) -> FinishedRun:
+    """The finished run in a directory that `finetune` has written.
+
+    Raises UsageError if the run is not finished or was made by another version of razorctl, and
+    DataError if its files are damaged.
+    """
+    environment = read_toml(directory / CONFIG).get(ENVIRONMENT, {})
+    tables = {ENVIRONMENT: environment}
+    documents.check_tables(tables, Mapping[str, Mapping[str, str | int]], directory / CONFIG, LEAVE)
+    razorctl = environment.get("razorctl")
+    if razorctl != __version__:
+        raise UsageError(
+            f"{directory} was run by razorctl {razorctl}, not {__version__}; run it again."
+        )
+    try:
+        result = documents.read(directory / RESULT, RunResult, LEAVE)
+        lines = documents.read_lines(directory / METRICS, StepLine, LEAVE)
+    except FileNotFoundError:
+        raise UsageError(
+            f"{directory} holds no finished run; leave it out, or run it again with "
+            f"`razorctl --config {directory / CONFIG} finetune`."
+        ) from None
+    run = FinishedRun(directory, result, lines, environment)
+    evaluated = [step for step in lines if step["metrics"] is not None]
+    complete = all(run.figure in each["metrics"] for each in (result, *evaluated))
+    if len(lines) != result["steps"] or not evaluated or not complete:
+        raise DataError(f"{directory / METRICS} is damaged; {LEAVE}.")
+    return run
+
+
+def is_run(directory: Path) -> bool:
+    """Whether `finetune` has written to the directory, finished or not."""
+    return exists(directory / METRICS)
