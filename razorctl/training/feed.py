@@ -88,7 +88,7 @@ class Feed:
         if family.trained is not None:
             training_transform = family.trained(model, job.input_size)
         apart = packed.of_rows(splits.train, family, job) if job.packing is False else None
-        # Or each length is compiled: no matter where texts are of very different lengths.
+        # Or each length is compiled. Texts grouped by length are, since padding them costs more.
         if family.padded is not None and (job.cuda_graphs or (job.compile and apart is None)):
             size = job.input_size if apart is None else rounded(max(apart.tokens), apart.most)
             training_transform = family.padded(model, size)

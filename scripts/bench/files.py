@@ -201,6 +201,23 @@ def r8(cache: Path) -> Path:
     return kept(cache, "files-r8", KEY, write)
 
 
+def topics(cache: Path) -> Path:
+    """Beginnings of two news as one text, with the topics of both."""
+
+    def write(folder: Path) -> None:
+        train, more = shuffled(news(cache, "train")), 2 * SPLITS["validation"]
+        test = shuffled(news(cache, "test"))[: SPLITS["test"]]
+        for split, rows in ("train", train[more:]), ("validation", train[:more]), ("test", test):
+            lines = []
+            for (one, first), (other, second) in zip(rows[::2], rows[1::2], strict=False):
+                words = first.split()[:ASKED] + second.split()[:ASKED]
+                row = {"text": " ".join(words), "labels": sorted({one, other})}
+                lines.append(json.dumps(row) + "\n")
+            (folder / f"{split}.jsonl").write_text("".join(lines))
+
+    return kept(cache, "files-topics", {**KEY, "words": ASKED}, write)
+
+
 def spam(cache: Path) -> Path:
     """Subjects and bodies of mails, with whether they are spam."""
 
@@ -420,6 +437,14 @@ TASKS = {
         several,
         job("multi-label", 8, 640, VIT_SIDE),
         (6e-5,),
+        2,
+    ),
+    "topics": Task(
+        "MiniLM-L6 BERT, topics of two news of Reuters R8",
+        bert,
+        topics,
+        job("multi-label", 16, 240, 2 * TOKENS),
+        (2e-4,),
         2,
     ),
     "tweets": Task(
