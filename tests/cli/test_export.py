@@ -135,7 +135,7 @@ def test_a_run_on_the_hub_is_the_run(here, account, kinds):
 
 
 def test_a_card_names_what_the_model_began_with(here, server):
-    """Its license too, if the hub tells it."""
+    """The license of a model of the hub is the one that the hub tells."""
     began = server / f"models--some--base/snapshots/{local_hub.COMMIT}"
     began.mkdir(parents=True)
     copyfile("run/config.json", began / "config.json")

@@ -92,11 +92,14 @@ def run_length(job: Mapping[str, Any], per_epoch: int | None) -> str:
 
 
 def packing_summary(gain: Mapping[str, int], packing: bool) -> str:
-    """The tokens that an epoch computes, packed and padded; packing: whether texts are packed."""
+    """The tokens that an epoch computes, and would compute in the other way.
+
+    gain: a `models.packing.Gain`. packing: whether texts are packed.
+    """
     names = ("packed", "padded", "grouped")
     packed, padded, grouped = (units.count(gain[name], "token") for name in names)
-    share = units.percent(gain["packed"] / gain["padded"])
     if packing:
+        share = units.percent(gain["packed"] / gain["padded"])
         return f"packed: an epoch has {packed}, {share} of the {padded} with padding"
     return f"grouped by length, not packed: an epoch has {grouped}, packed it would have {packed}"
 

@@ -1,8 +1,8 @@
 """Conversations: how the forms that files have become lists of messages, and what is wrong there.
 
-A message has a `role`, a `content`, and `more`: the JSON of what else a chat template is given, its
-tool calls, what it was thought out by, and, with the first message, the tools of the conversation,
-and of what is not trained, its weight of 0; None without any.
+A message has a `role`, a `content`, and `more`, a JSON object or None. That has what else a chat
+template is given (tool calls, the thoughts behind an answer, and with the first message the tools
+of the conversation), and `weight` 0 for an answer that is not learned.
 """
 
 import json

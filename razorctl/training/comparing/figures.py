@@ -20,12 +20,13 @@ def document(comparison: Comparison, target: float | None = None) -> dict[str, A
     """The comparison under the stable keys of `compare --json`: a row for each entry.
 
     Times are medians over the seeds; accuracies are means with a sample standard deviation.
-    `memory` names the column by which memory is compared: the measured peak if all runs have
-    one, else the traced bytes kept for backward. `metric` names the figure of the task that is the
-    `score` of a row. `compile` is whether steps were to be compiled, `compiled` whether they were.
-    A `target` of None is 99 % of `full`'s best score, averaged over its seeds, or as far above it
-    where less is better. `take` is the result of `advice.take`, of each method's best row if a grid
-    has lists, and `command` trains as the row to take does; None if no row is, or no grid has it.
+    `memory` names the column by which memory is compared: the measured peak if all runs have one,
+    else the traced bytes kept for backward. `metric` names the figure that is the `score` of a row:
+    the runs' own, or the first one of their task if that differs. `compile` is whether steps were
+    to be compiled, `compiled` whether they were. A `target` of None is 99 % of `full`'s best score,
+    averaged over its seeds, or as far above it where less is better. `take` is the result of
+    `advice.take`, of each method's best row if a grid has lists, and `command` trains as the row to
+    take does; None if no row is, or no grid has it.
     """
     done = [entry for entry in comparison.entries if entry.runs]
     runs = [run.result for entry in done for run in entry.runs]

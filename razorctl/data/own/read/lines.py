@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 COMMENT = re.compile(r"#\s*(\w+\s*=|id\s)")  # before a sentence, as of CoNLL-U
 UNSAID = (".txt", ".text", ".tsv")  # endings of files that may be CoNLL
 LOOKED_AT = 200  # lines of such a file
-# Of WikiNER.
+# A sentence of WikiNER.
 TAGGED_LINE = re.compile(r"(?:[^\s|]+\|[^\s|]+\|(?:O|[BI]-\w+)\s*)+")
 LONGEST = 2**31 - 1  # characters of a field
 SPACE = re.compile(r"[ \t\r\n]*")
@@ -198,7 +198,7 @@ def conll(file: Path) -> Iterator[Line]:
 
 def _fields(line: str) -> list[str]:
     """The columns of a line of CoNLL; none of one of white space alone. A token may be a blank."""
-    line = line.strip(" \t\r\n") and line.rstrip(" \t\r\n")
+    line = line.rstrip(" \t\r\n")
     return [field for field in re.split("\t" if "\t" in line else " ", line) if field.strip(" ")]
 
 
