@@ -8,7 +8,7 @@ from torch import Tensor
 
 from razorctl.ops import quantize as quantize_op
 from razorctl.ops.functions import FUNCTIONS, applied
-from razorctl.ops.int8 import LEVELS, _shares, inverse, scale_of
+from razorctl.ops.int8 import LEVELS, inverse, scale_of
 from razorctl.ops.int8_operand import column_scales
 from razorctl.ops.op import FewBitCopy, Op
 from razorctl.ops.packing import pack, unpacked
@@ -63,14 +63,9 @@ def int8_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return codes, scale, x.to(scale.dtype).sum(0)
 
 
-def int8_columns(x: Tensor) -> tuple[Tensor, Tensor]:
-    codes, scale, _ = int8_rows(x.t())
+def int8_columns(x: Tensor, factor: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    codes, scale, _ = int8_rows((x if factor is None else x * factor).t())
     return codes, scale.squeeze(1)
-
-
-def balance(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    share, most = _shares(scale)
-    return (codes * share).round().to(torch.int8).t(), share * most
 
 
 def int8_operand(

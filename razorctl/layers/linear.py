@@ -13,15 +13,25 @@ from torch import Tensor, nn
 
 from razorctl.layers import layouts
 from razorctl.layers.autocast import no_autocast, to_compute_dtype
-from razorctl.layers.base import LayerSettings, Swaps, WeightLayer, flat, save, saved, shaped
+from razorctl.layers.base import (
+    LayerSettings,
+    Swaps,
+    WeightLayer,
+    flat,
+    name_of,
+    save,
+    saved,
+    shaped,
+)
 from razorctl.layers.handover import Int8, Int8Gradient
+from razorctl.layers.int8_cost import Int8Cost
 from razorctl.layers.once_differentiable import once_differentiable
 from razorctl.layers.sharded import gather
 from razorctl.layers.sharing import copy_of
 from razorctl.ops import weight_copies
 from razorctl.ops.cast import cast_weight
 from razorctl.ops.gemm import int8_linear, scaled_gemm
-from razorctl.ops.int8 import balance, int8_columns, int8_rows
+from razorctl.ops.int8 import int8_columns, int8_rows, inverse, roots
 from razorctl.ops.int8_operand import int8_operand
 from razorctl.ops.kernels import fused
 from razorctl.ops.linear_operands import linear_operands
@@ -72,6 +82,10 @@ class Gemms:
             self._int8 = Int8(*int8_rows(self.dy))
         return self._int8
 
+    def exact(self, step: int) -> "Gemms":
+        """The GEMMs for every `step`-th column of dy, in its dtype."""
+        return Gemms(self.dy[:, ::step].contiguous(), False, False)
+
     def product(self, x: Tensor | Packed) -> Tensor:
         """dy^T x, [out, columns of x]."""
         int8 = self.weight_int8 and x.shape[1] > 1  # the int8 copies of a column do not pay
@@ -89,15 +103,16 @@ class Gemms:
         if fused(rows.device):
             wanted = self.input_int8 and self.columns is None and self._fits
             weight = self.weight if wanted else None
-            balanced, x, scale, center, *columns = linear_operands(
+            dy, dy_scale, x, scale, center, *columns = linear_operands(
                 rows, row_scale, *operand, weight
             )
             if weight is not None:
                 self.columns = columns[0], columns[1]
         else:  # one operand at a time, so that none waits in memory for the other GEMM
-            balanced, row_scale = balance(rows, row_scale)
-            x, scale, center = int8_operand(packed.copy, row_scale, packed.function)
-        return scaled_gemm(balanced, x, None, scale, scale.dtype, total, center)
+            root = roots(row_scale)
+            dy, dy_scale = int8_columns(self.dy, inverse(root))
+            x, scale, center = int8_operand(packed.copy, root, packed.function)
+        return scaled_gemm(dy, x, dy_scale[:, None], scale, scale.dtype, total, center)
 
     def input_grad(self) -> Tensor:
         """dX = dy W, [rows, in]."""
@@ -186,7 +201,8 @@ class LinearFunction(torch.autograd.Function):
         with no_autocast(dy.device):
             # dW first, so that an unpacked input is gone before dX, which is as large, is made.
             if ctx.needs_input_grad[1]:
-                products = [gemms.product(x) for x in packed.operands()]
+                layer = ctx.layer
+                products = layer.int8_cost.products(gemms, packed.operands(), name_of(layer))
                 dw = ctx.layer.matrix(ctx.layer.weight_grad(packed, products, ctx.p))
             if ctx.needs_input_grad[2]:
                 db = gemms.total
@@ -211,6 +227,7 @@ class Linear(WeightLayer):
     int8_weight_grad: bool = False
     int8_input_grad: bool = False
     int8_forward: bool = False
+    int8_cost: Int8Cost
 
     @classmethod
     def columns(cls, module: nn.Module) -> int:
@@ -237,9 +254,10 @@ class Linear(WeightLayer):
         module.int8_weight_grad = settings.int8_weight_grad
         module.int8_input_grad = settings.int8_input_grad
         module.int8_forward = settings.int8_forward
+        module.int8_cost = Int8Cost()
 
     def detach(self) -> None:
-        del self.int8_weight_grad, self.int8_input_grad, self.int8_forward
+        del self.int8_weight_grad, self.int8_input_grad, self.int8_forward, self.int8_cost
         super().detach()
 
     def forward(self, input: Tensor) -> Tensor:
@@ -298,8 +316,8 @@ class Linear(WeightLayer):
 
     def int8_gemms(self, x: Tensor) -> tuple[bool, bool]:
         """Whether the weight gradient and the input gradient run in int8, for the input `x`."""
-        large = self.large(x)
-        return large and self.int8_weight_grad, large and self.int8_input_grad
+        int8 = self.large(x) and self.int8_cost.allowed
+        return int8 and self.int8_weight_grad, int8 and self.int8_input_grad
 
 
 SWAPS: Swaps = {nn.Linear: Linear}

@@ -1,7 +1,6 @@
 """int8 copies of matrices x [rows, columns], the operands of `gemm`.
 
-scale = max |x| / 127 of each row, or of each column; code = round(x / scale). `balance`: with s the
-largest scale of a row, each row's codes times sqrt(scale / s), and scales sqrt(scale s).
+scale = max |x| / 127 of each row, or of each column; code = round(x / scale).
 """
 
 import torch
@@ -97,56 +96,33 @@ def int8_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]
     return int8_rows.body(adjoined(q, k, v))
 
 
+def roots(row_scale: Tensor) -> Tensor:
+    """The square roots of the rows' scales [rows, 1] of a gradient; NaN counts as 0.
+
+    The NaN reaches the gradients of its outputs by the sum of the rows.
+    """
+    return row_scale.nan_to_num(0).sqrt_()
+
+
 @op(
-    empty=lambda x: (empty_transposed(x), x.new_empty(x.shape[1], dtype=_wide(x))),
-    fused=lambda x: Fused(launches=2, again=x.nbytes, reduces=True),
+    empty=lambda x, factor=None: (empty_transposed(x), x.new_empty(x.shape[1], dtype=_wide(x))),
+    fused=lambda x, factor=None: Fused(launches=2, again=x.nbytes, reduces=True),
 )
-def int8_columns(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The int8 copy of `x` [rows, columns] with a scale for each column, transposed.
+def int8_columns(x: Tensor, factor: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The int8 copy of `factor` x with a scale for each column, transposed.
 
     Returns codes [columns, rows], in the layout of `transposed`, and scales [columns].
+
+    Args:
+        x: [rows, columns].
+        factor: [rows, 1], None for 1.
     """
     codes = torch.empty(x.shape, dtype=torch.int8, device=x.device)
     if x.numel() == 0:
         return transposed(codes), x.new_zeros(x.shape[1], dtype=_wide(x))
+    x = x if factor is None else x * factor
     scale = scale_of(x, 0)
-    factor = inverse(scale)
+    by = inverse(scale)
     for rows in chunks(x):
-        codes[rows] = _rounded(x[rows] * factor)
+        codes[rows] = _rounded(x[rows] * by)
     return transposed(codes), scale.squeeze(0)
-
-
-def _shares(scale: Tensor) -> tuple[Tensor, Tensor]:
-    """The square roots of the scales [rows, 1] over the largest scale, and the largest scale.
-
-    NaN counts as 0: it reaches the gradients of its outputs by the sums of rows.
-    """
-    numbers = scale.nan_to_num(0)
-    most = numbers.max()
-    return (numbers * inverse(most)).sqrt_(), most
-
-
-@op(
-    empty=lambda codes, scale: (empty_transposed(codes), torch.empty_like(scale)),
-    fused=Fused(launches=3),
-)
-def balance(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Moves half of the spread of the rows' scales into the codes of `int8_rows`.
-
-    A GEMM that contracts rows must fold their scales into its other operand, where a row with a
-    small scale would round to 0. Returns int8 codes [columns, rows], in the layout of `transposed`,
-    and scales [rows, 1]. The ratio of a scale to the largest is the square root of what it was; the
-    products of codes and scales are the same to half a scale. Rows whose scale is NaN get codes and
-    a scale of 0.
-
-    Args:
-        codes: int8 [rows, columns].
-        scale: [rows, 1].
-    """
-    balanced = torch.empty_like(codes)
-    if not codes.numel():
-        return transposed(balanced), scale.clone()
-    share, most = _shares(scale)
-    for rows in chunks(codes):
-        balanced[rows] = codes[rows].to(share.dtype).mul_(share[rows]).round_()
-    return transposed(balanced), share * most

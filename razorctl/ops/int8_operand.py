@@ -1,10 +1,10 @@
 """The int8 operand of a weight gradient for the activation, made from a few-bit copy.
 
-The input gradient takes dy in int8 with a scale for each row: dy = r q, with scales r and codes q.
-dW = dy^T x contracts the rows, so r must be multiplied into x: dW = q^T (r x), after `int8.balance`
-has moved half of the spread of r into q. A column of r x is at most max(r) times the largest
-magnitude that the column's codes can have. So its int8 scale is known before the codes are
-unpacked, and one pass over them is enough.
+dW = dy^T x contracts the rows, which cannot have scales. Where r are the sizes of the rows of dy,
+dW = (dy / sqrt(r))^T (sqrt(r) x): each operand takes half of their spread, so that small rows keep
+codes in both. A column of sqrt(r) x is at most max(sqrt(r)) times the largest magnitude that the
+column's codes can have. So its int8 scale is known before the codes are unpacked, and one pass over
+them is enough.
 """
 
 import torch

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from razorctl.layers.base import RazorLayer
+from razorctl.layers.int8_cost import Int8Cost
+from razorctl.layers.linear import Linear
 from razorctl.sampling.joint import MARK, Blocks, refuse_compilation
 from razorctl.sampling.reduction import mean_over_processes
 from razorctl.sampling.samplers import Sampler
@@ -37,15 +39,17 @@ def detach(module: nn.Module) -> None:
     delattr(module, MARK)
 
 
-def draws(model: nn.Module) -> dict[str, Blocks | Sampler]:
-    """The draws of blocks and of columns in a sparsified model, by name.
+def draws(model: nn.Module) -> dict[str, Blocks | Sampler | Int8Cost]:
+    """The draws of blocks and of columns in a sparsified model, and what int8 costs, by name.
 
     They learn from gradients, and are not in the model's state dict.
     """
-    by_name: dict[str, Blocks | Sampler] = {}
+    by_name: dict[str, Blocks | Sampler | Int8Cost] = {}
     for name, module in model.named_modules():
         if attached(module):
             by_name[f"{name}:blocks"] = getattr(module, MARK)
+        if isinstance(module, Linear):
+            by_name[f"{name}:int8"] = module.int8_cost
         if isinstance(module, RazorLayer) and module.rules is not None:
             for number, rule in enumerate(module.rules.each):
                 if rule.sampler is not None:

@@ -57,7 +57,8 @@ def transient(model: nn.Module) -> dict[str, Any]:
 def load_transient(model: nn.Module, state: Mapping[str, Any]) -> None:
     """Restores the result of `transient`, or its copy in a checkpoint."""
     for name, each in draws(model).items():
-        each.load_state_dict(state["draws"][name])
+        if name in state["draws"]:  # an older checkpoint has none of int8
+            each.load_state_dict(state["draws"][name])
     model.load_state_dict(state["buffers"], strict=False)
     set_random_states(state["random"])
 

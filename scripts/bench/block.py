@@ -198,10 +198,10 @@ def linear(layer: str, inputs: int, outputs: int) -> Iterator[Case]:
         return a, b, a_scale, b_scale, torch.bfloat16, None, None
 
     def weight_grad(batch: int, on: torch.device) -> tuple[Any, ...]:
-        a, row_scale, total = int8.int8_rows(*gradient(batch, on))
-        balanced, _ = int8.balance(a, row_scale)
+        (dy,) = gradient(batch, on)
+        total, (a, a_scale) = int8.int8_rows(dy)[2], int8.int8_columns(dy)
         b, b_scale, center = int8_operand.int8_operand(*operand(batch, on))
-        return balanced, b, None, b_scale, torch.float32, total, center
+        return a, b, a_scale[:, None], b_scale, torch.float32, total, center
 
     def operands(batch: int, on: torch.device) -> tuple[Any, ...]:
         copy, _, function = operand(batch, on)
@@ -212,7 +212,6 @@ def linear(layer: str, inputs: int, outputs: int) -> Iterator[Case]:
     yield Case(int8.int8_rows, f"{layer}, dy", gradient, launches)
     launches = "int8: largest fp32", "int8: int8_columns fp32"
     yield Case(int8.int8_columns, f"{layer}, W", weight, launches)
-    yield Case(int8.balance, f"{layer}, dy", codes, ("int8: balance",))
     form = f"{BITS} bits {function}"
     launches = f"int8_operand: bounds {form}", f"int8_operand: int8_operand {form}"
     yield Case(int8_operand.int8_operand, f"{layer}, x", operand, launches)

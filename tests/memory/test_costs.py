@@ -126,7 +126,6 @@ CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
     ),
     # So few tokens that the scores are small, which it has on the meta device alone.
     "attention_again": lambda: (*torch.randn(3, 64, 2, 4, 64), None, True, None, False),
-    "balance": lambda: (torch.ones(ALL, 1024, dtype=torch.int8), torch.ones(ALL, 1)),
     "cast": lambda: (torch.randn(WIDE), torch.bfloat16),
     "gather_columns": lambda: (torch.randn(6304, 1024), torch.arange(50)),
     "draw": lambda: (torch.full((1024,), 0.5), torch.zeros(()), 512),

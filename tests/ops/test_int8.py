@@ -3,7 +3,6 @@ import torch
 
 from razorctl.ops.int8 import (
     LEVELS,
-    balance,
     int8_columns,
     int8_rows,
 )
@@ -60,40 +59,13 @@ def test_degenerate_values(dtype, device):
             assert scale.shape[dim] == 1
 
 
-def test_balance_halves_the_spread_of_the_rows(device, monkeypatch):
-    x = torch.randn(50, 7, device=device) * torch.logspace(0, -4, 50, device=device)[:, None]
-    codes, scale, _ = int8_rows(x)
-    want = references.balance(codes, scale)
-    monkeypatch.setattr("razorctl.ops.chunks.CACHED", {"cpu": 30})
-    got, balanced = balance(codes, scale)
-    assert torch.equal(got, want[0])
-    got = got.t()
-    torch.testing.assert_close(balanced, want[1])
-    torch.testing.assert_close(balanced, (scale * scale.max()).sqrt())
-    assert ((got * balanced - codes * scale).abs() <= balanced / 2 * (1 + 1e-5)).all()
-    none = torch.zeros(4, 1, device=device)
-    codes, scale = balance(torch.zeros(4, 3, dtype=torch.int8, device=device), none)
-    assert not codes.any()
-    assert not scale.any()
-    empty = torch.empty(0, 3, dtype=torch.int8, device=device)
-    assert balance(empty, none[:0])[0].shape == (3, 0)
-
-
 def test_a_row_with_a_nan_has_a_scale_of_nan(device):
     x = torch.randn(20, 64, device=device)
     x[3, 5] = torch.nan
-    codes, scale, total = int8_rows(x)
+    _, scale, total = int8_rows(x)
     assert scale.isnan().nonzero().tolist() == [[3, 0]]
     assert total.isnan().nonzero().tolist() == [[5]]
     assert int8_columns(x)[1].isnan().nonzero().tolist() == [[5]]
-    finite = torch.arange(20, device=device) != 3
-    for function in (balance, balance.body):
-        got, balanced = function(codes, scale)
-        assert not got[:, 3].any()
-        want = function(int8_rows(x[finite])[0], scale[finite])
-        assert torch.equal(got[:, finite], want[0])
-        expected = torch.zeros_like(scale).masked_scatter_(finite[:, None], want[1])
-        assert torch.equal(balanced, expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -110,5 +82,3 @@ def test_registration():
     x = torch.randn(20, 16)
     opcheck(int8_rows, (x,))
     opcheck(int8_columns, (x,))
-    codes, scale, _ = int8_rows(x)
-    opcheck(balance, (codes, scale))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from razorctl.ops.int8 import balance, int8_columns, int8_rows
+from razorctl.ops.int8 import int8_columns, int8_rows, roots
 from razorctl.ops.int8_operand import int8_operand
 from razorctl.ops.linear_operands import linear_operands
 from tests.references import copied, opcheck
@@ -23,13 +23,13 @@ def test_all_operands(rows, weight, function):
     args = operands(rows, weight, True, function)
     dy, row_scale, copy, _, w = args
     got = linear_operands(*args)
-    balanced, shared = balance(dy, row_scale)
-    of_x = int8_operand(copy, shared, function)
+    root = roots(row_scale)
+    of_dy, of_x = int8_columns(dy * root), int8_operand(copy, root, function)
     of_weight = int8_columns(w) if weight else (dy.new_empty(0), torch.empty(0))
-    assert got[0].shape[1] == got[1].shape[1] == -(-rows // 16) * 16
+    assert got[0].shape[1] == got[2].shape[1] == -(-rows // 16) * 16
     assert not got[0][:, rows:].any()
-    results = got[0][:, :rows], got[1][:, :rows], *got[2:]
-    for mine, theirs in zip(results, (balanced, *of_x, *of_weight), strict=True):
+    results = got[0][:, :rows], got[1], got[2][:, :rows], *got[3:]
+    for mine, theirs in zip(results, (*of_dy, *of_x, *of_weight), strict=True):
         # Whole codes may differ by one where a function was rounded otherwise.
         torch.testing.assert_close(
             mine, theirs, rtol=1e-5, atol=0 if mine.is_floating_point() else 1

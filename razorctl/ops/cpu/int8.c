@@ -53,8 +53,10 @@ int razorctl_int8_heads(const void *q, const void *k, const void *v, int dtype,
     return missing;
 }
 
-int razorctl_int8_columns(const void *x, int dtype, int64_t row_stride, int64_t rows,
-                          int64_t columns, int8_t *codes, float *scale, int threads) {
+// factor: of each row, NULL for 1.
+int razorctl_int8_columns(const void *x, int dtype, int64_t row_stride, const float *factor,
+                          int64_t rows, int64_t columns, int8_t *codes, float *scale,
+                          int threads) {
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
     for (int64_t from = 0; from < columns; from += STRETCH) {
         const int64_t count = least(STRETCH, columns - from);
@@ -62,8 +64,9 @@ int razorctl_int8_columns(const void *x, int dtype, int64_t row_stride, int64_t 
         float buffer[STRETCH], by[STRETCH];
         for (int64_t row = 0; row < rows; row++) {
             const float *restrict v = loaded(x, dtype, row * row_stride + from, count, buffer);
+            const float by_row = factor ? factor[row] : 1;
             for (int64_t j = 0; j < count; j++) {
-                uint32_t magnitude = bits_of(v[j]) & 0x7FFFFFFF;
+                uint32_t magnitude = bits_of(v[j] * by_row) & 0x7FFFFFFF;
                 largest[j] = magnitude > largest[j] ? magnitude : largest[j];
             }
         }
@@ -73,8 +76,9 @@ int razorctl_int8_columns(const void *x, int dtype, int64_t row_stride, int64_t 
         }
         for (int64_t row = 0; row < rows; row++) {
             const float *restrict v = loaded(x, dtype, row * row_stride + from, count, buffer);
+            const float by_row = factor ? factor[row] : 1;
             int8_t *restrict to = codes + row * columns + from;
-            for (int64_t j = 0; j < count; j++) to[j] = code_of(v[j] * by[j]);
+            for (int64_t j = 0; j < count; j++) to[j] = code_of(v[j] * by_row * by[j]);
         }
     }
     return 0;
@@ -86,20 +90,6 @@ inlined float greatest(const float *v, int64_t count) {
 #pragma omp simd reduction(max : most)
     for (int64_t i = 0; i < count; i++) most = v[i] > most ? v[i] : most;
     return most;
-}
-
-int razorctl_balance(const int8_t *codes, const float *scale, int64_t rows, int64_t columns,
-                     int8_t *balanced, float *balanced_scale, int threads) {
-    const float most = greatest(scale, rows), by = inverse(most);
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t row = 0; row < rows; row++) {
-        const float share = scale[row] > 0 ? sqrtf(scale[row] * by) : 0;
-        const int8_t *restrict from = codes + row * columns;
-        int8_t *restrict to = balanced + row * columns;
-        for (int64_t j = 0; j < columns; j++) to[j] = (int8_t)(int)rintf((float)from[j] * share);
-        balanced_scale[row] = share * most;
-    }
-    return 0;
 }
 
 // The middle of the range of values of `count` columns, and half its width; with a function 0, and

@@ -36,27 +36,17 @@ def int8_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]
     return codes, scale, total
 
 
-@kernels.register(op.int8_columns, "cpu", readable)
-def int8_columns(x: Tensor) -> tuple[Tensor, Tensor]:
+@kernels.register(
+    op.int8_columns,
+    "cpu",
+    lambda x, factor=None: readable(x) and (factor is None or factor.dtype == torch.float32),
+)
+def int8_columns(x: Tensor, factor: Tensor | None = None) -> tuple[Tensor, Tensor]:
     rows, columns = x.shape
     codes, scale = torch.empty(x.shape, dtype=torch.int8), torch.empty(columns)
     call(
-        "int8_columns", x=x, dtype=DTYPES[x.dtype], row_stride=x.stride(0), rows=rows,
-        columns=columns, codes=codes, scale=scale,
+        "int8_columns", x=x, dtype=DTYPES[x.dtype], row_stride=x.stride(0),
+        factor=None if factor is None else factor.contiguous(), rows=rows, columns=columns,
+        codes=codes, scale=scale,
     )  # fmt: skip
     return codes.t(), scale
-
-
-@kernels.register(
-    op.balance,
-    "cpu",
-    lambda codes, scale: scale.dtype == torch.float32 and readable(scale) and codes.numel() > 0,
-)
-def balance(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    codes, scale = codes.contiguous(), scale.contiguous()
-    balanced, shared = torch.empty_like(codes), torch.empty_like(scale)
-    call(
-        "balance", codes=codes, scale=scale, rows=len(codes), columns=codes.shape[1],
-        balanced=balanced, balanced_scale=shared,
-    )  # fmt: skip
-    return balanced.t(), shared

@@ -1,7 +1,6 @@
-"""Kernels of ops.int8, for x [rows, columns]: of rows, of columns, and `balance`.
+"""Kernels of ops.int8, for x [rows, columns]: of rows, and of columns.
 
-scale = max |x| / 127 of a row or a column, code = round(x / scale). balance: codes sqrt(scale / s),
-rounded, and scales sqrt(scale s), for the largest scale s.
+scale = max |x| / 127 of a row or a column, code = round(x / scale).
 """
 
 from collections.abc import Iterator
@@ -128,11 +127,34 @@ def _tile(number, rows, columns, R: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
-def leave_largest(number, x, partial, rows, columns, stride, R: tl.constexpr, C: tl.constexpr):
-    """Stores the largest magnitude of each column of a block of R rows; NaN is the largest."""
-    row, column, inside = _tile(number, rows, columns, R, C)
+def roots(row_scale, row, rows):
+    """See `op.roots`."""
+    each = tl.load(row_scale + row, mask=row < rows, other=0.0)
+    return tl.sqrt_rn(tl.where(each > 0, each, 0.0))
+
+
+@triton.jit
+def _values(x, row_scale, factor, row, column, inside, rows, stride):
+    """A block of x times the roots of its rows' scales, or times their factors, if not None."""
     src = x + row[:, None] * stride + column[None, :]
-    values = tl.load(src, mask=inside, other=0.0).to(tl.float32)
+    values = tl.load(src, mask=inside, other=0).to(tl.float32)
+    if row_scale is not None:
+        values *= roots(row_scale, row, rows)[:, None]
+    if factor is not None:
+        values *= tl.load(factor + row, mask=row < rows, other=0.0)[:, None]
+    return values
+
+
+@triton.jit
+def leave_largest(
+    number, x, row_scale, factor, partial, rows, columns, stride, R: tl.constexpr, C: tl.constexpr
+):
+    """Stores the largest magnitude of each column of a block of R rows; NaN is the largest.
+
+    row_scale, factor: as of `_values`.
+    """
+    row, column, inside = _tile(number, rows, columns, R, C)
+    values = _values(x, row_scale, factor, row, column, inside, rows, stride)
     block = number // tl.cdiv(columns, C)
     to = partial + block.to(tl.int64) * columns + column
     largest = tl.max(_magnitude(values), 0).to(tl.float32, bitcast=True)
@@ -141,9 +163,14 @@ def leave_largest(number, x, partial, rows, columns, stride, R: tl.constexpr, C:
 
 @triton.jit
 def copy_columns(
-    number, x, partial, codes, scale, rows, columns, stride, R: tl.constexpr, C: tl.constexpr
-):
-    """Copies a block, transposed, by the magnitudes of its columns in `partial`."""
+    number, x, row_scale, factor, partial, codes, scale, rows, columns, stride, terms,
+    R: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """Copies a block, transposed, by the magnitudes of its columns in `partial`.
+
+    row_scale, factor: as of `_values`. terms: the length of the transposed rows, which are padded
+    with zeros.
+    """
     row, column, inside = _tile(number, rows, columns, R, C)
     there, blocks = column < columns, tl.cdiv(rows, R)
     largest = tl.zeros((16, C), tl.int32)
@@ -155,60 +182,25 @@ def copy_columns(
     spacing = _scale(tl.max(largest, 0))
     if number < tl.cdiv(columns, C):
         tl.store(scale + column, spacing, mask=there)
-    src = x + row[:, None] * stride + column[None, :]
-    values = tl.load(src, mask=inside, other=0.0).to(tl.float32)
-    to = codes + column[None, :].to(tl.int64) * rows + row[:, None]
-    tl.store(to, codes_of(values, inverse(spacing)[None, :]), mask=inside)
-
-
-@triton.jit
-def share(scale, largest):
-    """The square roots of the rows' scales over the largest; NaN counts as 0."""
-    return tl.sqrt_rn(tl.where(scale > 0, scale, 0.0) * inverse(largest))
-
-
-@triton.jit
-def round_again(
-    number, codes, scale, largest, balanced, rows, columns, stride,
-    R: tl.constexpr, C: tl.constexpr,
-):  # fmt: skip
-    """Multiplies a block by the shares of its rows and rounds it; returns the rows and shares.
-
-    stride: the length of the transposed rows, which are padded with zeros.
-    """
-    row, column, inside = _tile(number, rows, columns, R, C)
-    each = share(tl.load(scale + row, mask=row < rows, other=0.0), largest)
-    src = codes + row[:, None] * columns + column[None, :]
-    values = tl.load(src, mask=inside, other=0).to(tl.float32)
-    to = balanced + column[None, :].to(tl.int64) * stride + row[:, None]
-    there = (row < stride)[:, None] & (column < columns)[None, :]
-    tl.store(to, nearest(values * each[:, None]).to(tl.int8), mask=there)
-    return row, each
+    values = _values(x, row_scale, factor, row, column, inside, rows, stride)
+    to = codes + column[None, :].to(tl.int64) * terms + row[:, None]
+    padded = (row < terms)[:, None] & there[None, :]
+    tl.store(to, codes_of(values, inverse(spacing)[None, :]), mask=padded)
 
 
 @launchable
-def largest_kernel(x, partial, rows, columns, stride, R: tl.constexpr, C: tl.constexpr):
+def largest_kernel(x, factor, partial, rows, columns, stride, R: tl.constexpr, C: tl.constexpr):
     """See `leave_largest`."""
-    leave_largest(tl.program_id(0), x, partial, rows, columns, stride, R, C)
+    leave_largest(tl.program_id(0), x, None, factor, partial, rows, columns, stride, R, C)
 
 
 @launchable
 def int8_columns_kernel(
-    x, partial, codes, scale, rows, columns, stride, R: tl.constexpr, C: tl.constexpr
+    x, factor, partial, codes, scale, rows, columns, stride, R: tl.constexpr, C: tl.constexpr
 ):
     """See `copy_columns`."""
-    copy_columns(tl.program_id(0), x, partial, codes, scale, rows, columns, stride, R, C)
-
-
-@launchable
-def balance_kernel(
-    codes, scale, most, balanced, shared, rows, columns, R: tl.constexpr, C: tl.constexpr
-):
-    """See `round_again`; most: a pointer to the largest scale."""
-    largest, number = tl.load(most), tl.program_id(0)
-    row, each = round_again(number, codes, scale, largest, balanced, rows, columns, rows, R, C)
-    if number % tl.cdiv(columns, C) == 0:
-        tl.store(shared + row, each * largest, mask=row < rows)
+    number = tl.program_id(0)
+    copy_columns(number, x, None, factor, partial, codes, scale, rows, columns, stride, rows, R, C)
 
 
 def warps_of_row(columns: int) -> int:
@@ -271,36 +263,22 @@ def _programs(rows: int, columns: int) -> tuple[int]:
     return (cdiv(rows, TILE["R"]) * cdiv(columns, TILE["C"]),)
 
 
-@kernels.register(op.int8_columns, "cuda", takes)
-def int8_columns(x: Tensor) -> tuple[Tensor, Tensor]:
+@kernels.register(
+    op.int8_columns,
+    "cuda",
+    lambda x, factor=None: takes(x) and (factor is None or factor.dtype == torch.float32),
+)
+def int8_columns(x: Tensor, factor: Tensor | None = None) -> tuple[Tensor, Tensor]:
     rows, columns = x.shape
     shape = rows, columns, x.stride(0)
     codes = x.new_empty(columns, rows, dtype=torch.int8)
     scale = x.new_empty(columns, dtype=torch.float32)
     partial = scale.new_empty(cdiv(rows, TILE["R"]), columns)
     grid, options = _programs(rows, columns), {"num_warps": TILE_WARPS, "num_stages": 1}
-    largest_kernel[grid](x, partial, *shape, **TILE, **options)
+    largest_kernel[grid](x, factor, partial, *shape, **TILE, **options)
     options["maxnreg"] = COLUMNS_REGISTERS
-    int8_columns_kernel[grid](x, partial, codes, scale, *shape, **TILE, **options)
+    int8_columns_kernel[grid](x, factor, partial, codes, scale, *shape, **TILE, **options)
     return codes, scale
-
-
-@kernels.register(
-    op.balance,
-    "cuda",
-    lambda codes, scale: (
-        codes.numel() > 0 and codes.is_contiguous() and scale.dtype == torch.float32
-    ),
-)
-def balance(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    rows, columns = codes.shape
-    balanced = codes.new_empty(columns, rows)
-    shared = torch.empty_like(scale)
-    balance_kernel[_programs(rows, columns)](
-        codes, scale, scale.nan_to_num(0).max(), balanced, shared, rows, columns,
-        **TILE, num_warps=TILE_WARPS, num_stages=1,
-    )  # fmt: skip
-    return balanced, shared
 
 
 def variants(capability: int, every: bool = False) -> Iterator[Variant]:
@@ -324,6 +302,7 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
             sizes = {"ROWS": ROWS, "C": held, "V": group}
             label = f"int8_heads {held} {dtype}"
             yield Variant(int8_heads_kernel, signature, sizes, warps_of_row(held), 1, label)
+        x |= {"factor": "*fp32"}
         signature = {**x, "partial": "*fp32", **shape}
         yield Variant(largest_kernel, signature, TILE, TILE_WARPS, 1, f"largest {dtype}")
         signature = {**x, "partial": "*fp32", **result, **shape}
@@ -331,6 +310,3 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
             int8_columns_kernel, signature, TILE, TILE_WARPS, 1, f"int8_columns {dtype}",
             most_registers=COLUMNS_REGISTERS,
         )  # fmt: skip
-    pointers = {"codes": "*i8", "scale": "*fp32", "most": "*fp32", "balanced": "*i8"}
-    signature = {**pointers, "shared": "*fp32", "rows": "i32", "columns": "i32"}
-    yield Variant(balance_kernel, signature, TILE, TILE_WARPS, 1, "balance")

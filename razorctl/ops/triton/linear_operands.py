@@ -1,11 +1,12 @@
 """Kernels of linear_operands: the first computes all scales and bounds, the second all codes.
 
 int8 copies of dy [rows, out], x [rows, in] and the weight [out, in], each transposed. A program of
-either kernel does the work of one of `int8_operand`, `int8.balance` or `int8.int8_columns`.
+either kernel does the work of one of `int8_operand` or `int8.int8_columns`.
 """
 
 from collections.abc import Iterator
 
+import torch
 import triton.language as tl
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from razorctl.ops.functions import FUNCTIONS
 from razorctl.ops.op import FewBitCopy
 from razorctl.ops.packing import BITS as ALL_BITS
 from razorctl.ops.triton import int8, int8_operand
-from razorctl.ops.triton.int8 import copy_columns, leave_largest, round_again, share
+from razorctl.ops.triton.int8 import copy_columns, leave_largest, roots
 from razorctl.ops.triton.int8_operand import BOUNDS, bounds, centered, largest_scale, tile_of
 from razorctl.ops.triton.launch import cdiv, launchable
 from razorctl.ops.triton.numbers import inverse, nearest
@@ -27,18 +28,19 @@ REGISTERS = 128  # of a thread: without a limit ptxas may take 80 and spill
 
 @launchable
 def scales_kernel(
-    zero_point, scale, bias, row_scale, column_scale, center, workspace, weight,
+    zero_point, scale, bias, row_scale, column_scale, center, workspace, dy, weight,
     tiles, rows, columns, outputs, stride,
     BITS: tl.constexpr, FUNCTION: tl.constexpr, LOWEST: tl.constexpr,
     T: tl.constexpr, N: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """A program computes the scales of C columns of x, or largest magnitudes of the weight.
+    """A program computes the scales of C columns of x, or largest magnitudes of dy or the weight.
 
-    workspace: receives `factor` of `bounds_kernel`, [columns]; the largest of the rows' scales, in
-    the first of the next [columns]; and `partial` of `leave_largest`.
+    workspace: receives `factor` of `bounds_kernel`, [columns], 1 / the largest root of a row's
+    scale in the first of the next [columns], and `partial` of `leave_largest` of dy and the weight.
     """
-    factor, most, partial = workspace, workspace + columns, workspace + 2 * columns
+    factor, fold, of_dy = workspace, workspace + columns, workspace + 2 * columns
     number, across = tl.program_id(0), tl.cdiv(columns, C)
+    before_weight = across + tl.cdiv(rows, R) * tl.cdiv(outputs, C)
     if number < across:
         column = number * C + tl.arange(0, C)
         there = column < columns
@@ -46,19 +48,33 @@ def scales_kernel(
             zero_point, scale, bias, tiles, column, there, columns, BITS, FUNCTION, LOWEST, T, C
         )
         largest, spacing = largest_scale(row_scale, rows, N), tl.div_rn(reach, 127.0)
-        tl.store(column_scale + column, spacing * (share(largest, largest) * largest), mask=there)
+        tl.store(column_scale + column, spacing * tl.sqrt_rn(largest), mask=there)
         tl.store(center + column, middle, mask=there)
         tl.store(factor + column, inverse(spacing), mask=there)
-        tl.store(most, largest)
+        tl.store(fold, inverse(tl.sqrt_rn(largest)))
+    elif number < before_weight:
+        leave_largest(number - across, dy, row_scale, None, of_dy, rows, outputs, outputs, R, C)
     if weight is not None:
-        if number >= across:
-            leave_largest(number - across, weight, partial, outputs, columns, stride, R, C)
+        if number >= before_weight:
+            of_weight = of_dy + tl.cdiv(rows, R).to(tl.int64) * outputs
+            leave_largest(
+                number - before_weight,
+                weight,
+                None,
+                None,
+                of_weight,
+                outputs,
+                columns,
+                stride,
+                R,
+                C,
+            )
 
 
 @launchable
 def codes_kernel(
     packed, zero_point, scale, bias, row_scale, center, workspace, x,
-    dy, balanced, weight, of_weight, weight_scale,
+    dy, of_dy, dy_scale, weight, of_weight, weight_scale,
     rows, terms, columns, tile_rows, outputs, stride,
     BITS: tl.constexpr, FUNCTION: tl.constexpr, R: tl.constexpr, C: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
@@ -66,28 +82,30 @@ def codes_kernel(
 
     workspace: as `scales_kernel` filled it. terms: the length of the transposed rows of x and dy.
     """
-    factor, most, partial = workspace, workspace + columns, workspace + 2 * columns
+    factor, fold, partial = workspace, workspace + columns, workspace + 2 * columns
     number = tl.program_id(0)
     of_x = tl.cdiv(rows, tile_rows) * tl.cdiv(tile_rows, R) * tl.cdiv(columns, C)
-    of_dy = tl.cdiv(rows, R) * tl.cdiv(outputs, C)
-    largest = tl.load(most)
+    before_weight = of_x + tl.cdiv(rows, R) * tl.cdiv(outputs, C)
     if number < of_x:
         tile, row, column, inside = block_of_tile(rows, columns, tile_rows, R, C)
-        shared = share(tl.load(row_scale + row, mask=row < rows, other=0.0), largest) * largest
-        relative = shared * inverse(share(largest, largest) * largest)
         values = centered(
             packed, zero_point, scale, bias, center, factor, tile, row, column, columns, inside,
             BITS, FUNCTION, V,
         )  # fmt: skip
         to = x + column[None, :].to(tl.int64) * terms + row[:, None]
+        relative = roots(row_scale, row, rows) * tl.load(fold)
         tl.store(to, nearest(values * relative[:, None]).to(tl.int8), mask=inside)
-    elif number < of_x + of_dy:
-        round_again(number - of_x, dy, row_scale, largest, balanced, rows, outputs, terms, R, C)
+    elif number < before_weight:
+        copy_columns(
+            number - of_x, dy, row_scale, None, partial, of_dy, dy_scale,
+            rows, outputs, outputs, terms, R, C,
+        )  # fmt: skip
     if weight is not None:
-        if number >= of_x + of_dy:
+        if number >= before_weight:
             copy_columns(
-                number - of_x - of_dy, weight, partial, of_weight, weight_scale,
-                outputs, columns, stride, R, C,
+                number - before_weight, weight, None, None,
+                partial + tl.cdiv(rows, R).to(tl.int64) * outputs, of_weight, weight_scale,
+                outputs, columns, stride, outputs, R, C,
             )  # fmt: skip
 
 
@@ -103,37 +121,37 @@ def takes(
 @kernels.register(op.linear_operands, "cuda", takes)
 def linear_operands(
     dy: Tensor, row_scale: Tensor, copy: FewBitCopy, function: str | None, weight: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     packed, zero_point, scale, bits, tile_rows, bias = copy
     (rows, outputs), (tiles, columns) = dy.shape, scale.shape
     sizes, warps = tile_of(tile_rows)
     height, width = sizes["R"], sizes["C"]
     terms = op.terms(rows)
-    balanced, x = dy.new_empty(outputs, terms), dy.new_empty(columns, terms)
-    column_scale, center = row_scale.new_empty(columns), row_scale.new_empty(columns)
+    of_dy, x = dy.new_empty(outputs, terms), dy.new_empty(columns, terms)
+    dy_scale, column_scale = row_scale.new_empty(outputs), row_scale.new_empty(columns)
+    center = torch.empty_like(column_scale)
     across, down = cdiv(columns, width), 0 if weight is None else cdiv(outputs, height)
-    workspace = row_scale.new_empty(2 + down, columns)
+    workspace = row_scale.new_empty((2 + down) * columns + cdiv(rows, height) * outputs)
     if weight is None:
         of_weight, weight_scale, stride = dy.new_empty(0), center.new_empty(0), 0
     else:
         of_weight, weight_scale = dy.new_empty(columns, outputs), center.new_empty(columns)
         stride = weight.stride(0)
     lowest = None if function is None else FUNCTIONS[function].lowest
-    scales_kernel[(across * (1 + down),)](
-        zero_point, scale, bias, row_scale, column_scale, center, workspace, weight,
+    both = cdiv(rows, height) * cdiv(outputs, width) + down * across
+    scales_kernel[(across + both,)](
+        zero_point, scale, bias, row_scale, column_scale, center, workspace, dy, weight,
         tiles, rows, columns, outputs, stride, BITS=bits, FUNCTION=function, LOWEST=lowest,
         T=BOUNDS["T"], N=BOUNDS["N"], R=height, C=width, num_warps=warps, num_stages=1,
         maxnreg=REGISTERS,
     )  # fmt: skip
-    programs = block_count(rows, columns, tile_rows, sizes)
-    programs += cdiv(rows, height) * cdiv(outputs, width) + down * across
-    codes_kernel[(programs,)](
+    codes_kernel[(block_count(rows, columns, tile_rows, sizes) + both,)](
         packed, zero_point, scale, bias, row_scale, center, workspace, x,
-        dy, balanced, weight, of_weight, weight_scale,
+        dy, of_dy, dy_scale, weight, of_weight, weight_scale,
         rows, terms, columns, tile_rows, outputs, stride, BITS=bits, FUNCTION=function, **sizes,
         num_warps=warps, num_stages=1, maxnreg=REGISTERS,
     )  # fmt: skip
-    return balanced, x, column_scale, center, of_weight, weight_scale
+    return of_dy, dy_scale, x, column_scale, center, of_weight, weight_scale
 
 
 def variants(capability: int, every: bool = False) -> Iterator[Variant]:
@@ -155,20 +173,21 @@ def _variants(function: str | None, bits: int, dtype: str, every: bool) -> Itera
     for scale in scales:  # a copy that a norm shares has its weight in the scale
         copy = {**COPY, "scale": f"*{scale}", "bias": "*fp32"}
         scale_kinds = {name: kind for name, kind in copy.items() if name != "packed"}
-        of_codes = dict.fromkeys(("x", "dy", "balanced", "of_weight"), "*i8")
+        of_codes = dict.fromkeys(("x", "dy", "of_dy", "of_weight"), "*i8")
         for tile_rows in (128, 64, 32) if every else (128,):
             sizes, warps = tile_of(tile_rows)
             label = f"{bits} bits {function} {dtype} {scale} {sizes['R']} rows"
             shape = {"R": sizes["R"], "C": sizes["C"], "T": BOUNDS["T"], "N": BOUNDS["N"]}
             yield Variant(
                 scales_kernel,
-                {**scale_kinds, **floats, "column_scale": "*fp32", "tiles": "i32", **sizes_of},
+                {**scale_kinds, **floats, "column_scale": "*fp32", "dy": "*i8", "tiles": "i32"}
+                | sizes_of,
                 {**chosen, "LOWEST": lowest, **shape}, warps, 1, f"scales {label}", ("tiles",),
                 REGISTERS,
             )  # fmt: skip
             yield Variant(
                 codes_kernel,
-                {**copy, **floats, **of_codes, "weight_scale": "*fp32"}
+                {**copy, **floats, **of_codes, "dy_scale": "*fp32", "weight_scale": "*fp32"}
                 | {**sizes_of, **lengths},
                 {**chosen, **sizes}, warps, 1, f"codes {label}", most_registers=REGISTERS,
             )  # fmt: skip

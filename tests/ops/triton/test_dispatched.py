@@ -62,7 +62,6 @@ CALLS: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
     "activation_grad": lambda: [(normal(), *packed(), "gelu")],
     "activation_grad_int8": lambda: [(normal(), *packed(), "gelu")],
     "activation_quantize": lambda: [(normal(2, 20, WIDTH), "gelu", BITS, TILE_ROWS)],
-    "balance": lambda: [(codes(ROWS, WIDTH), torch.rand(ROWS, 1))],
     "dequantize": lambda: [
         (*packed(), ROWS, torch.bfloat16),
         (*packed(normal(WIDTH)), ROWS, torch.float32),
@@ -72,7 +71,7 @@ CALLS: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
     ],
     "gather_columns": lambda: [(normal(), torch.arange(0, WIDTH, 3))],
     "gated_grad": lambda: [(normal(), normal(), normal(), "silu")],
-    "int8_columns": lambda: [(normal(),)],
+    "int8_columns": lambda: [(normal(),), (normal(), torch.rand(ROWS, 1))],
     "int8_heads": lambda: [tuple(normal(2, 2, ROWS // 2, 64) for _ in range(3))],
     "int8_operand": lambda: [
         (*packed(bias), torch.rand(ROWS, 1), function)
@@ -276,5 +275,5 @@ def test_a_nan_of_a_weight_is_the_scale_of_its_column():
     weight = normal(300, WIDTH)  # several programs share a column
     weight[200, 7] = torch.nan
     args = codes(ROWS, 300), torch.rand(ROWS, 1), *packed(), None, weight
-    for scale in (OWN.int8_columns(weight)[1], OWN.linear_operands(*args)[5]):
+    for scale in (OWN.int8_columns(weight)[1], OWN.linear_operands(*args)[6]):
         assert scale.isnan().nonzero().tolist() == [[7]]

@@ -1,0 +1,85 @@
+"""What int8 costs the weight gradient of a linear layer, measured in its first backward pass.
+
+A row of dW = dy^T x is computed from a column of dy. Where few entries of a column are much larger
+than the others, as p - 1 of the target is beside p of the other classes, the others round to zero,
+though their sum may be as large. Such a layer runs both of its gradient GEMMs in the dtype of dy.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from razorctl.rules.packed import Packed
+
+log = logging.getLogger(__name__)
+
+LARGEST = 0.3  # relative error of a row of dW
+SHARE = 0.1  # of the rows of dW that may have a larger one
+SAMPLE = 256  # rows of dW that are compared
+
+
+class Products(Protocol):
+    """The part of `linear.Gemms` that is measured."""
+
+    dy: Tensor
+    weight_int8: bool
+    input_int8: bool
+
+    def product(self, x: Tensor | Packed) -> Tensor:
+        """dy^T x, [out, columns of x]."""
+
+    def exact(self, step: int) -> "Products":
+        """The same for every `step`-th column of dy, in the dtype of dy."""
+
+
+class Int8Cost:
+    """Whether the gradient GEMMs of a layer may run in int8.
+
+    Nothing is measured in a traced or compiled backward pass, whose values cannot be read, nor of a
+    gradient that the layer after this one makes in int8, since that is no output layer.
+    """
+
+    def __init__(self) -> None:
+        self.measured, self.allowed = False, True
+
+    def products(
+        self, gemms: Products, operands: Sequence[Tensor | Packed], name: str
+    ) -> list[Tensor]:
+        """dy^T x for each of the operands x, after the measurement if there was none.
+
+        gemms: runs in the dtype of dy from then on if int8 costs too much.
+        """
+        products = [gemms.product(x) for x in operands]
+        plain = type(gemms.dy) is Tensor and not torch.compiler.is_compiling()
+        if self.measured or not (gemms.weight_int8 and plain):
+            return products
+        step = -(-gemms.dy.shape[1] // SAMPLE)
+        exact = torch.cat([gemms.exact(step).product(x) for x in operands], 1)
+        if exact.any():  # not of a head of zeros
+            self.measured = True
+            share = _share(torch.cat([p[::step] for p in products], 1), exact)
+            self.allowed = share <= SHARE
+            if not self.allowed:
+                log.info(
+                    "%s runs its gradient GEMMs in %s: in int8 %.0f %% of the rows of its weight "
+                    "gradient are off by more than %.1f of their norm",
+                    *(name, str(gemms.dy.dtype).removeprefix("torch."), 100 * share, LARGEST),
+                )
+                gemms.weight_int8 = gemms.input_int8 = False
+                return [gemms.product(x) for x in operands]
+        return products
+
+    def state_dict(self) -> dict[str, bool]:
+        return {"measured": self.measured, "allowed": self.allowed}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.measured, self.allowed = state["measured"], state["allowed"]
+
+
+def _share(got: Tensor, want: Tensor) -> float:
+    """The share of the rows of `got` whose error is larger than LARGEST."""
+    far = (got - want).norm(dim=1) > LARGEST * want.norm(dim=1)
+    return far.float().mean().item()
