@@ -82,4 +82,5 @@ class Int8Cost:
 def _share(got: Tensor, want: Tensor) -> float:
     """The share of the rows of `got` whose error is larger than LARGEST."""
     far = (got - want).norm(dim=1) > LARGEST * want.norm(dim=1)
-    return far.float().mean().item()
+    share: float = far.float().mean().item()
+    return share
