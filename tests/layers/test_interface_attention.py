@@ -42,7 +42,7 @@ class Other(LlamaAttention):
 
 
 class OtherBetween(Other):
-    """The same, whose forward calls a method that asks."""
+    """Llama's attention, whose forward calls a method that asks."""
 
     def forward(self, hidden_states, position_embeddings, attention_mask, **kwargs):
         q, k, v = turned(self, hidden_states, position_embeddings)
