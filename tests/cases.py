@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any
 
 import torch
@@ -182,6 +183,11 @@ def norm(layer: nn.Module) -> nn.Module:
 
 
 ROWS = ((5, 33), (3, 7, 33), (1, 33), (2, 3, 5, 33))
+GROUPED = (
+    {"num_kv_heads": 2}
+    if "num_kv_heads" in signature(timm_layers.AttentionRope).parameters
+    else {}  # of an older timm
+)
 TOKENS = ((3, 7, 24), (1, 1, 24), (2, 13, 24))
 CASES: dict[str, Case] = {
     "linear": Case(lambda: nn.Linear(33, 17), (*ROWS, (33,)), exact=True),
@@ -373,7 +379,7 @@ for backend in ("stored", "sparse-flash"):
             attention=backend,
         ),
         f"rotary attention, {backend}": Case(
-            lambda: timm_layers.AttentionRope(24, 4, num_kv_heads=2, qkv_fused=False),
+            lambda: timm_layers.AttentionRope(24, 4, qkv_fused=False, **GROUPED),
             TOKENS,
             attention=backend,
         ),

@@ -45,6 +45,13 @@ TEXT = {
 }
 
 
+def checkpoint(model: nn.Module, reentrant: bool) -> None:
+    """Switches on a model's own checkpointing, by the name that a release of transformers has."""
+    old = getattr(model, "gradient_checkpointing_enable", None)
+    enable = getattr(model, "activation_checkpointing_enable", old)
+    enable({"use_reentrant": reentrant})
+
+
 def bert(dropout: float = 0.1, **settings: Any) -> BertForSequenceClassification:
     """Of tokens of 24 columns in two layers."""
     dropouts = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}

@@ -1,7 +1,8 @@
 """Attention of any code, which runs again in the backward pass between its linear layers.
 
-A class is known to be attention by its name, and by a softmax or fused attention in its code. No
-file but this one need know it: position biases, caps, cosines and gates are part of the code.
+A class is known to be attention by an AttentionInterface of transformers that its forward asks, or
+by its name and a softmax or fused attention in its code. No file but this one need know it:
+position biases, caps, cosines and gates are part of the code.
 """
 
 import inspect
@@ -55,7 +56,9 @@ class ExpertsAgain(CodeLayer):
 
 @cache
 def is_attention(kind: Any) -> bool:
-    """Whether a class calls itself attention, and its code has a softmax or fused attention."""
+    """Whether a class asks an AttentionInterface, or calls itself attention and has its code."""
+    if any(type(value).__name__ == "AttentionInterface" for value in _read(kind)):
+        return True
     return _named(kind) and any(
         "softmax" in name.lower() or name.startswith("scaled_dot_product") for name in _names(kind)
     )
@@ -77,3 +80,13 @@ def _names(kind: type[nn.Module]) -> Iterator[str]:
                 called = method.__globals__.get(name)
                 if inspect.isfunction(called):
                     yield from inspect.unwrap(called).__code__.co_names
+
+
+def _read(kind: type[nn.Module]) -> Iterator[Any]:
+    """The globals that the forward of a class reads, and methods of the class that it calls."""
+    names = ["forward"]
+    for name in names:
+        method: Any = inspect.unwrap(getattr(kind, name, None))  # type: ignore[arg-type]
+        if inspect.isfunction(method) and method.__module__.partition(".")[0] != "torch":
+            yield from map(method.__globals__.get, method.__code__.co_names)
+            names += set(method.__code__.co_names).difference(names)

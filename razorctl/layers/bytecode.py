@@ -6,10 +6,12 @@ same instructions. A razor class for one such class serves all of them.
 
 import inspect
 from collections.abc import Hashable
-from types import CodeType
+from types import CellType, CodeType, FunctionType
 from typing import Any
 
 from torch import nn
+
+CHECKPOINTING = "forward_with_checkpointing"
 
 
 def same_forward(stock: type[nn.Module], reference: type[nn.Module]) -> bool:
@@ -29,6 +31,32 @@ def forward_names(stock: type[nn.Module]) -> frozenset[str]:
     """The names of globals and attributes in the forward of a class."""
     code = _code(stock, "forward")
     return frozenset() if code is None else frozenset(code.co_names)
+
+
+def decorated(forward: Any, scope: dict[str, Any]) -> Any:
+    """A function as `forward`, with other globals of the code under its decorators.
+
+    None if a decorator does not keep in its closure what it decorates. transformers' checkpointing
+    is left out: it wraps the forward of a subclass, such as a razor class, too.
+    """
+    inner, closure = getattr(forward, "__wrapped__", None), getattr(forward, "__closure__", ())
+    if not isinstance(forward, FunctionType):
+        return None
+    if inner is not None:
+        twin = decorated(inner, scope)
+        if twin is None or forward.__code__.co_name == CHECKPOINTING:
+            return twin
+        cells = [getattr(cell, "cell_contents", None) is inner for cell in closure or ()]
+        if not any(cells):
+            return None
+        closure = tuple(
+            CellType(twin) if is_inner else cell
+            for cell, is_inner in zip(closure, cells, strict=True)
+        )
+    variables = scope if inner is None else forward.__globals__
+    copy = FunctionType(forward.__code__, variables, closure=closure)
+    copy.__defaults__, copy.__kwdefaults__ = forward.__defaults__, forward.__kwdefaults__
+    return copy
 
 
 def _code(stock: type[nn.Module], name: str) -> CodeType | None:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache, partial
+from inspect import unwrap
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any, ClassVar
 
@@ -28,6 +29,7 @@ from razorctl.layers.activation import (
     by_values,
 )
 from razorctl.layers.base import LayerSettings, RazorLayer, stock_base
+from razorctl.layers.bytecode import decorated
 from razorctl.layers.dropout import dropped
 from razorctl.rules.base import Rule, Rules
 
@@ -43,7 +45,6 @@ FUNCTIONS: dict[Any, tuple[Callable[..., nn.Module], type[RazorLayer]]] = {
 }
 DEFAULTS = {"inplace": False, "approximate": "none", "negative_slope": 0.01}
 OPTIONS: tuple[dict[str, Any], ...] = ({}, {"inplace": True}, {"approximate": "tanh"})
-CHECKPOINTING = "forward_with_checkpointing"
 DEEP = 2  # calls of functions of the same file, from a forward on
 
 
@@ -130,16 +131,18 @@ SPACES: dict[Any, _Space] = {F: _of_functional, nn: _of_nn, torch: _space(torch,
 class Twin:
     """A function with the code of another, and globals in which functions are replaced.
 
-    function: None if the code calls none of them. activations: those that it calls. drops: whether
-    it calls dropout. inner: the twins of functions of the same file that it calls.
+    function: under the decorators of the other; None if the code calls none of them. activations:
+    those that it calls. drops: whether it calls dropout. inner: the twins of functions of the same
+    file that it calls.
     """
 
-    def __init__(self, stock: FunctionType, deep: int = DEEP) -> None:
+    def __init__(self, whole: FunctionType, deep: int = DEEP) -> None:
+        stock: FunctionType = unwrap(whole)
         self.stock, self.inner = stock, list[Twin]()
         variables, changed = stock.__globals__, dict[str, Any]()
         self.activations = dict[Any, None]()  # in the order of the code
         self.function: FunctionType | None = None
-        self.drops = False
+        self.drops, self.scope = False, dict[str, Any]()
         for name, value in _called(stock.__code__, variables):
             if value in REPLACED:
                 at = variables[name]
@@ -161,10 +164,8 @@ class Twin:
         self.replaced = {name: variables[name] for name in changed}
         self.read = [name for name in _names(stock.__code__) if name not in changed]
         if changed and not _writes(stock.__code__) and not self._passes_on():
-            variables = {**variables, **changed}
-            self.function = FunctionType(stock.__code__, variables, closure=stock.__closure__)
-            self.function.__defaults__ = stock.__defaults__
-            self.function.__kwdefaults__ = stock.__kwdefaults__
+            self.scope = {**variables, **changed}
+            self.function = decorated(whole, self.scope)
 
     def _passes_on(self) -> bool:
         """Whether code inside the code, which may run later, calls the functions."""
@@ -174,7 +175,7 @@ class Twin:
 
     def current(self) -> bool:
         """Reads the globals anew; False if one that is replaced is another now."""
-        live, own = self.stock.__globals__, getattr(self.function, "__globals__", {})
+        live, own = self.stock.__globals__, self.scope
         if any(live.get(name) is not value for name, value in self.replaced.items()):
             return False
         own.update({name: live[name] for name in self.read if name in live})
@@ -225,10 +226,7 @@ def _is_space(value: Any) -> bool:
 @cache
 def twin_of(forward: Any) -> Twin | None:
     """The twin of a forward, None if it calls none of the functions."""
-    # transformers wraps the forwards of blocks, and that of a subclass, such as a razor class, too.
-    while getattr(getattr(forward, "__code__", None), "co_name", "") == CHECKPOINTING:
-        forward = forward.__wrapped__
-    if not isinstance(forward, FunctionType):
+    if not isinstance(unwrap(forward), FunctionType):
         return None
     twin = Twin(forward)
     return twin if twin.function is not None else None

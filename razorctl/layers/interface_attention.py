@@ -9,22 +9,26 @@ import sys
 import threading
 from copy import copy as shallow_copy
 from functools import cache, partial
-from types import FunctionType
+from inspect import unwrap
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
-from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.integrations.sdpa_attention import use_gqa_in_sdpa
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import AttentionInterface
 from transformers.utils import output_capturing
 
 from razorctl.layers.attention import Attention, apply_mask
 from razorctl.layers.base import name_of, stock_base
-from razorctl.layers.bytecode import forward_names
+from razorctl.layers.bytecode import decorated, forward_names
 from razorctl.layers.code_again import LayerCode, code_of
-from razorctl.layers.second_run import CACHES, unknown
+from razorctl.layers.code_runs import first_of
+from razorctl.layers.second_run import unknown
 from razorctl.rules.derived import DerivedCall
 
 
@@ -38,7 +42,8 @@ class InterfaceAttention(Attention):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.redirected_forward = staticmethod(_redirecting(stock_base(cls).forward))
+        forward = stock_base(cls).forward
+        cls.redirected_forward = staticmethod(redirecting(forward) or forward)
         cls.makes_mask = "relative_position_bias" in forward_names(stock_base(cls))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -51,10 +56,9 @@ class InterfaceAttention(Attention):
         if self.memo is None:
             return self.redirected_forward(self, *args, **kwargs)
         self.memo.note_views(True)
-        if "past_key_values" in kwargs:
-            kwargs["past_key_values"] = _handing(kwargs["past_key_values"])
-        y = self.redirected_forward(self, *args, **kwargs)
-        self.memo.derive_view(y[0])  # for a projection outside
+        named = {name: _handing(value) for name, value in kwargs.items()}
+        y = self.redirected_forward(self, *map(_handing, args), **named)
+        self.memo.derive_view(first_of(y))  # for a projection outside
         self.memo.note_views(False)
         return y
 
@@ -140,19 +144,20 @@ class _Handing:
         return (keys, values) if both[0].shape == keys.shape else both
 
 
-def _handing(cache: Any) -> Any:
-    """A cache, or that of an encoder and a decoder, with `_Handing` in place of what it knows."""
-    if isinstance(cache, DynamicCache):
-        return _Handing(cache)
-    if isinstance(cache, EncoderDecoderCache) and not torch.compiler.is_compiling():
-        cache = shallow_copy(cache)
-        for part in CACHES:
-            setattr(cache, part, _handing(getattr(cache, part)))
-    return cache
+def _handing(value: Any) -> Any:
+    """`_Handing` in place of a cache, or of the parts of that of an encoder and a decoder."""
+    if isinstance(value, DynamicCache):
+        return _Handing(value)
+    if isinstance(value, EncoderDecoderCache) and not torch.compiler.is_compiling():
+        value = shallow_copy(value)
+        for name, part in list(vars(value).items()):
+            if isinstance(part, Cache):
+                setattr(value, name, _handing(part))
+    return value
 
 
 INPUTS = ("query", "key", "value", "attention_mask")
-INTERFACE, ROTARY = "ALL_ATTENTION_FUNCTIONS", "apply_rotary_pos_emb"
+ROTARY = "apply_rotary_pos_emb"
 
 
 class _Running:
@@ -169,24 +174,29 @@ _compiled, _eager_thread = _Running(), _RunningThread()
 
 
 @cache
-def _redirecting(forward: Any) -> Any:
-    """A forward with the code of `forward` that asks `Functions`, and turns by `rotary`."""
-    code, variables = getattr(forward, "__code__", None), getattr(forward, "__globals__", {})
+def redirecting(forward: Any) -> Any:
+    """A forward with the code of `forward` that asks `Functions`, and turns by `rotary`.
+
+    None if its code names no AttentionInterface, or cannot be put under its decorators.
+    """
+    code, variables = getattr(unwrap(forward), "__code__", None), unwrap(forward).__globals__
+    names = () if code is None else code.co_names
+    asked = [name for name in names if isinstance(variables.get(name), AttentionInterface)]
+    if not asked:
+        return None
     stock = variables.get(ROTARY)
-    if code is None or INTERFACE not in code.co_names:
-        return forward
 
     def rotary(*args: Any, **kwargs: Any) -> Any:
         running = _compiled if torch.compiler.is_compiling() else _eager_thread
         assert running.attention is not None
         return running.attention.rotary(stock, *args, **kwargs)
 
-    changed = {INTERFACE: Functions()} | ({} if stock is None else {ROTARY: rotary})
+    changed: dict[str, Any] = {name: Functions(variables[name]) for name in asked}
+    changed |= {} if stock is None else {ROTARY: rotary}
     scope = {**variables, **changed}
     scope.pop("__name__", None)  # by which torch.compile of torch 2.11 takes it for the module's
-    twin = FunctionType(code, scope, closure=forward.__closure__)
-    twin.__defaults__, twin.__kwdefaults__ = forward.__defaults__, forward.__kwdefaults__
-    if stock is None:
+    twin = decorated(forward, scope)
+    if stock is None or twin is None:
         return twin
 
     def run(attention: "InterfaceAttention", *args: Any, **kwargs: Any) -> Any:
@@ -208,11 +218,14 @@ def _eager(module: nn.Module) -> Any:
 
 
 class Functions:
-    """The `ALL_ATTENTION_FUNCTIONS` that the forward of a razor attention finds."""
+    """The AttentionInterface that the forward of a razor attention finds in place of its own."""
+
+    def __init__(self, interface: AttentionInterface) -> None:
+        self.interface = interface
 
     def get_interface(self, name: str, default: Any) -> Any:
         """The attention function in place of the stock one of that name."""
-        stock = ALL_ATTENTION_FUNCTIONS.get_interface(name, default)
+        stock = self.interface.get_interface(name, default)
         known = name in ("eager", "sdpa")
         return partial(_attention, stock, default, name == "eager") if known else stock
 
@@ -226,6 +239,7 @@ def _attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
+    *more: Any,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The output of the stock function for a module that is saving, and probabilities."""
@@ -234,17 +248,19 @@ def _attention(
         if attention_mask is not None and attention_mask.dtype == torch.bool:
             zeros = torch.zeros_like(attention_mask, dtype=query.dtype)
             attention_mask = apply_mask(zeros, attention_mask)
-        return eager(razor, query, key, value, attention_mask, **kwargs)  # type: ignore[no-any-return]
+        return eager(razor, query, key, value, attention_mask, *more, **kwargs)  # type: ignore[no-any-return]
     again = razor.again_allowed
-    if not (is_eager and (again or _asked(kwargs))):
+    given = (name for name, x in kwargs.items() if x is not None and x is not False)
+    others = tuple(sorted({*given}.difference(KNOWN)))
+    if not (more or (is_eager and (again or _asked(kwargs)))) and is_plain(stock, others):
         out = _attended(razor, *inputs, kwargs)
         if out is not None:
             return out.transpose(1, 2).contiguous(), None
     call = partial(stock, razor)
     if again and not torch.compiler.is_compiling() and not unknown(tree_leaves(kwargs)):
         code = LayerCode(razor, name_of(razor), call, names=INPUTS, feeds=True)
-        return code.first(*inputs, **kwargs)  # type: ignore[no-any-return]
-    return call(*inputs, **kwargs)  # type: ignore[no-any-return]
+        return code.first(*inputs, *more, **kwargs)  # type: ignore[no-any-return]
+    return call(*inputs, *more, **kwargs)  # type: ignore[no-any-return]
 
 
 def _asked(kwargs: dict[str, Any]) -> bool:
@@ -253,8 +269,42 @@ def _asked(kwargs: dict[str, Any]) -> bool:
     return bool(kwargs.get("output_attentions")) or any("attentions" in key for key in collected)
 
 
-# Arguments that change the result, beside queries, keys, values and mask.
-_MORE = ("position_bias", "softcap", "s_aux", "cache", "head_mask", "sinks")
+KNOWN = ("dropout", "scaling", "is_causal")  # what `_attended` reads beside INPUTS
+
+
+class _Unread(Tensor):
+    """An argument that nothing may be asked of."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(f"{func} reads it")
+
+
+@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
+def is_plain(function: Any, names: tuple[str, ...]) -> bool:
+    """Whether a function of an AttentionInterface is plain attention, by its values.
+
+    That is softmax(q k^T scaling + mask) v, whatever its arguments of these further names are.
+    """
+    return _is_plain(function, names)
+
+
+@cache  # which the compiler would look through
+def _is_plain(function: Any, names: tuple[str, ...]) -> bool:
+    module = SimpleNamespace(training=False, is_causal=False, num_key_value_groups=1)
+    with torch.no_grad(), torch.autocast("cpu", enabled=False), _disable_current_modes():
+        q, k, v = (torch.arange(48, device="cpu").float() + 7 * i for i in range(3))
+        q, k, v = (x.sin().view(1, 2, 6, 4) for x in (q, k, v))
+        for mask in (None, (q @ k.mT).sin()[:, :1]):
+            want = F.scaled_dot_product_attention(q, k, v, mask, scale=0.7).transpose(1, 2)
+            given = {name: torch.empty(0, device="cpu").as_subclass(_Unread) for name in names}
+            try:
+                y = function(module, q, k, v, mask, dropout=0.0, scaling=0.7, **given)[0]
+                if y.shape != want.shape or not torch.allclose(y, want, atol=1e-5):
+                    return False
+            except Exception:  # it reads one of them, or more of the module
+                return False
+    return True
 
 
 def _attended(
@@ -265,9 +315,9 @@ def _attended(
     mask: Tensor | None,
     kwargs: dict[str, Any],
 ) -> Tensor | None:
-    """The output of `sdpa_attention_forward` of transformers, computed by `attend`.
+    """The output of a plain attention function, computed by `attend`.
 
-    None where that function does more than fused attention.
+    None where it does more than fused attention.
     """
     causal = kwargs.get("is_causal")
     causal = getattr(razor, "is_causal", True) if causal is None else causal
@@ -275,7 +325,7 @@ def _attended(
     causal = bool(causal and mask is None and queries > 1)
     groups = getattr(razor, "num_key_value_groups", 1)
     single = queries == 1 and groups > 1  # then stock joins the queries of a group
-    if any(kwargs.get(name) is not None for name in _MORE) or single or (causal and keys > queries):
+    if single or (causal and keys > queries):
         return None
     native = groups > 1 and use_gqa_in_sdpa(mask, key, value)
     return razor.attend(

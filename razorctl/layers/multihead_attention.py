@@ -46,7 +46,7 @@ class Merge:
     dtype: torch.dtype
     more: int
 
-    def __call__(self, attn_mask: Tensor | None, padding: Tensor | None) -> Tensor | None:
+    def merged(self, attn_mask: Tensor | None, padding: Tensor | None) -> Tensor | None:
         """The mask [1 or batch * heads, 1 or queries, keys] that is added to scores."""
         padding = F._canonical_mask(
             padding, "key_padding_mask", F._none_or_dtype(attn_mask), "attn_mask", self.dtype
@@ -65,7 +65,7 @@ class Merge:
 
     def for_heads(self, attn_mask: Tensor | None, padding: Tensor | None) -> Tensor | None:
         """The mask [1 or batch, 1 or heads, 1 or queries, keys]."""
-        mask = self(attn_mask, padding)
+        mask = self.merged(attn_mask, padding)
         if mask is None or mask.shape[0] == 1:
             return None if mask is None else mask.unsqueeze(0)
         return mask.view(self.batch, self.heads, -1, mask.shape[-1])
@@ -303,14 +303,14 @@ class MultiheadAttention(Attention):
         self, q: Tensor, k: Tensor, v: Tensor, masks: Masks, merge: Merge
     ) -> tuple[Tensor, Tensor]:
         """The output [tokens, batch, embed_dim], and the probabilities of each head."""
-        mask, p = merge(*masks), self.dropout
+        mask, p = merge.merged(*masks), self.dropout
         heads = self._each_head(q), self._each_head(k), self._each_head(v)
         gradient = any(t.requires_grad for t in (q, k, v))
         if self.rules is None or not gradient or torch.compiler.is_compiling():
             out, weights = weighted_attention(q, k, v, mask, p)
         else:
             rule, derived = self.rules.of(compute_dtype(q)), self.derived(*heads)
-            parts, options = MaskParts(masks, merge), {"dropout_p": p}
+            parts, options = MaskParts(masks, merge.merged), {"dropout_p": p}
             form = attended(rule, None, *heads, mask, derived, options, parts)
             out, weights = WeightedFunction.apply(q, k, v, mask, form)
         y = self._output(_rows(out.transpose(0, 1), self.embed_dim), heads[0])

@@ -7,6 +7,7 @@ import copy
 import dis
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from inspect import unwrap
 from itertools import permutations, product
 from typing import Any, ClassVar, NamedTuple
 
@@ -131,7 +132,7 @@ def parts_of(module: nn.Module) -> Parts | None:
 @cache
 def _multiplies(kind: type[nn.Module]) -> bool:
     """Whether the forward of a type multiplies, and calls no dropout as a function."""
-    twin, code = twin_of(kind.forward), getattr(kind.forward, "__code__", None)
+    twin, code = twin_of(kind.forward), getattr(unwrap(kind.forward), "__code__", None)
     steps = [] if code is None else dis.get_instructions(code)
     return not (twin and twin.drops) and any(
         step.opname.startswith("BINARY") and step.argrepr == "*" for step in steps

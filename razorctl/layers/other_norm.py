@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from inspect import unwrap
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -121,7 +122,7 @@ def form_of(module: nn.Module) -> Form | None:
 def _forms(module: nn.Module, axis: int) -> Iterator[Form]:
     """The formulas that a module may have."""
     own = [vars(module).get(name) for name in EPSILONS]
-    code = getattr(stock_type(module).forward, "__code__", None)
+    code = getattr(unwrap(stock_type(module).forward), "__code__", None)
     constants = () if code is None else code.co_consts
     numbers = [n for n in (*own, *constants, 1e-5) if isinstance(n, float) and 0 < n < 0.01]
     for eps in dict.fromkeys(numbers):

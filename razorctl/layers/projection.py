@@ -72,7 +72,7 @@ class Projection(Linear):
 
     @property
     def saving(self) -> bool:
-        return self.rules is not None and super().saving
+        return self.rules is not None and self.training and self.may_save
 
     def output_of(self, copy: Packed, x: Tensor, bias: Tensor | None, y: Tensor) -> Derived:
         output = super().output_of(copy, x, bias, self.arranged(y))

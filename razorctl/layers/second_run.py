@@ -27,8 +27,6 @@ PLAIN: tuple[type, ...] = (
     *(type(None), bool, int, float, complex, str, bytes, slice, Enum, nn.Module),
     *(torch.dtype, torch.device, torch.Size, torch.memory_format),
 )
-# The parts of a cache of an encoder and a decoder.
-CACHES = ("self_attention_cache", "cross_attention_cache")
 # The attributes that have the number of a block's part of a cache.
 PLACES = ("layer_idx", "layer_id")
 Buffer = tuple[nn.Module, str]
@@ -51,7 +49,7 @@ def without_cache(block: nn.Module, value: Any) -> Any:
         return value
     layers = (vars(module).get(name) for module in block.modules() for name in PLACES)
     index = next((index for index in layers if isinstance(index, int)), 0)
-    parts = [value, *(vars(value).get(name) for name in CACHES)]
+    parts = [value, *(part for part in vars(value).values() if isinstance(part, caches.Cache))]
     present = [part.layers[index] for part in parts if len(getattr(part, "layers", ())) > index]
     held = tree_leaves([list(vars(layer).values()) for layer in present])
     return value if any(isinstance(leaf, Tensor) for leaf in held) else None
@@ -66,7 +64,8 @@ def empty_cache(block: nn.Module, value: Any) -> Callable[[], Any] | None:
     if caches is None or without_cache(block, value) is not None:
         return None
     if type(value) is caches.EncoderDecoderCache:
-        makes = [empty_cache(block, getattr(value, name)) for name in CACHES]
+        parts = [part for part in vars(value).values() if isinstance(part, caches.Cache)]
+        makes = [empty_cache(block, part) for part in parts]
         known = [make for make in makes if make is not None]
         if len(known) == len(makes):
             return lambda: caches.EncoderDecoderCache(*(make() for make in known))

@@ -36,7 +36,7 @@ from razorctl.layers.bytecode import forward_names, same_forward
 from razorctl.layers.dropout import DropPath
 from razorctl.layers.functional_redirect import redirected
 from razorctl.layers.gated_mlp import GatedMLP
-from razorctl.layers.interface_attention import InterfaceAttention
+from razorctl.layers.interface_attention import InterfaceAttention, redirecting
 from razorctl.layers.linear import Linear
 from razorctl.layers.norm import Norm
 from razorctl.layers.scale import LayerScale, Scale, ScaledBranches
@@ -258,8 +258,8 @@ def recognized(kind: type[nn.Module]) -> type[RazorLayer] | None:
     for razor in ALIKE:
         if any(same_forward(kind, reference) for reference in razor.references):
             return razor
-    asks = {"ALL_ATTENTION_FUNCTIONS", "get_interface", "config", "_attn_implementation"}
-    if asks <= forward_names(kind):
+    asks = {"get_interface", "config", "_attn_implementation"}
+    if asks <= forward_names(kind) and redirecting(kind.forward) is not None:
         return InterfaceAttention
     if "Router" in kind.__name__ and {"linear", "weight"} <= forward_names(kind):
         return Router

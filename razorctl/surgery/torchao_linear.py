@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torchao.prototype.quantized_training import int8_mixed_precision as library
 
 _Theirs: Any = library._Int8MixedPrecisionTrainingLinearFunction
+_their_backward = _Theirs.backward  # by this name torch 2.11 traces it as any function
 
 
 class _Function(_Theirs):  # type: ignore[misc]
@@ -15,7 +16,7 @@ class _Function(_Theirs):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         # torchao views dy as rows, which it cannot if dy is expanded or transposed.
-        gradients: tuple[Tensor | None, ...] = _Theirs.backward(ctx, dy.contiguous())
+        gradients: tuple[Tensor | None, ...] = _their_backward(ctx, dy.contiguous())
         return gradients
 
 

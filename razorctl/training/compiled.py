@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 # How torch's errors give the sentence of a layer or a block that cannot be traced.
 REFUSALS = (
-    r"raised exception UsageError\((['\"])(?P<said>.*)\1\)",
+    r"raised exception UsageError\([^'\"]*(['\"])(?P<said>.*)\1\)",
     r"User-inserted graph break\. Message: (?P<said>.*)",
 )
 EAGER, TIMED = 3, 3  # eager steps before the compiled ones; compiled steps that are timed

@@ -21,6 +21,7 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
+from packaging.version import Version
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -37,7 +38,18 @@ from razorctl.training.cuda_graphs import WARM_UPS, CapturedPasses
 from razorctl.version import __version__
 
 State = Literal["ok", "note", "problem"]
-PACKAGES = ("torch", "triton", "timm", "transformers", "datasets", "peft", "accelerate", "torchao")
+PACKAGES = (
+    *("torch", "torchvision", "triton", "timm", "transformers", "datasets", "peft", "accelerate"),
+    "torchao",
+)
+# The releases that razorctl's tests ran with: the oldest, and the pinned one.
+TESTED = {
+    "torch": ("2.11", "2.15.0"),
+    "torchvision": ("0.26", "0.29.2"),
+    "timm": ("1.0.28", "1.0.31"),
+    "transformers": ("5.17", "5.24.0"),
+    "peft": ("0.21", "0.21.2"),
+}
 # Together they call the ops of every rule; the gradient of the first is close to the exact one.
 RECIPES = (
     Recipe("razor", 0.5),
@@ -64,7 +76,7 @@ class Check:
     """The state of one part of the machine.
 
     state: "note" if it works, but not as well as it could. found: a description. mend: what would
-    improve it.
+    improve it. tested: the oldest and the pinned release of a library that the tests ran with.
     """
 
     group: str
@@ -72,6 +84,7 @@ class Check:
     state: State
     found: str
     mend: str | None = None
+    tested: tuple[str, ...] = ()
 
 
 def diagnose() -> Iterator[Check]:
@@ -98,7 +111,19 @@ def _software() -> Iterator[Check]:
     yield Check("software", "python", "ok", platform.python_version())
     for name in PACKAGES:
         if find_spec(name) is not None:
-            yield Check("software", name, "ok", version(name))
+            yield library(name, version(name))
+
+
+def library(name: str, installed: str) -> Check:
+    """Whether the release of a library lies between those that the tests ran with."""
+    if name not in TESTED:
+        return Check("software", name, "ok", installed)
+    oldest, pinned = tested = TESTED[name]
+    if Version(oldest) <= Version(Version(installed).public) <= Version(pinned):
+        return Check("software", name, "ok", installed, tested=tested)
+    found = f"razorctl's tests ran with {name} {oldest} to {pinned}, and {installed} is installed"
+    mend = f"if something fails, install '{name}>={oldest},<={pinned}'"
+    return Check("software", name, "note", found, mend, tested)
 
 
 def _cpu() -> Iterator[Check]:

@@ -273,6 +273,7 @@ def test_what_attention_alone_cannot_do_runs_stock():
 
     from razorctl.layers.interface_attention import Functions
 
+    functions = Functions(ALL_ATTENTION_FUNCTIONS)
     model = build("llama")
     sparsify(model, Recipe("int8"))
     layer = model.model.layers[0].self_attn
@@ -280,7 +281,7 @@ def test_what_attention_alone_cannot_do_runs_stock():
     k, v = torch.randn(2, 2, 2, 5, 8).unbind()
     bias = torch.randn(1, 4, 5, 5)
     for options in ({"position_bias": bias}, {"is_causal": False}, {}):
-        got, _ = Functions().get_interface("sdpa", None)(layer, q, k, v, None, **options)
+        got, _ = functions.get_interface("sdpa", None)(layer, q, k, v, None, **options)
         want, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](layer, q, k, v, None, **options)
         assert torch.equal(got, want)
         assert (

@@ -37,6 +37,7 @@ from razorctl.memory.draws import joint_draws
 from razorctl.models import find
 from razorctl.surgery.branches import attached
 from scripts.bench.peaks import peak_bytes
+from tests.models import checkpoint
 
 TEXT = {
     "hidden_size": 16,
@@ -292,7 +293,7 @@ def test_activation_checkpointing_replays_the_draw(name, method, reentrant):
     case = CASES[name]
     model = case.build()
     twin = copy.deepcopy(model)
-    twin.activation_checkpointing_enable({"use_reentrant": reentrant})
+    checkpoint(twin, reentrant)
     for m in (model, twin):
         sparsify(m.train(), recipe(method, unbiased=True))
     for _ in range(3):
@@ -429,6 +430,9 @@ def test_two_passes_in_one_autocast_context():
     assert all(p.grad is not None and p.grad.any() for p in model.blocks.parameters())
 
 
+@pytest.mark.xfail(
+    torch.__version__ < "2.12", reason="after a graph break its gradients of later draws are wrong"
+)
 def test_compiled_without_a_whole_graph():
     eager = timm_vit()
     twin = copy.deepcopy(eager)

@@ -22,7 +22,7 @@ from razorctl.layers.base import RazorLayer
 from razorctl.memory.saved import traced_bytes
 from razorctl.surgery.byte_budget import sparsify_within
 from scripts.bench.peaks import peak_bytes
-from tests.models import SMALL, TEXT, bert, vit
+from tests.models import SMALL, TEXT, bert, checkpoint, vit
 from tests.surgery.test_methods import cosine, step
 
 BATCH = {"input_ids": torch.arange(2, 34).view(2, 16), "labels": torch.tensor([0, 1])}
@@ -72,7 +72,7 @@ def test_post_norm_blocks(name, method, first, reentrant):
     forget_at_borders(net)
     if first == "sparsify":
         sparsify(twin, Recipe(method))
-    twin.activation_checkpointing_enable({"use_reentrant": reentrant})
+    checkpoint(twin, reentrant)
     if first == "checkpointing":
         sparsify(twin, Recipe(method))
     assert_equal(gradients(twin), gradients(net))
@@ -82,7 +82,7 @@ def test_post_norm_blocks(name, method, first, reentrant):
 def test_post_norm_blocks_under_a_joint_budget(reentrant):
     net = model("bert")
     twin = copy.deepcopy(net)
-    twin.activation_checkpointing_enable({"use_reentrant": reentrant})
+    checkpoint(twin, reentrant)
     for m in (net, twin):
         sparsify(m, Recipe(joint_budget=0.5))
     forget_at_borders(net)

@@ -1,7 +1,9 @@
 """The checks of doctor, on this machine and on fake ones with faults."""
 
 import json
+import re
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -133,3 +135,40 @@ def test_without_a_compiler(monkeypatch):
     monkeypatch.setattr(c_kernels, "built", lambda: c_kernels.Built(None, "no C compiler"))
     check = next(c for c in doctor._cpu() if c.name == "C compiler")
     assert (check.state, check.found) == ("note", "no C compiler")
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_was_tested_is_said_of_libraries(monkeypatch):
+    monkeypatch.setitem(doctor.TESTED, "timm", ("0.9", "1.0.2"))
+    checks = json.loads(razorctl("doctor", "--json").stdout)["checks"]
+    libraries = {c["name"]: c for c in checks if c["group"] == "software"}
+    assert libraries["torch"]["tested"] == [*doctor.TESTED["torch"]]
+    assert libraries["python"]["tested"] == []
+    timm = libraries["timm"]
+    assert (timm["state"], timm["mend"]) == (
+        "note",
+        "if something fails, install 'timm>=0.9,<=1.0.2'",
+    )
+    assert timm["found"].startswith("razorctl's tests ran with timm 0.9 to 1.0.2, and 1.")
+
+
+@pytest.mark.parametrize(
+    ("installed", "state"),
+    [
+        *(("2.11.0", "ok"), ("2.15.0+cu130", "ok"), ("2.13.1", "ok")),
+        *(("2.10.2", "note"), ("2.16.0", "note"), ("2.15.1", "note"), ("2.11.0.dev3", "note")),
+    ],
+)
+def test_releases_outside_of_what_was_tested(monkeypatch, installed, state):
+    monkeypatch.setitem(doctor.TESTED, "torch", ("2.11", "2.15.0"))
+    assert doctor.library("torch", installed).state == state
+
+
+def test_what_was_tested_is_what_is_declared_and_pinned():
+    """scripts/setup.sh --oldest installs the first, scripts/setup.sh the second."""
+    root = Path(__file__).parents[2]
+    declared = tomllib.loads((root / "pyproject.toml").read_text())["project"]["dependencies"]
+    oldest = dict(line.split(">=") for line in declared)
+    pinned = dict(line.split("==") for line in (root / "constraints.txt").read_text().split())
+    known = re.search(r'known="(.*)"', (root / "scripts/setup.sh").read_text())[1].split("|")
+    assert {name: (oldest[name], pinned[name]) for name in known} == doctor.TESTED

@@ -24,6 +24,7 @@ def show(checks: "Sequence[Check]") -> None:
     for check in checks:
         if check.state == "ok" and (check.group == "software" or check.found == "ran"):
             text = check.name if check.found == "ran" else f"{check.name} {check.found}"
+            text += f" (tested: {' to '.join(check.tested)})" if check.tested else ""
             shared.setdefault(check.group, []).append(text)
         else:
             text = check.found if check.mend is None else f"{check.found}; {check.mend}"
