@@ -302,7 +302,6 @@ def _layers(
             yield tuple(options.items()), layer
 
 
-@cache
 def recognized(kind: type[nn.Module]) -> type[RazorLayer] | None:
     """The razor class of a type whose forward calls such functions; else None.
 

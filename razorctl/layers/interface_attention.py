@@ -22,8 +22,8 @@ from transformers.utils import output_capturing
 
 from razorctl.layers.attention import Attention, apply_mask
 from razorctl.layers.base import name_of, stock_base
-from razorctl.layers.bytecode import forward_names
 from razorctl.layers.code_again import LayerCode, code_of
+from razorctl.layers.known_forwards import forward_names
 from razorctl.layers.second_run import CACHES, unknown
 from razorctl.rules.derived import DerivedCall
 
