@@ -46,6 +46,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="run at most N cases of each test, drawn at random, the same ones each time",
     )
+    parser.addoption(
+        "--write-forwards",
+        action="store_true",
+        help="add the forwards of the installed releases to razorctl/layers/known_forwards.json",
+    )
     parser.addoption("--rows", metavar="FILE", help="write how each test ended to a JSON file")
 
 

@@ -19,6 +19,7 @@ from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
 from razorctl.errors import UsageError
 from razorctl.layers.autocast import compute_dtype, to_compute_dtype
+from razorctl.layers.own_forward import rebind
 from razorctl.layers.sharing import Memo, copy_of
 from razorctl.rules.base import Rule, Rules
 from razorctl.rules.derived import Derived, DerivedCopy
@@ -67,10 +68,12 @@ class RazorLayer(nn.Module):
 
     kind: layer kind, as `Method.rules` names it. memo: see `LayerSettings`. place: the name of the
     module in its model, for messages. partial: whether it is stock but for some functions.
+    rewrites: whether it writes the stock forward again, which must be a known one.
     """
 
     kind: ClassVar[str]
     partial: ClassVar[bool] = False
+    rewrites: ClassVar[bool] = True
     rules: Rules
     memo: Memo | None = None
     place: str = ""
@@ -103,14 +106,14 @@ class RazorLayer(nn.Module):
     @classmethod
     def attach(cls, module: nn.Module, rules: Rules | None, settings: LayerSettings) -> None:
         """Takes over a module of the stock type, until `detach`."""
-        module.__class__ = _replaced(module, _joined(cls, stock_type(module)))
+        _become(module, _joined(cls, stock_type(module)))
         module.rules, module.memo = rules, settings.memo  # type: ignore[assignment]
 
     def detach(self) -> None:
         """Makes the module its stock class again."""
         del self.rules, self.memo
         vars(self).pop("place", None)
-        self.__class__ = _replaced(self, stock_type(self))  # type: ignore[assignment]
+        _become(self, stock_type(self))
 
     def stock(self, *args: Any, **kwargs: Any) -> Tensor:
         """The forward of the stock class; in a trace of torch.fx a call of this very module."""
@@ -182,21 +185,29 @@ class RazorLayer(nn.Module):
 Swaps = dict[type[nn.Module], type[RazorLayer]]
 
 
-_JOINED: dict[tuple[type, type], type[RazorLayer]] = {}
+_JOINED: dict[tuple[type, type, Any], type[RazorLayer]] = {}  # by a forward, which may be patched
 
 
 def _joined(razor: type[RazorLayer], stock: type[nn.Module]) -> type[RazorLayer]:
     """The class of the modules of a stock type that a razor class takes over."""
-    if (razor, stock) not in _JOINED:
+    key = razor, stock, stock.forward
+    if key not in _JOINED:
         attributes = {"__module__": razor.__module__, "__doc__": razor.__doc__}
-        _JOINED[razor, stock] = type(f"Razor{stock.__name__}", (razor, stock), attributes)
-    return _JOINED[razor, stock]
+        _JOINED[key] = type(f"Razor{stock.__name__}", (razor, stock), attributes)
+    return _JOINED[key]
 
 
 def _blank(razor: type[RazorLayer], stock: type[nn.Module]) -> RazorLayer:
     """A module of both classes without attributes, which pickle sets."""
     joined = _joined(razor, stock)
     return joined.__new__(joined)
+
+
+def _become(module: nn.Module, kind: type[nn.Module]) -> None:
+    """Makes a module a `kind`, with the forward of that where accelerate keeps one."""
+    before = type(module)
+    module.__class__ = _replaced(module, kind)
+    rebind(module, before)
 
 
 def _replaced(module: nn.Module, kind: type[nn.Module]) -> type[nn.Module]:

@@ -107,8 +107,8 @@ class LayerCode(CodeAgain):
 
 
 @cache
-def _names(kind: Any) -> tuple[str, ...]:
-    return by_position(kind.forward)[1:]
+def _names(forward: Any) -> tuple[str, ...]:
+    return by_position(forward)[1:]
 
 
 def code_of(
@@ -126,8 +126,8 @@ def code_of(
     if not tensors or unknown(leaves):
         return None
     parts = [part for part in layer.modules() if isinstance(part, WeightLayer)]
-    kind: Any = stock_type(layer)  # which mypy takes for unhashable
-    return LayerCode(layer, name_of(layer), layer.stock, parts, _names(kind), feeds)
+    names = _names(stock_type(layer).forward)
+    return LayerCode(layer, name_of(layer), layer.stock, parts, names, feeds)
 
 
 def _never(number: int) -> Tensor:

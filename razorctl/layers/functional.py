@@ -29,8 +29,8 @@ from razorctl.layers.activation import (
     by_values,
 )
 from razorctl.layers.base import LayerSettings, RazorLayer, stock_base
-from razorctl.layers.bytecode import decorated
 from razorctl.layers.dropout import dropped
+from razorctl.layers.twin import decorated
 from razorctl.rules.base import Rule, Rules
 
 # Functions of torch -> the stock layers that compute the same, and their razor classes.
@@ -300,7 +300,6 @@ def _layers(
             yield tuple(options.items()), layer
 
 
-@cache
 def recognized(kind: type[nn.Module]) -> type[RazorLayer] | None:
     """The razor class of a type whose forward calls such functions; else None.
 

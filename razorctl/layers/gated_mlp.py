@@ -16,7 +16,7 @@ from razorctl.layers import layouts
 from razorctl.layers.autocast import no_autocast, to_compute_dtype
 from razorctl.layers.base import LayerSettings, RazorLayer, flat, save, saved
 from razorctl.layers.once_differentiable import once_differentiable
-from razorctl.layers.registry import razor_of
+from razorctl.layers.registry import razor_of_module
 from razorctl.ops.functions import FUNCTIONS
 from razorctl.ops.gated import gated_grad
 from razorctl.rules.base import Rule, Rules
@@ -74,7 +74,7 @@ class GatedMLP(RazorLayer):
     @classmethod
     def function_of(cls, module: nn.Module) -> str | None:
         function = getattr(module, cls.activation_name)
-        razor = type(function) if isinstance(function, RazorLayer) else razor_of(type(function))
+        razor = type(function) if isinstance(function, RazorLayer) else razor_of_module(function)
         return None if razor is None else razor.function_of(function)
 
     @classmethod

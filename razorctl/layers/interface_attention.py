@@ -25,10 +25,11 @@ from transformers.utils import output_capturing
 
 from razorctl.layers.attention import Attention, apply_mask
 from razorctl.layers.base import name_of, stock_base
-from razorctl.layers.bytecode import decorated, forward_names
 from razorctl.layers.code_again import LayerCode, code_of
 from razorctl.layers.code_runs import first_of
+from razorctl.layers.known_forwards import forward_names
 from razorctl.layers.second_run import unknown
+from razorctl.layers.twin import decorated
 from razorctl.rules.derived import DerivedCall
 
 

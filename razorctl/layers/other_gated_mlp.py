@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from razorctl.layers.base import LayerSettings, RazorLayer, stock_type
 from razorctl.layers.functional import twin_of
 from razorctl.layers.gated_mlp import GatedMLP
-from razorctl.layers.registry import razor_of
+from razorctl.layers.registry import razor_of, razor_of_module
 from razorctl.ops.functions import FUNCTIONS
 from razorctl.rules.base import Rule, Rules
 
@@ -147,7 +147,7 @@ def _linear(kind: type[nn.Module], layer: nn.Module | None) -> bool:
 
 def _function(act: nn.Module | None) -> str | None:
     """The name of the function of a module, None if it is unknown."""
-    razor = None if act is None else razor_of(stock_type(act))
+    razor = None if act is None else razor_of_module(act)
     return None if razor is None or act is None else razor.function_of(act)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from razorctl.layers.attention_again import CodeLayer
 from razorctl.layers.autocast import compute_dtype
 from razorctl.layers.base import RazorLayer, Swaps, stock_type
+from razorctl.layers.known_forwards import known
 from razorctl.layers.registry import linear_types
 from razorctl.rules.base import Rule
 from razorctl.rules.derived_norms import DerivedSum
@@ -102,6 +103,6 @@ LINEAR_FIRST = frozenset[type[nn.Module]]()
 
 def recognized(kind: type[nn.Module]) -> type[RazorLayer] | None:
     """The razor class of an adapter, None for those of convolutions and embeddings."""
-    if kind is lora.Linear:
+    if kind is lora.Linear and known(kind):
         return AdaptedLinear
     return Adapter if issubclass(kind, BaseTunerLayer) else None

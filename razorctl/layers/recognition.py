@@ -18,7 +18,8 @@ from razorctl.layers import functional, other_gated_mlp, other_norm
 from razorctl.layers.activation import by_values
 from razorctl.layers.attention_again import AttentionAgain, is_attention
 from razorctl.layers.base import PARAMETRIZED, RazorLayer, stock_type
-from razorctl.layers.registry import razor_of
+from razorctl.layers.own_forward import place
+from razorctl.layers.registry import razor_of_module
 
 # Attributes that a razor class may have by the same name: those that it reads, and its forward.
 SHARED = ("forward", "weight", "bias", "normalized_shape", "eps", "p", "inplace")
@@ -30,8 +31,8 @@ def razor_for(module: nn.Module, again: bool = True) -> type[RazorLayer] | None:
     again: whether attention of any code may run again in the backward pass.
     """
     kind: Any = stock_type(module)  # which mypy takes for unhashable
-    razor = razor_of(kind)
-    if razor is not None or _of_torch(kind):
+    razor = razor_of_module(module)
+    if razor is not None or _of_torch(kind) or not place(module):
         return razor
     if again and is_attention(kind):
         return AttentionAgain

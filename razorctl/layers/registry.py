@@ -7,7 +7,8 @@ keep something; the last of them gives the branch's output. `PRE_NORM` maps the 
 nothing but residual connections with a norm first to all modules of each connection, and
 `LINEAR_FIRST` has the types after such a norm that only multiply its output by weights. A library's
 `recognized` gives the razor class of a type that is not listed, by its code; `recognition` that of
-a module, by its values.
+a module, by its values. What computes otherwise than these files expect is of no known type
+(`known_forwards`).
 """
 
 import importlib
@@ -21,8 +22,9 @@ from torch import nn
 
 from razorctl import layers
 from razorctl.config.registry import modules
-from razorctl.layers.base import RazorLayer
-from razorctl.layers.bytecode import same_forward
+from razorctl.layers.base import RazorLayer, stock_type
+from razorctl.layers.known_forwards import alike, fingerprint, known, name_of
+from razorctl.layers.own_forward import place
 
 Branches = tuple[tuple[str, ...], ...]
 LIBRARIES = (
@@ -63,15 +65,20 @@ def swaps() -> Mapping[type[nn.Module], type[RazorLayer]]:
 
 def razor_of(stock: type[nn.Module]) -> type[RazorLayer] | None:
     """The razor class of exactly that stock type; None if there is none."""
-    listed = swaps()
-    if stock in listed:
-        return listed[stock]
+    listed = swaps().get(stock)
+    if listed is not None and (known(stock) or not listed.rewrites):
+        return listed
     package = stock.__module__.partition(".")[0]
     if package not in LIBRARIES:
         return None
     file = importlib.import_module(f"razorctl.layers.{package}")
     razor: type[RazorLayer] | None = file.recognized(stock) if "recognized" in vars(file) else None
     return razor
+
+
+def razor_of_module(module: nn.Module) -> type[RazorLayer] | None:
+    """The razor class of a module by its stock type; None if it has a forward of its own."""
+    return razor_of(stock_type(module)) if place(module) else None
 
 
 def linear_types() -> frozenset[type[nn.Module]]:
@@ -86,24 +93,27 @@ def branches() -> Mapping[type[nn.Module], Branches]:
 
 def branches_of(block: type[nn.Module]) -> Branches:
     """The residual branches of a block type, none if they are unknown."""
-    return _of_block(block, branches())
+    listed = branches()
+    if block in listed or not block.__module__.startswith("transformers."):
+        return listed.get(block, ())
+    own = fingerprint(block)
+    alike = (names for other, names in listed.items() if own and fingerprint(other) == own)
+    return next(alike, ())
 
 
 def connections_of(block: type[nn.Module]) -> Branches:
     """The residual connections of a block type that is nothing else; none if they are unknown."""
-    return _of_block(block, _registered("PRE_NORM"))
+    listed = _registered("PRE_NORM")
+    if block in listed or not block.__module__.startswith("transformers."):
+        return listed[block] if block in listed and known(block) else ()
+    same = alike(block)
+    return next((names for other, names in listed.items() if name_of(other) in same), ())
 
 
 def linear_first() -> frozenset[type[nn.Module]]:
     """The types after a norm of `connections_of` that only multiply its output by weights."""
-    return frozenset().union(*(getattr(file, "LINEAR_FIRST", ()) for file in _files(_loaded())))
-
-
-def _of_block(block: type[nn.Module], listed: Mapping[type[nn.Module], Branches]) -> Branches:
-    """The entry of a block type; a type of transformers has that of one with the same forward."""
-    if block in listed or block.__module__.partition(".")[0] != "transformers":
-        return listed.get(block, ())
-    return next((names for other, names in listed.items() if same_forward(block, other)), ())
+    listed = frozenset().union(*(getattr(file, "LINEAR_FIRST", ()) for file in _files(_loaded())))
+    return frozenset(filter(known, listed))
 
 
 def _registered(name: str) -> Mapping[type[nn.Module], Any]:

@@ -23,6 +23,7 @@ class TimmAttention(Attention):
     stock_fused_attn: what `fused_attn` was before `attach`.
     """
 
+    rewrites = False
     stock_fused_attn: bool
 
     @property
@@ -67,6 +68,7 @@ class TimmAttention(Attention):
 class JointBiasAttention(TimmAttention):
     """Base of attentions whose q and v have biases that are no part of a linear layer."""
 
+    rewrites = True
     num_heads: int
     qkv: Any
     q_bias: Tensor | None

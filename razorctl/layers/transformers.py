@@ -1,10 +1,9 @@
 """transformers' own layers, its layers that models copy, and the residual branches of some blocks.
 
 A norm, a gated MLP or an attention of any model is recognized by the code of its forward; see
-`bytecode` and `interface_attention`. `recognition` knows others by their values.
+`known_forwards` and `interface_attention`. `recognition` knows others by their values.
 """
 
-from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -32,11 +31,11 @@ from razorctl.layers.activation import GELU, QuickGELU, SiLU, SquaredReLU, TanhG
 from razorctl.layers.adding import Adding
 from razorctl.layers.attention_again import ExpertsAgain
 from razorctl.layers.base import RazorLayer, Swaps
-from razorctl.layers.bytecode import forward_names, same_forward
 from razorctl.layers.dropout import DropPath
 from razorctl.layers.functional_redirect import redirected
 from razorctl.layers.gated_mlp import GatedMLP
 from razorctl.layers.interface_attention import InterfaceAttention, redirecting
+from razorctl.layers.known_forwards import alike, forward_names, name_of
 from razorctl.layers.linear import Linear
 from razorctl.layers.norm import Norm
 from razorctl.layers.scale import LayerScale, Scale, ScaledBranches
@@ -250,14 +249,14 @@ ALIKE = (
     SeparateGatedMLP,
     JoinedGatedMLP,
 )
+_BY_NAME = {name_of(reference): razor for razor in ALIKE for reference in razor.references}
 
 
-@cache
 def recognized(kind: type[nn.Module]) -> type[RazorLayer] | None:
     """The razor class of a type of transformers that is not in SWAPS, by its code; else None."""
-    for razor in ALIKE:
-        if any(same_forward(kind, reference) for reference in razor.references):
-            return razor
+    known = alike(kind) & _BY_NAME.keys()
+    if known:
+        return _BY_NAME[min(known)]
     asks = {"get_interface", "config", "_attn_implementation"}
     if asks <= forward_names(kind) and redirecting(kind.forward) is not None:
         return InterfaceAttention

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from razorctl.layers.base import stock_type
+from razorctl.layers.own_forward import InPlace, place, put
 from razorctl.layers.registry import branches_of
 from razorctl.sampling.joint import Blocks, norm
 
@@ -32,10 +33,10 @@ class Branch:
         for module in self.members:
             last = module is self.members[-1]
             member = Member(module, self.owner, blocks, block, last)
-            module.forward = member
+            put(module, member)
 
 
-class Member:
+class Member(InPlace):
     """Runs in place of a module's forward, without grad if the branch is not drawn.
 
     The output is the stock one either way. It is an attribute of the module, not a pair of hooks:
@@ -89,16 +90,5 @@ def find(model: nn.Module) -> list[Branch]:
         branch
         for branch in branches
         if any(p.requires_grad for m in branch.members for p in m.parameters())
-        and not any("forward" in vars(m) for m in branch.members)
+        and all(map(place, branch.members))
     ]
-
-
-def attached(module: nn.Module) -> bool:
-    """Whether this very module runs as a member of a branch."""
-    return isinstance(vars(module).get("forward"), Member)
-
-
-def detach(module: nn.Module) -> None:
-    """Restores the forward of a module that runs as a member of a branch."""
-    if attached(module):
-        del module.forward

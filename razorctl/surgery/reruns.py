@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from razorctl.layers.base import stock_type, transforming
 from razorctl.layers.code_again import CodeAgain
+from razorctl.layers.own_forward import InPlace, runs
 from razorctl.layers.second_run import (
     HALF,
     Rows,
@@ -74,7 +75,7 @@ class BlockCode(CodeAgain):
         return self.memo.pack(x, ("block", rows.images), make, self.owner)[0]
 
 
-class Rerun:
+class Rerun(InPlace):
     """Runs in place of the forward of a block."""
 
     def __init__(self, owner: nn.Module, name: str, bits: int | None, memo: Memo) -> None:
@@ -82,7 +83,7 @@ class Rerun:
         self.rule: Rule | None = None
         if bits is not None:
             self.rule = Half() if bits == HALF else Quantized(bits)
-        self.inner: Any = vars(owner).get("forward")  # None: that of its class
+        self.inner = vars(owner).get("forward")  # None: that of its class
         self.names = by_position(owner.forward)
         sizes = [(module, CHANNELS.get(stock_type(module))) for module in owner.modules()]
         self.channels = {getattr(module, size) for module, size in sizes if size is not None}
@@ -157,7 +158,7 @@ def _filling(
 
 
 def attach(block: nn.Module, name: str, bits: int | None, memo: Memo) -> None:
-    """Makes a block run again in the backward pass, until `detach`.
+    """Makes a block run again in the backward pass, until `own_forward.take`.
 
     Args:
         block: of any type.
@@ -171,12 +172,4 @@ def attach(block: nn.Module, name: str, bits: int | None, memo: Memo) -> None:
 
 def attached(module: nn.Module) -> bool:
     """Whether this very module runs again in the backward pass."""
-    return isinstance(vars(module).get("forward"), Rerun)
-
-
-def detach(module: nn.Module) -> None:
-    """Restores the forward of a block."""
-    if attached(module):
-        rerun: Any = vars(module).pop("forward")
-        if rerun.inner is not None:
-            module.forward = rerun.inner
+    return runs(module, Rerun)

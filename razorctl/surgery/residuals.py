@@ -14,6 +14,7 @@ from razorctl.layers import registry
 from razorctl.layers.base import stock_type
 from razorctl.layers.handover import add_residual
 from razorctl.layers.norm import Norm
+from razorctl.layers.own_forward import InPlace, place
 from razorctl.rules.derived_norms import DerivedSum
 
 # Arguments of a block of torch -> those of its attention.
@@ -52,7 +53,7 @@ class Connection:
         return any(rule.again for rule in self.norm.rules.each)
 
 
-class Block:
+class Block(InPlace):
     """Runs in place of the forward of a block that is a sequence of connections."""
 
     def __init__(self, owner: nn.Module, connections: tuple[Connection, ...]) -> None:
@@ -98,7 +99,7 @@ def find(model: nn.Module) -> dict[nn.Module, tuple[Connection, ...]]:
     for block in model.modules():
         names = registry.connections_of(stock_type(block))
         first_norm = getattr(block, "norm_first", True)
-        if not names or not first_norm or "forward" in vars(block):
+        if not names or not first_norm or place(block) is None:
             continue
         if not set().union(*names) <= {name for name, _ in block.named_modules()}:
             continue
@@ -112,19 +113,3 @@ def find(model: nn.Module) -> dict[nn.Module, tuple[Connection, ...]]:
         if useful and len(connections) == len(names):
             by_block[block] = tuple(connections)
     return by_block
-
-
-def attach(block: nn.Module, connections: tuple[Connection, ...]) -> None:
-    """Makes a block run by its connections, until `detach`."""
-    block.forward = Block(block, connections)
-
-
-def attached(module: nn.Module) -> bool:
-    """Whether this very module runs by its connections."""
-    return isinstance(vars(module).get("forward"), Block)
-
-
-def detach(module: nn.Module) -> None:
-    """Restores the forward of a block."""
-    if attached(module):
-        del module.forward

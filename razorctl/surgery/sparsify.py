@@ -8,6 +8,7 @@ from functools import partial
 from torch import nn
 
 from razorctl.errors import UsageError
+from razorctl.layers import own_forward
 from razorctl.layers.attention import Attention
 from razorctl.layers.base import LayerSettings, RazorLayer, WeightLayer, stock_type
 from razorctl.layers.head import Head, heads
@@ -28,7 +29,6 @@ from razorctl.surgery import (
     checkpointing,
     drawing,
     freezing,
-    reruns,
     residuals,
     torchao,
     views,
@@ -110,10 +110,10 @@ def swap(model: nn.Module, recipe: Recipe, some: bool = True) -> tuple[str, ...]
         new.module.place = new.name  # type: ignore[assignment]
     if not residual:  # a branch that is not drawn has no gradient to add
         for block, connections in residuals.find(model).items():
-            residuals.attach(block, connections)
+            own_forward.put(block, residuals.Block(block, connections))
     if "linear" in recipe.rules:
         for stock in views.find(model):
-            views.attach(stock)
+            own_forward.put(stock, views.ViewLinear(stock))
     for module in checkpointed.values():
         checkpointing.attach(module)
     for module in foreign.values():
@@ -141,18 +141,9 @@ def sparsified(model: nn.Module) -> bool:
 
 def _changed(module: nn.Module) -> bool:
     """Whether `sparsify` has changed this very module."""
-    parts = (
-        adapters,
-        branches,
-        checkpointing,
-        drawing,
-        freezing,
-        reruns,
-        residuals,
-        torchao,
-        views,
-    )
-    return isinstance(module, RazorLayer) or any(part.attached(module) for part in parts)
+    parts = adapters, checkpointing, drawing, freezing, torchao
+    ours = isinstance(module, RazorLayer) or own_forward.runs(module)
+    return ours or any(part.attached(module) for part in parts)
 
 
 def _drawn(new: Swap) -> bool:
@@ -173,15 +164,12 @@ def restore(model: nn.Module) -> None:
     """
     for module in list(model.modules()):
         vars(module).pop(RECIPE, None)
-        reruns.detach(module)  # they run the others' forwards
+        own_forward.take(module)
         adapters.detach(module)
         freezing.detach(module)
         checkpointing.detach(module)
-        branches.detach(module)
         drawing.detach(module)
-        residuals.detach(module)
         torchao.detach(module)
-        views.detach(module)
         if isinstance(module, RazorLayer):
             module.detach()
 
@@ -234,7 +222,7 @@ def _candidates(
     again = recipe.runs_again
     for name, module in model.named_modules():
         razor = razor_for(module, again)
-        if "head" in kinds:
+        if "head" in kinds and razor is not None:
             razor = head_types.get(module, razor)
         if razor is not None and razor.kind in kinds and module is not skipped:
             yield name, module, razor

@@ -9,10 +9,13 @@ from torch import nn
 
 from razorctl import units
 from razorctl.config import registry
+from razorctl.layers import known_forwards
 from razorctl.layers.attention import Attention
 from razorctl.layers.attention_again import AttentionAgain, is_attention
 from razorctl.layers.base import RazorLayer, WeightLayer, stock_type
+from razorctl.layers.own_forward import place
 from razorctl.layers.recognition import razor_for
+from razorctl.layers.registry import razor_of
 from razorctl.recipe import Recipe
 from razorctl.rules.allocation import largest
 from razorctl.surgery import reruns
@@ -46,6 +49,13 @@ def log_stock(model: nn.Module, recipe: Recipe) -> None:
     """Logs which modules of a sparsified model have stayed stock."""
     if not recipe.prunes:
         return
+    if unlike := ", ".join(known_forwards.changed(map(stock_type, model.modules()))):
+        what = "another release or a patch has changed forwards that razorctl writes again"
+        log.warning("%s, so these stay stock or run as unknown code: %s", what, unlike)
+    named = dict(model.named_modules()).items()
+    own = {n: m for n, m in named if not place(m) and razor_of(stock_type(m)) is not None}
+    if own:
+        log.warning("stock, since their instances have forwards of their own: %s", _grouped(own))
     again = _running_again(model)
     leaves = {
         name: module

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from torch import nn
 
 from razorctl.errors import UsageError
+from razorctl.layers.own_forward import place, rebind
 
 CONFIG = "config"  # where a linear layer of torchao has its settings
 
@@ -28,7 +29,7 @@ def find(model: nn.Module) -> dict[str, nn.Module]:
     """
     check_library()
     linear: dict[str, nn.Module] = {
-        name: m for name, m in model.named_modules() if type(m) is nn.Linear
+        name: m for name, m in model.named_modules() if type(m) is nn.Linear and place(m)
     }
     if len(linear) < 2:
         raise UsageError(
@@ -46,6 +47,7 @@ def attach(module: nn.Module) -> None:
     from razorctl.surgery.torchao_linear import Int8Linear
 
     module.__class__ = Int8Linear
+    rebind(module, nn.Linear)
     setattr(module, CONFIG, int8_mixed_precision_training())
 
 
@@ -57,5 +59,6 @@ def attached(module: nn.Module) -> bool:
 def detach(module: nn.Module) -> None:
     """Makes a module that `attach` changed an `nn.Linear` again."""
     if attached(module):
-        module.__class__ = nn.Linear
+        before, module.__class__ = type(module), nn.Linear
+        rebind(module, before)
         delattr(module, CONFIG)

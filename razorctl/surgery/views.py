@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from razorctl.layers.autocast import compute_dtype
 from razorctl.layers.base import save, transforming
 from razorctl.layers.head import LogitsFunction
+from razorctl.layers.own_forward import InPlace, place
+from razorctl.layers.registry import razor_of
 
 SMALL = 0.25  # share of its storage up to which a copy of an input is kept
 
@@ -29,7 +31,7 @@ class ViewLinearFunction(LogitsFunction):
         return F.linear(x, weight, bias)
 
 
-class ViewLinear:
+class ViewLinear(InPlace):
     """Runs in place of the forward of a stock linear layer."""
 
     def __init__(self, owner: nn.Linear) -> None:
@@ -52,20 +54,5 @@ def _small(x: Tensor) -> bool:
 
 def find(model: nn.Module) -> list[nn.Linear]:
     """The linear layers of `model` that have stayed stock."""
-    return [m for m in model.modules() if type(m) is nn.Linear and "forward" not in vars(m)]
-
-
-def attach(module: nn.Linear) -> None:
-    """Makes a layer keep a copy of an input that is a small view, until `detach`."""
-    vars(module)["forward"] = ViewLinear(module)
-
-
-def attached(module: nn.Module) -> bool:
-    """Whether this very module keeps copies of small views."""
-    return isinstance(vars(module).get("forward"), ViewLinear)
-
-
-def detach(module: nn.Module) -> None:
-    """Restores the forward of a layer."""
-    if attached(module):
-        del module.forward
+    linear = [m for m in model.modules() if type(m) is nn.Linear and place(m)]
+    return linear if razor_of(nn.Linear) is not None else []

@@ -34,7 +34,6 @@ from transformers import (
 from razorctl import Recipe, restore, sparsify
 from razorctl.layers.attention import Attention
 from razorctl.layers.base import RazorLayer
-from razorctl.layers.bytecode import same_forward
 from razorctl.layers.head import Head
 from razorctl.layers.registry import razor_of
 from razorctl.memory.saved import traced_bytes, traced_bytes_by_module
@@ -298,20 +297,9 @@ class TestAlike:
         class Mine(LlamaRMSNorm):
             pass
 
-        assert same_forward(MixtralRMSNorm, LlamaRMSNorm)
-        assert not same_forward(Llama4TextRMSNorm, LlamaRMSNorm)
-        assert razor_of(MixtralRMSNorm) is razor_of(MixtralRMSNorm)
+        assert razor_of(MixtralRMSNorm) is razor_of(LlamaRMSNorm) is not None
         assert razor_of(Llama4TextRMSNorm) is None
         assert razor_of(Mine) is None
-
-    def test_helpers_count(self):
-        from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
-
-        class Other(GemmaRMSNorm):
-            def _norm(self, x):
-                return x
-
-        assert not same_forward(Other, GemmaRMSNorm)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])

@@ -4,6 +4,7 @@ import copy
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -32,10 +33,10 @@ from transformers import (
 
 from razorctl import Recipe, restore, saved_bytes, sparsify
 from razorctl.errors import UsageError
+from razorctl.layers.own_forward import runs
 from razorctl.layers.registry import branches, branches_of
 from razorctl.memory.draws import joint_draws
 from razorctl.models import find
-from razorctl.surgery.branches import attached
 from scripts.bench.peaks import peak_bytes
 from tests.models import checkpoint
 
@@ -333,8 +334,8 @@ def test_copies_draw_for_themselves_and_restore_leaves_no_trace(method):
         assert any(p.grad is None for p in twin.parameters())
         assert all(p.grad is None for p in model.parameters())
         restore(twin)
-        assert not any(map(attached, twin.modules()))
-    assert any(map(attached, model.modules()))
+        assert not any(map(runs, twin.modules()))
+    assert any(map(runs, model.modules()))
     restore(model)
     assert not joint_draws(model)
     for module, attributes in zip(model.modules(), before, strict=True):
@@ -346,7 +347,7 @@ def test_copies_draw_for_themselves_and_restore_leaves_no_trace(method):
 def test_a_budget_of_one_leaves_everything():
     for model in (timm_vit(), nn.Linear(2, 2)):
         assert sparsify(model, recipe(budget=1.0)) == ()
-        assert not any(map(attached, model.modules()))
+        assert not any(map(runs, model.modules()))
 
 
 def test_what_cannot_be_drawn():
@@ -354,12 +355,13 @@ def test_what_cannot_be_drawn():
     frozen.blocks.requires_grad_(False)
     patched = timm_vit()
     for block in patched.blocks:
-        block.attn.forward, block.mlp.forward = block.attn.forward, block.mlp.forward
+        for module in (block.attn, block.mlp):
+            module.forward = partial(module.forward)
     for model in (frozen, patched):
         with pytest.raises(UsageError, match=r"no residual branch .*set joint_budget to 1"):
             sparsify(model, recipe())
         assert not model._forward_pre_hooks
-        assert not any(map(attached, model.modules()))
+        assert not any(map(runs, model.modules()))
 
 
 def test_frozen_branches_are_not_drawn():

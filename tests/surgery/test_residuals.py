@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import ViTConfig, ViTForImageClassification
 
 from razorctl import Recipe, restore, sparsify
+from razorctl.layers import own_forward
 from razorctl.layers.handover import Handover, Int8, Int8Gradient
 from razorctl.layers.linear import Linear
 from razorctl.ops import kernels
@@ -39,12 +40,12 @@ def step(model: nn.Module, x: Tensor) -> tuple[Tensor, list[Tensor]]:
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    return [module for module in model.modules() if residuals.attached(module)]
+    return [module for module in model.modules() if own_forward.runs(module, residuals.Block)]
 
 
 def detached(model: nn.Module) -> nn.Module:
-    for module in model.modules():
-        residuals.detach(module)
+    for module in blocks(model):
+        own_forward.take(module)
     return model
 
 

@@ -1,0 +1,32 @@
+"""Functions with the code of another and other globals, under the same decorators."""
+
+from types import CellType, FunctionType
+from typing import Any
+
+CHECKPOINTING = "forward_with_checkpointing"
+
+
+def decorated(forward: Any, scope: dict[str, Any]) -> Any:
+    """A function as `forward`, with other globals of the code under its decorators.
+
+    None if a decorator does not keep in its closure what it decorates. transformers' checkpointing
+    is left out: it wraps the forward of a subclass, such as a razor class, too.
+    """
+    inner, closure = getattr(forward, "__wrapped__", None), getattr(forward, "__closure__", ())
+    if not isinstance(forward, FunctionType):
+        return None
+    if inner is not None:
+        twin = decorated(inner, scope)
+        if twin is None or forward.__code__.co_name == CHECKPOINTING:
+            return twin
+        cells = [getattr(cell, "cell_contents", None) is inner for cell in closure or ()]
+        if not any(cells):
+            return None
+        closure = tuple(
+            CellType(twin) if is_inner else cell
+            for cell, is_inner in zip(closure, cells, strict=True)
+        )
+    variables = scope if inner is None else forward.__globals__
+    copy = FunctionType(forward.__code__, variables, closure=closure)
+    copy.__defaults__, copy.__kwdefaults__ = forward.__defaults__, forward.__kwdefaults__
+    return copy
