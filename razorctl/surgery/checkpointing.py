@@ -1,8 +1,13 @@
 """A model's own activation checkpointing, switched on and off again."""
 
+import logging
+
 from torch import nn
 
 from razorctl.errors import UsageError
+from razorctl.layers.base import stock_type
+
+log = logging.getLogger(__name__)
 
 # The methods that switch it on and off: of transformers (new names, old names) and of timm.
 SWITCHES = (
@@ -11,6 +16,7 @@ SWITCHES = (
     ("set_grad_checkpointing", "set_grad_checkpointing"),
 )
 FLAGS = ("gradient_checkpointing", "grad_checkpointing")
+WRAPPED = "_checkpoint_wrapped_module"  # of the modules that apply_activation_checkpointing makes
 MARK = "razor_checkpointing"
 # Where a model of transformers keeps the hooks that make the gradients of its embeddings wanted.
 # Its checkpointing sets them, and leaves them when it is switched off.
@@ -46,9 +52,32 @@ def _works(module: nn.Module) -> bool:
     return True
 
 
+def on(part: nn.Module) -> bool:
+    """Whether this very module checkpoints what it runs, whoever switched that on."""
+    return hasattr(part, WRAPPED) or any(getattr(part, flag, False) for flag in FLAGS)
+
+
+def leave_out(twin: nn.Module) -> None:
+    """Switches off all checkpointing of a copy of a model, for good."""
+    for part in filter(on, twin.modules()):
+        plain = {"checkpoint_fn": lambda function, *args, **kwargs: function(*args, **kwargs)}
+        vars(part).update(dict.fromkeys(FLAGS, False), **plain)
+
+
+def advise(model: nn.Module) -> None:
+    """Warns of checkpointing that a stock model has on."""
+    if any(map(on, model.modules())):
+        log.warning(
+            "%s checkpoints activations by itself, which razor does not need; steps are faster "
+            "without: gradient_checkpointing_disable(), set_grad_checkpointing(False), or "
+            "gradient_checkpointing=False of a trainer switch it off.",
+            stock_type(model).__name__,
+        )
+
+
 def attach(module: nn.Module) -> None:
     """Switches a module's checkpointing on, if it is not on already."""
-    if any(getattr(part, flag, False) for part in module.modules() for flag in FLAGS):
+    if any(map(on, module.modules())):
         return
     enable, _ = _switches(module)
     hooked = bool(getattr(module, HOOKS, None))
