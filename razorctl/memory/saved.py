@@ -24,6 +24,7 @@ from torch.utils.hooks import RemovableHandle
 
 from razorctl.errors import UsageError, ValuesError
 from razorctl.layers.base import stock_type
+from razorctl.layers.sharded import refuse_sharded
 from razorctl.memory.draws import hold_largest
 from razorctl.memory.fake import copies, fakes, mode_of, tensors_of, whole_rows, without_caches
 from razorctl.memory.fake_mode import storage_key
@@ -54,6 +55,7 @@ def on_copies(trace: Callable[[nn.Module, Any], T], model: nn.Module, inputs: An
     again while it is a real copy, and raises what a real step would. A real model with an LSTM is
     traced so at once.
     """
+    refuse_sharded(model)
     real = not any(t.is_meta or mode_of([t]) for t in tensors_of(model, inputs))
     # Fake tensors do not have the workspace that a kernel of an LSTM keeps, most of its bytes.
     lstm = any(isinstance(module, nn.LSTM) for module in model.modules())

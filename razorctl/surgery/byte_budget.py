@@ -56,7 +56,7 @@ def sparsify_within(
     first, and only those that are needed. A block may be most of the model if what it holds, as it
     runs again, is within twice the budget. A method without a byte budget is left to `sparsify`.
     Activation checkpointing changes no rule: the budget is met without it, and must be met with it
-    too. Where the model has switched it on, only what full keeps is counted without it.
+    too. Only if that cannot be, checkpointing that the model has on itself counts for the rules.
 
     Returns the names of the modules that run again, then those of the swapped ones. Raises what
     `sparsify` raises, and UsageError with the largest ratio that can be met if this one cannot; the
@@ -102,6 +102,17 @@ def _tried(
     """
     search = BudgetSearch(twin, inputs, recipe, run)
     search.budget = (1 - recipe.ratio) * full
+
+    def without(twin: nn.Module, inputs: Any) -> Reruns:
+        checkpointing.leave_out(twin)
+        return _tried(recipe, full, run, twin, inputs)
+
+    checkpoints = any(map(checkpointing.on, twin.modules()))
+    if checkpoints:
+        with suppress(UsageError):  # rules are then those that meet the budget without it too
+            again = on_copies(without, twin, inputs)
+            if search.meets(again):
+                return again
     again = search.way()
     if again.names and recipe.activation_checkpointing:
         raise UsageError(
@@ -111,7 +122,8 @@ def _tried(
         )
     if again.recipe is None:
         least = search.parts()
-        reasons = [uncompressed(twin, least, full, search.budget), again.refusal]
+        own = "the model checkpoints activations, which razor does not need" * checkpoints
+        reasons = [uncompressed(twin, least, full, search.budget), again.refusal, own]
         possible = math.floor(1000 * (1 - sum(least.values()) / full)) / 1000
         raise UsageError(
             f"ratio {recipe.ratio:g} cannot be met by {stock_type(twin).__name__} with this batch"
