@@ -94,7 +94,12 @@ def sparsify_within(
 
 
 def _tried(
-    recipe: Recipe, full: int, run: Mapping[str, Any], twin: nn.Module, inputs: Any
+    recipe: Recipe,
+    full: int,
+    run: Mapping[str, Any],
+    twin: nn.Module,
+    inputs: Any,
+    left_out: bool = False,
 ) -> Reruns:
     """The way to meet a recipe's byte budget on a copy of a model, of which full keeps so many.
 
@@ -105,9 +110,9 @@ def _tried(
 
     def without(twin: nn.Module, inputs: Any) -> Reruns:
         checkpointing.leave_out(twin)
-        return _tried(recipe, full, run, twin, inputs)
+        return _tried(recipe, full, run, twin, inputs, True)
 
-    checkpoints = any(map(checkpointing.on, twin.modules()))
+    checkpoints = not left_out and any(map(checkpointing.on, twin.modules()))
     if checkpoints:
         with suppress(UsageError):  # rules are then those that meet the budget without it too
             again = on_copies(without, twin, inputs)

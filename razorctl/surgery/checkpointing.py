@@ -1,6 +1,8 @@
 """A model's own activation checkpointing, switched on and off again."""
 
 import logging
+from collections.abc import Callable
+from typing import Any
 
 from torch import nn
 
@@ -16,7 +18,6 @@ SWITCHES = (
     ("set_grad_checkpointing", "set_grad_checkpointing"),
 )
 FLAGS = ("gradient_checkpointing", "grad_checkpointing")
-WRAPPED = "_checkpoint_wrapped_module"  # of the modules that apply_activation_checkpointing makes
 MARK = "razor_checkpointing"
 # Where a model of transformers keeps the hooks that make the gradients of its embeddings wanted.
 # Its checkpointing sets them, and leaves them when it is switched off.
@@ -54,14 +55,18 @@ def _works(module: nn.Module) -> bool:
 
 def on(part: nn.Module) -> bool:
     """Whether this very module checkpoints what it runs, whoever switched that on."""
-    return hasattr(part, WRAPPED) or any(getattr(part, flag, False) for flag in FLAGS)
+    wrapped = getattr(part, "checkpoint_fn", _run) is not _run  # by apply_activation_checkpointing
+    return wrapped or any(getattr(part, flag, False) for flag in FLAGS)
+
+
+def _run(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
 
 
 def leave_out(twin: nn.Module) -> None:
     """Switches off all checkpointing of a copy of a model, for good."""
     for part in filter(on, twin.modules()):
-        plain = {"checkpoint_fn": lambda function, *args, **kwargs: function(*args, **kwargs)}
-        vars(part).update(dict.fromkeys(FLAGS, False), **plain)
+        vars(part).update(dict.fromkeys(FLAGS, False), checkpoint_fn=_run)
 
 
 def advise(model: nn.Module) -> None:
