@@ -28,7 +28,7 @@ X = torch.randn(ROWS, WIDTH)
 
 
 class Closure(nn.Module):
-    """As a block of minGPT, whose MLP is a lambda."""
+    """A block like that of minGPT, whose MLP is a lambda."""
 
     def __init__(self) -> None:
         super().__init__()
