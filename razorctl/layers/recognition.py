@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from razorctl.layers import functional, other_gated_mlp, other_norm
 from razorctl.layers.activation import by_values
@@ -25,6 +26,7 @@ from razorctl.layers.registry import razor_of_module
 SHARED = ("forward", "weight", "bias", "normalized_shape", "eps", "p", "inplace")
 
 
+@_disable_current_modes()  # a fake mode around a user's code has no values to compare
 def razor_for(module: nn.Module, again: bool = True) -> type[RazorLayer] | None:
     """The razor class of a module, None if it stays stock.
 

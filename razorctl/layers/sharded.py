@@ -22,6 +22,15 @@ def _wrapped() -> list[nn.Module]:
     return [module for module in list(_module_state_mapping) if isinstance(module, FSDPModule)]
 
 
+def refuse_sharded(model: nn.Module) -> None:
+    """Raises UsageError for a model that FSDP2 shards."""
+    if not set(_wrapped()).isdisjoint(model.modules()):
+        raise UsageError(
+            f"{type(model).__name__} is sharded by FSDP2, so what it keeps cannot be traced; "
+            "trace and sparsify it before fully_shard."
+        )
+
+
 def alone(layer: nn.Module) -> bool:
     """Whether FSDP2 gathers this very layer, whose weight is freed right after its forward pass."""
     return any(module is layer for module in _wrapped())

@@ -4,14 +4,16 @@ import copy
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import _lru_cache_wrapper
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from razorctl.memory.fake_mode import TraceMode, storage_key
 
@@ -23,15 +25,13 @@ def fake(
 
     Returns the mode of the fake tensors, a new one if `mode` is None.
     """
-    mode, stand_ins = mode or TraceMode(), dict[int, Tensor]()
+    mode = mode or TraceMode()
+    new = _stand_ins(model, mode, device)
     for module in model.modules():
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():
-                if tensor is None or not tensor.is_meta:
-                    continue
-                if id(tensor) not in stand_ins:  # tied weights stay tied
-                    stand_ins[id(tensor)] = _stand_in(tensor, mode, device)
-                tensors[name] = stand_ins[id(tensor)]  # type: ignore[assignment]
+                if tensor is not None and tensor.is_meta:
+                    tensors[name] = new[id(tensor)]
     return mode
 
 
@@ -40,23 +40,27 @@ def mode_of(tensors: Iterable[Tensor]) -> FakeTensorMode | None:
     return next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None)
 
 
-def copied(model: nn.Module, mode: FakeTensorMode, device: torch.device | str = "cpu") -> nn.Module:
-    """A copy of a model whose parameters and buffers are fake, on `device` if they were meta."""
+def _stand_ins(
+    model: nn.Module, mode: FakeTensorMode, device: torch.device | str
+) -> dict[int, Any]:
+    """The id of a parameter or buffer -> the fake one that takes its place, for most of them."""
     tensors = [*model.parameters(), *model.buffers()]
     users = Counter(storage_key(tensor) for tensor in tensors if _simple(tensor))
     # To copy a fake tensor, the mode would return an earlier copy that is still alive; a real one
     # takes it ten times as long.
-    new = {
-        id(tensor): _stand_in(tensor, mode, device if tensor.is_meta else tensor.device)
+    new: dict[int, Any] = {
+        id(tensor): _fake_like(tensor, mode, device if tensor.is_meta else tensor.device)
         for tensor in tensors
-        if isinstance(tensor, FakeTensor) or (_simple(tensor) and users[storage_key(tensor)] == 1)
+        if tensor.is_meta
+        or isinstance(tensor, FakeTensor)
+        or (_simple(tensor) and users[storage_key(tensor)] == 1)
     }
-    with FakeCopyMode(mode):
-        twin = copy.deepcopy(model, new)
-    # The mode may remember a parameter from before it was frozen.
-    for new_parameter, parameter in zip(twin.parameters(), model.parameters(), strict=True):
-        new_parameter.requires_grad_(parameter.requires_grad)
-    return twin
+    for tensor in tensors:  # code that holds a real one itself computes with the same fake one
+        if id(tensor) in new and not (tensor.is_meta or isinstance(tensor, FakeTensor)):
+            mode.fake_tensor_converter.set_tensor_memo(tensor, new[id(tensor)])
+            if isinstance(mode, TraceMode):
+                mode.originals |= {storage_key(tensor)}
+    return new
 
 
 def _simple(tensor: Tensor) -> bool:
@@ -68,16 +72,8 @@ def _simple(tensor: Tensor) -> bool:
     return tensor.untyped_storage().nbytes() == tensor.nbytes
 
 
-def _stand_in(tensor: Tensor, mode: FakeTensorMode, device: torch.device | str) -> Tensor:
-    """A fake parameter or buffer like another one."""
-    stand_in = _fake_like(tensor, mode, device)
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(stand_in, tensor.requires_grad)
-    return stand_in
-
-
 def _fake_like(tensor: Tensor, mode: FakeTensorMode, device: torch.device | str) -> Tensor:
-    """A fake tensor on `device` with the shape, strides and dtype of `tensor`."""
+    """A fake tensor or parameter on `device` with the shape, strides and dtype of `tensor`."""
     with no_dispatch():  # the mode's own torch.empty_strided takes several times as long
         meta = torch.empty_strided(
             tensor.shape,
@@ -86,46 +82,97 @@ def _fake_like(tensor: Tensor, mode: FakeTensorMode, device: torch.device | str)
             device="meta",
             requires_grad=tensor.requires_grad,
         )
-    return FakeTensor(mode, meta, torch.device(device))
+    new = FakeTensor(mode, meta, torch.device(device))
+    return nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
 
 
-def fake_copies(model: nn.Module, inputs: Any) -> tuple[FakeTensorMode, nn.Module, Any]:
-    """A fake mode, a fake copy of a model in train mode, and fake copies of its inputs.
-
-    Copies of meta tensors are on the device of the other tensors, or on the CPU if all are meta.
-    """
-    if isinstance(inputs, Mapping):
-        inputs = dict(inputs)  # tokenizers return their own mapping type
-    tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
-    tensors += [*model.parameters(), *model.buffers()]
-    mode = mode_of(tensors) or TraceMode()
-    device = next((t.device for t in tensors if not t.is_meta), torch.device("cpu"))
-
-    def stand_in(tensor: Tensor) -> Tensor:
-        return _fake_like(tensor, mode, device) if tensor.is_meta else mode.from_tensor(tensor)
-
-    model = copied(model, mode, device).train()
-    fake(model, mode, device)
-    return mode, model, tree_map_only(Tensor, stand_in, inputs)
+def tensors_of(model: nn.Module, inputs: Any) -> list[Tensor]:
+    """The tensors among inputs, parameters and buffers."""
+    leaves = [*tree_leaves(inputs), *model.parameters(), *model.buffers()]
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
 @contextmanager
-def without_caches() -> Iterator[None]:
+def fakes(model: nn.Module, inputs: Any) -> Iterator[tuple[FakeTensorMode, Any]]:
+    """Inside it a model is a fake copy of itself, as in `copies`; gives a mode and fake inputs.
+
+    Copies of meta tensors are on the device of the other tensors, or on the CPU if all are meta.
+    """
+    tensors = tensors_of(model, inputs)
+    mode = mode_of(tensors) or TraceMode()
+    device = next((t.device for t in tensors if not t.is_meta), torch.device("cpu"))
+    memo = {id(t): _fake_like(t, mode, device) for t in tensors if t.is_meta}
+    memo |= _stand_ins(model, mode, device)
+    with copies(model, inputs, memo, mode) as batch:
+        yield mode, batch
+
+
+@contextmanager
+def copies(
+    model: nn.Module, inputs: Any, memo: dict[int, Any], mode: FakeTensorMode | None = None
+) -> Iterator[Any]:
+    """Inside it a model is a copy of itself, in train mode; gives copies of the inputs.
+
+    Its modules stay, since closures and containers may hold them. All else is copied, by
+    `copy.deepcopy` with this memo, to fakes of the mode if there is one, and is as before
+    afterwards. What has no copy, such as a lock, is shared.
+    """
+    before = [(module, type(module), vars(module)) for module in model.modules()]
+    memo |= {id(module): module for module, *_ in before}
+    with FakeCopyMode(mode) if mode else nullcontext():
+        new = [{name: _copy_of(x, memo) for name, x in state.items()} for *_, state in before]
+        # Tokenizers return their own mapping type.
+        batch = _copy_of(dict(inputs) if isinstance(inputs, Mapping) else inputs, memo)
+    try:
+        for (module, *_), state in zip(before, new, strict=True):
+            state.pop("_compiled_call_impl", None)  # as torch copies modules
+            object.__setattr__(module, "__dict__", state)
+        model.train()
+        yield batch
+    finally:
+        for module, kind, state in before:
+            object.__setattr__(module, "__dict__", state)
+            object.__setattr__(module, "__class__", kind)
+
+
+def _copy_of(value: Any, memo: dict[int, Any]) -> Any:
+    known = len(memo)
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception:  # whatever the classes inside raise
+        while len(memo) > known:  # what was being copied is not whole
+            memo.popitem()
+        return memo.setdefault(id(value), value)
+
+
+@contextmanager
+def without_caches(model: nn.Module) -> Iterator[None]:
     """Inside it, the methods of transformers that cache tensors compute them each time.
 
     A cache would give what is fake to passes that are real, and the other way round. They cache
-    nothing while they are compiled, so this says that they are.
+    nothing while they are compiled, so this says that they are. An `lru_cache` of the model's code
+    that has got something inside is empty afterwards.
     """
-    module: Any = sys.modules.get("transformers.pytorch_utils")
-    if module is None:
-        yield
-        return
-    before = module.is_torchdynamo_compiling
+    module: Any = sys.modules.get("transformers.pytorch_utils", SimpleNamespace())
+    before = vars(module).get("is_torchdynamo_compiling")
+    misses = {cache: cache.cache_info().misses for cache in _caches(model)}
     module.is_torchdynamo_compiling = lambda: True
     try:
         yield
     finally:
         module.is_torchdynamo_compiling = before
+        for cache, count in misses.items():
+            if cache.cache_info().misses > count:
+                cache.cache_clear()
+
+
+def _caches(model: nn.Module) -> list[Any]:
+    """The `lru_cache`s of the classes of a model and of the files that these are in."""
+    kinds = {kind for module in model.modules() for kind in type(module).__mro__}
+    foreign = [k for k in kinds if k.__module__.partition(".")[0] not in ("razorctl", "torch")]
+    scopes = {*foreign, *(sys.modules.get(kind.__module__) for kind in foreign)} - {None}
+    values = (value for scope in scopes for value in vars(scope).values())
+    return [value for value in values if isinstance(value, _lru_cache_wrapper)]
 
 
 @contextmanager

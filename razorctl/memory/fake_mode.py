@@ -51,10 +51,13 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
     FakeTensorMode does so too, but not for operations of other libraries, and its keys, which may
     have symbols, take longer to make than most results.
+
+    originals: the keys of the storages of the parameters and buffers that fake ones stand in for.
     """
 
     # Operation and arguments -> the type of the list of results, None if it is one, and these.
     _known: ClassVar[dict[Any, tuple[Any, list[_Result | None]]]] = {}
+    originals: frozenset[int] = frozenset()
 
     def dispatch(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
         kwargs, sources = kwargs or {}, list[FakeTensor]()

@@ -1,6 +1,6 @@
 """Bytes that a forward pass keeps for the backward pass, traced on fake copies."""
 
-import copy
+import random
 import traceback
 import weakref
 from collections import Counter
@@ -17,14 +17,16 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensorMode,
     UnsupportedOperatorException,
+    fake_tensor_tls,
 )
-from torch.utils._pytree import tree_leaves
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.hooks import RemovableHandle
 
 from razorctl.errors import UsageError, ValuesError
 from razorctl.layers.base import stock_type
+from razorctl.layers.sharded import refuse_sharded
 from razorctl.memory.draws import hold_largest
-from razorctl.memory.fake import fake_copies, mode_of, whole_rows, without_caches
+from razorctl.memory.fake import copies, fakes, mode_of, tensors_of, whole_rows, without_caches
 from razorctl.memory.fake_mode import storage_key
 
 Forward = Callable[[nn.Module, Any], Any]  # runs a model on inputs
@@ -40,34 +42,33 @@ def traced_bytes(
 ) -> int:
     """The bytes of `byte_budget.saved_bytes`, which are not compared with a byte budget here."""
 
-    def trace(model: nn.Module, inputs: Any) -> int:
-        return sum(s.size for s in _trace(model, inputs, autocast, forward, lambda: None))
+    def trace(twin: nn.Module, batch: Any) -> int:
+        return sum(s.size for s in _trace(twin, batch, autocast, forward, lambda: None))
 
     return on_copies(trace, model, inputs)
 
 
 def on_copies(trace: Callable[[nn.Module, Any], T], model: nn.Module, inputs: Any) -> T:
-    """The result of `trace` for fake copies of a model and of inputs.
+    """The result of `trace` while a model is a fake copy of itself, with fake copies of inputs.
 
-    If the model reads values, and it and the inputs are real, `trace` runs again, on a real copy of
-    the model and on the inputs. Raises ValuesError if they are not. A real model with an LSTM is
+    If that fails, as where the model reads values, and it and the inputs are real, `trace` runs
+    again while it is a real copy, and raises what a real step would. A real model with an LSTM is
     traced so at once.
     """
-    real = not any(t.is_meta or mode_of([t]) for t in _tensors(model, inputs))
+    refuse_sharded(model)
+    real = not any(t.is_meta or mode_of([t]) for t in tensors_of(model, inputs))
     # Fake tensors do not have the workspace that a kernel of an LSTM keeps, most of its bytes.
-    if not (real and any(isinstance(module, nn.LSTM) for module in model.modules())):
-        _, twin, batch = fake_copies(model, inputs)
-        try:
-            return trace(twin, batch)
-        except ValuesError:
-            if not real:
-                raise
-    return trace(copy.deepcopy(model).train(), inputs)
-
-
-def _tensors(model: nn.Module, inputs: Any) -> list[Tensor]:
-    leaves = [*model.parameters(), *model.buffers(), *tree_leaves(inputs)]
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    lstm = any(isinstance(module, nn.LSTM) for module in model.modules())
+    with _disable_current_modes():  # those of code around are not for a trace
+        if not (real and lstm):
+            try:
+                with fakes(model, inputs) as (_, batch):
+                    return trace(model, batch)
+            except (ValuesError, RuntimeError, AssertionError):
+                if not real:
+                    raise
+        with copies(model, inputs, {}) as batch:
+            return trace(model, batch)
 
 
 def traced_bytes_by_module(
@@ -81,11 +82,6 @@ def traced_bytes_by_module(
 
     The names are dotted, "" for the model itself; modules that keep nothing are left out. A
     storage counts once, for the innermost module that is running when it is first kept.
-
-    Args:
-        model, inputs: real, fake or meta; they stay as they are.
-        autocast: the dtype of autocast; None is without autocast.
-        forward: runs the model on inputs; None calls it.
     """
 
     def trace(model: nn.Module, inputs: Any) -> dict[str, int]:
@@ -136,9 +132,13 @@ def tracing(model: nn.Module, mode: FakeTensorMode | None) -> Iterator[None]:
     example.
     """
     devices = [] if mode else list({p.device for p in model.parameters() if p.is_cuda})
+    drawn, override = random.getstate(), fake_tensor_tls.allow_non_fake_inputs_override
+    # Code may hold real tensors that no copy of a model or of inputs reaches.
+    fake_tensor_tls.allow_non_fake_inputs_override = True
     try:
         fakes, rows = mode or nullcontext(), whole_rows(model) if mode else nullcontext()
-        with fakes, rows, without_caches(), torch.random.fork_rng(devices), torch.enable_grad():
+        caches, draws = without_caches(model), torch.random.fork_rng(devices)
+        with fakes, rows, caches, draws, torch.enable_grad():
             yield
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):  # of torch's batch norms
@@ -166,6 +166,9 @@ def tracing(model: nn.Module, mode: FakeTensorMode | None) -> Iterator[None]:
             f"cannot trace {_running(model, error)}, since it {why} and a trace has no values; "
             "trace the other modules on their own."
         ) from None
+    finally:
+        random.setstate(drawn)
+        fake_tensor_tls.allow_non_fake_inputs_override = override
 
 
 def _running(model: nn.Module, error: BaseException) -> str:
@@ -183,7 +186,7 @@ def run_forward(
     model: nn.Module, inputs: Any, autocast: torch.dtype | None, forward: Forward | None = None
 ) -> Any:
     """Runs a forward pass under autocast to a dtype; None is without autocast."""
-    device = next(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)).device.type
+    device = next(t.device.type for t in tensors_of(model, inputs))
     with torch.autocast(device, dtype=autocast, enabled=autocast is not None):
         if forward is not None:
             return forward(model, inputs)
@@ -207,7 +210,7 @@ def _trace(
     def run() -> Any:
         return run_forward(model, inputs, autocast, forward)
 
-    with tracing(model, mode_of(_tensors(model, inputs))):
+    with tracing(model, mode_of(tensors_of(model, inputs))):
         hold_largest(model, partial(kept_storages, model, run))
         return kept_storages(model, run, place)
 
@@ -265,7 +268,8 @@ def kept_storages(
 def resident_keys(model: nn.Module) -> set[int]:
     """The keys of the storages of a model's parameters and buffers."""
     tensors = (*model.parameters(), *model.buffers())
-    return {storage_key(part) for tensor in tensors for part in _parts(tensor)}
+    keys, mode = (storage_key(part) for t in tensors for part in _parts(t)), mode_of(tensors)
+    return {*keys, *getattr(mode, "originals", ())}
 
 
 def _parts(tensor: Tensor) -> tuple[Tensor, ...]:

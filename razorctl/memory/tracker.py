@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from razorctl.memory.costs import caller, cost, tensors
 from razorctl.memory.draws import hold_largest
-from razorctl.memory.fake import fake_copies
+from razorctl.memory.fake import fakes
 from razorctl.memory.saved import kept_storages, tracing
 from razorctl.memory.trace_cache import Calls, KernelWork, Trace
 
@@ -48,7 +48,6 @@ def trace_step(
         forward: `forward(model, inputs)` returns the result of the forward pass of a micro-batch.
         micro_batches: their number. At most two are traced; the second stands for all later ones.
     """
-    mode, model, inputs = fake_copies(model, inputs)
     marks = list[tuple[Counter[KernelWork], Counter[str]]]()
 
     def micro(count: int) -> Iterator[Any]:
@@ -59,8 +58,8 @@ def trace_step(
             yield inputs
         marks.append((tracker.kernels.copy(), tracker.calls.copy()))
 
-    run = partial(forward, model, inputs)
-    with tracing(model, mode):
+    with fakes(model, inputs) as (mode, inputs), tracing(model, mode):
+        run = partial(forward, model, inputs)
         hold_largest(model, partial(kept_storages, model, run))
         saved = sum(s.size for s in kept_storages(model, run, lambda: None))
         updates = optimizer(model) if optimizer else None

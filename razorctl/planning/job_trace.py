@@ -139,9 +139,9 @@ def trace(job: Job, recipe: Recipe, classes: int, device: str = "cuda", dot: boo
         step = tracker.trace_step(
             *(it.model, it.batch, it.optimizer, it.step, it.forward), micro_batches=job.accumulate
         )
-    sizes = [parameter_bytes(block) for block in blocks(it.model)]
-    rest = parameter_bytes(it.model) - sum(sizes)
-    average = sum(t.nbytes for t in _averaged(it.model)) if job.ema is not None else 0
+        sizes = [parameter_bytes(block) for block in blocks(it.model)]
+        rest = parameter_bytes(it.model) - sum(sizes)
+        average = sum(t.nbytes for t in _averaged(it.model)) if job.ema is not None else 0
     weights = step.weights + average
     return replace(step, weights=weights, block=max(sizes, default=0), rest=rest)
 
@@ -167,8 +167,8 @@ def launches(
     from razorctl.ops.triton.recorded import Recording
 
     with _prepared(job, recipe, classes, "cuda", bool(tiles_for(cards[0].capability))) as it:
-        mode, model, batch = fake.fake_copies(it.model, it.batch)
-        with tracing(model, mode), Recording(*cards, device=device) as recording:
+        model, recording = it.model, Recording(*cards, device=device)
+        with fake.fakes(model, it.batch) as (mode, batch), tracing(model, mode), recording:
             it.step(model, [batch], it.optimizer(model))
     launches: dict[Card, list[Launch]] = recording.launches
     return launches
@@ -221,12 +221,13 @@ def _prepared(
                 return family.logits(model, batch[0])
             return whole.forward(model, batch)
 
-    model = fake.copied(model, mode)  # real adapters could not be merged back into fake weights
-    with mode:
-        cast_weights(model, job)
-    freeze_weights(model, job, recipe.part)
     optimizer = partial(traceable_optimizer, job=job)
-    with torch.random.fork_rng(devices=[]), ExitStack() as card:
+    # Real adapters could not be merged back into fake weights.
+    copies = fake.fakes(model, ())
+    with copies, torch.random.fork_rng(devices=[]), ExitStack() as card:
+        with mode:
+            cast_weights(model, job)
+        freeze_weights(model, job, recipe.part)
         if device != "cpu":
             card.enter_context(assumed(dot))
             card.enter_context(_AsOnCuda())

@@ -1,10 +1,10 @@
 """The search of a way to meet a byte budget: rules of fewer bits, and blocks that run again."""
 
-import copy
 import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, product
@@ -19,7 +19,7 @@ from razorctl.layers.base import stock_type
 from razorctl.layers.registry import razor_of
 from razorctl.layers.second_run import HALF
 from razorctl.layers.sharing import Memo
-from razorctl.memory.fake import mode_of
+from razorctl.memory.fake import copies, mode_of
 from razorctl.memory.saved import bytes_by_module, storages_by_module
 from razorctl.methods import METHODS
 from razorctl.recipe import Recipe
@@ -124,17 +124,19 @@ class BudgetSearch:
             if before == recipe.rules:
                 return traced
         self.put(Reruns(recipe))
-        traced = TracedBlocks(self._copy(), self.inputs, self.run)
+        with self._unchanged():
+            traced = TracedBlocks(self.twin, self.inputs, self.run)
         self._traced.append((recipe.rules, traced))
         return traced
 
     def parts(self) -> dict[str, int]:
         """The bytes that each module keeps now."""
-        return bytes_by_module(storages_by_module(self._copy(), self.inputs, **self.run))
+        with self._unchanged():
+            return bytes_by_module(storages_by_module(self.twin, self.inputs, **self.run))
 
-    def _copy(self) -> nn.Module:
-        """The model that a step is traced on; a real one would not stay as it is."""
-        return copy.deepcopy(self.twin) if self.real else self.twin
+    def _unchanged(self) -> AbstractContextManager[Any]:
+        """Inside it a step is traced; a real copy of a model would not stay as it is."""
+        return copies(self.twin, (), {}) if self.real else nullcontext()
 
     def way(self) -> Reruns:
         """The way to meet the budget: by rules if they are close, else by blocks that run again.

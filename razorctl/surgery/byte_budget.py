@@ -17,7 +17,7 @@ from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer, stock_type
 from razorctl.memory.saved import Forward, on_copies, traced_bytes, traced_bytes_by_module
 from razorctl.recipe import Recipe
-from razorctl.surgery import freezing, reruns
+from razorctl.surgery import checkpointing, freezing, reruns
 from razorctl.surgery.budget_search import BudgetSearch, Reruns
 from razorctl.surgery.sparsify import (
     RECIPE,
@@ -56,7 +56,7 @@ def sparsify_within(
     first, and only those that are needed. A block may be most of the model if what it holds, as it
     runs again, is within twice the budget. A method without a byte budget is left to `sparsify`.
     Activation checkpointing changes no rule: the budget is met without it, and must be met with it
-    too.
+    too. Only if that cannot be, checkpointing that the model has on itself counts for the rules.
 
     Returns the names of the modules that run again, then those of the swapped ones. Raises what
     `sparsify` raises, and UsageError with the largest ratio that can be met if this one cannot; the
@@ -74,7 +74,11 @@ def sparsify_within(
         return sparsify(model, recipe)
     refuse_sparsified(model)
     run: dict[str, Any] = {"autocast": autocast, "forward": forward}
-    again, full = on_copies(partial(_tried, recipe, full, run), model, inputs)
+    if not recipe.activation_checkpointing:
+        checkpointing.advise(model)
+    if full is None:
+        full = sum(stock_parts(model, inputs, **run).values())
+    again = on_copies(partial(_tried, recipe, full, run), model, inputs)
     assert again.recipe is not None
     rules = replace(again.recipe, activation_checkpointing=recipe.activation_checkpointing)
     names = (*again.names, *swap(model, rules, some=False))
@@ -90,15 +94,30 @@ def sparsify_within(
 
 
 def _tried(
-    recipe: Recipe, full: int | None, run: Mapping[str, Any], twin: nn.Module, inputs: Any
-) -> tuple[Reruns, int]:
-    """The way to meet a recipe's byte budget on a copy of a model, and the bytes that full keeps.
+    recipe: Recipe,
+    full: int,
+    run: Mapping[str, Any],
+    twin: nn.Module,
+    inputs: Any,
+    left_out: bool = False,
+) -> Reruns:
+    """The way to meet a recipe's byte budget on a copy of a model, of which full keeps so many.
 
     Raises UsageError with the largest ratio that can be met if this one cannot.
     """
     search = BudgetSearch(twin, inputs, recipe, run)
-    known = sum(search.parts().values()) if full is None else full
-    search.budget = (1 - recipe.ratio) * known
+    search.budget = (1 - recipe.ratio) * full
+
+    def without(twin: nn.Module, inputs: Any) -> Reruns:
+        checkpointing.leave_out(twin)
+        return _tried(recipe, full, run, twin, inputs, True)
+
+    checkpoints = not left_out and any(map(checkpointing.on, twin.modules()))
+    if checkpoints:
+        with suppress(UsageError):  # rules are then those that meet the budget without it too
+            again = on_copies(without, twin, inputs)
+            if search.meets(again):
+                return again
     again = search.way()
     if again.names and recipe.activation_checkpointing:
         raise UsageError(
@@ -108,14 +127,15 @@ def _tried(
         )
     if again.recipe is None:
         least = search.parts()
-        reasons = [uncompressed(twin, least, known, search.budget), again.refusal]
-        possible = math.floor(1000 * (1 - sum(least.values()) / known)) / 1000
+        own = "the model checkpoints activations, which razor does not need" * checkpoints
+        reasons = [uncompressed(twin, least, full, search.budget), again.refusal, own]
+        possible = math.floor(1000 * (1 - sum(least.values()) / full)) / 1000
         raise UsageError(
             f"ratio {recipe.ratio:g} cannot be met by {stock_type(twin).__name__} with this batch"
             f"{''.join(f': {reason}' for reason in reasons if reason)}; "
             f"the largest that can is {max(0.0, possible):g}."
         )
-    return again, known
+    return again
 
 
 def _check_checkpointed(model: nn.Module, recipe: Recipe, now: int, full: int) -> None:
@@ -156,17 +176,28 @@ def saved_bytes(
         forward: runs a model on inputs, and may compute a loss, whose kept bytes then count too;
             None calls the model.
     """
-    recipe = recipe_of(model)
+    recipe, run = recipe_of(model), dict[str, Any](autocast=autocast, forward=forward)
     if recipe is None or not recipe.has_byte_budget:
-        return traced_bytes(model, inputs, autocast=autocast, forward=forward)
-    parts = traced_bytes_by_module(model, inputs, autocast=autocast, forward=forward)
-
-    def of_stock(twin: nn.Module, inputs: Any) -> dict[str, int]:
-        restore(twin)
-        return traced_bytes_by_module(twin, inputs, autocast=autocast, forward=forward)
-
-    note_excess(model, recipe, parts, on_copies(of_stock, model, inputs))
+        if recipe is None:
+            checkpointing.advise(model)
+        return traced_bytes(model, inputs, **run)
+    parts = traced_bytes_by_module(model, inputs, **run)
+    note_excess(model, recipe, parts, stock_parts(model, inputs, **run))
     return sum(parts.values())
+
+
+def stock_parts(model: nn.Module, inputs: Any, **run: Any) -> dict[str, int]:
+    """Module name -> the bytes that full keeps: the stock model without any checkpointing.
+
+    The arguments are those of `saved_bytes`.
+    """
+
+    def trace(twin: nn.Module, inputs: Any) -> dict[str, int]:
+        restore(twin)
+        checkpointing.leave_out(twin)
+        return traced_bytes_by_module(twin, inputs, **run)
+
+    return on_copies(trace, model, inputs)
 
 
 def note_excess(

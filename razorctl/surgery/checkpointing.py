@@ -1,8 +1,15 @@
 """A model's own activation checkpointing, switched on and off again."""
 
+import logging
+from collections.abc import Callable
+from typing import Any
+
 from torch import nn
 
 from razorctl.errors import UsageError
+from razorctl.layers.base import stock_type
+
+log = logging.getLogger(__name__)
 
 # The methods that switch it on and off: of transformers (new names, old names) and of timm.
 SWITCHES = (
@@ -46,9 +53,36 @@ def _works(module: nn.Module) -> bool:
     return True
 
 
+def on(part: nn.Module) -> bool:
+    """Whether this very module checkpoints what it runs, whoever switched that on."""
+    wrapped = getattr(part, "checkpoint_fn", _run) is not _run  # by apply_activation_checkpointing
+    return wrapped or any(getattr(part, flag, False) for flag in FLAGS)
+
+
+def _run(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
+
+
+def leave_out(twin: nn.Module) -> None:
+    """Switches off all checkpointing of a copy of a model, for good."""
+    for part in filter(on, twin.modules()):
+        vars(part).update(dict.fromkeys(FLAGS, False), checkpoint_fn=_run)
+
+
+def advise(model: nn.Module) -> None:
+    """Warns of checkpointing that a stock model has on."""
+    if any(map(on, model.modules())):
+        log.warning(
+            "%s checkpoints activations by itself, which razor does not need; steps are faster "
+            "without: gradient_checkpointing_disable(), set_grad_checkpointing(False), or "
+            "gradient_checkpointing=False of a trainer switch it off.",
+            stock_type(model).__name__,
+        )
+
+
 def attach(module: nn.Module) -> None:
     """Switches a module's checkpointing on, if it is not on already."""
-    if any(getattr(part, flag, False) for part in module.modules() for flag in FLAGS):
+    if any(map(on, module.modules())):
         return
     enable, _ = _switches(module)
     hooked = bool(getattr(module, HOOKS, None))

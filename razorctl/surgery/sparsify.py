@@ -65,6 +65,8 @@ def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
     swapped.
     """
     recipe = recipe or Recipe()
+    if recipe.has_byte_budget and not recipe.activation_checkpointing:
+        checkpointing.advise(model)
     names = swap(model, recipe)
     log_stock(model, recipe)
     warn_of_excess(model, recipe)

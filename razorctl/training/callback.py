@@ -11,7 +11,7 @@ from transformers import TrainerCallback, TrainingArguments
 
 from razorctl import units
 from razorctl.recipe import Recipe
-from razorctl.surgery.byte_budget import saved_bytes, sparsify_within
+from razorctl.surgery.byte_budget import saved_bytes, sparsify_within, stock_parts
 from razorctl.surgery.sparsify import restore, sparsify
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,8 @@ class RazorCallback(TrainerCallback):  # type: ignore[misc]
     The model is sparsified when training begins and stock again when it has ended; its weights,
     checkpoints and optimizer are always those of the stock model. With a map-style data set the
     byte budget is met for the first batch, and `saved_bytes` and `full_saved_bytes` of that batch
-    are set and join the logs of losses. Raises what `sparsify_within` raises.
+    are set and join the logs of losses; a warning says if the model cannot run on that batch alone,
+    as where a trainer computes with it first. Raises what `sparsify_within` raises.
     """
 
     def __init__(self, recipe: Recipe | None = None) -> None:
@@ -48,8 +49,15 @@ class RazorCallback(TrainerCallback):  # type: ignore[misc]
             sparsify(model, self.recipe)
             return
         dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
-        self.full_saved_bytes = saved_bytes(model, batch, autocast=dtype)
-        sparsify_within(model, self.recipe, batch, autocast=dtype)
+        try:
+            full = sum(stock_parts(model, batch, autocast=dtype, forward=None).values())
+        except Exception as error:  # whatever code raises on what the trainer may give it otherwise
+            why = f"{type(error).__name__}: {error}"
+            log.warning("the byte budget is not met for the first batch, which raises %s", why)
+            sparsify(model, self.recipe)
+            return
+        self.full_saved_bytes = full
+        sparsify_within(model, self.recipe, batch, autocast=dtype, full=full)
         self.saved_bytes = saved_bytes(model, batch, autocast=dtype)
         share = self.saved_bytes / self.full_saved_bytes
         log.info(

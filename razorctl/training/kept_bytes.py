@@ -12,9 +12,10 @@ from torch.utils._pytree import tree_leaves
 from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer
 from razorctl.layers.recognition import razor_for
+from razorctl.layers.second_run import unknown
 from razorctl.memory.saved import Forward, on_copies, traced_bytes_by_module
 from razorctl.recipe import Recipe
-from razorctl.surgery.byte_budget import note_excess
+from razorctl.surgery.byte_budget import note_excess, stock_parts
 from razorctl.surgery.sparsify import recipe_of, restore, sparsify
 
 OTHER = "other"  # the kind of a module that no method swaps
@@ -101,7 +102,8 @@ def trace_kept_bytes(
         autocast: as of `saved_bytes`.
         forward: as of `saved_bytes`.
     """
-    if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(inputs)):
+    leaves = tree_leaves(inputs)
+    if not (any(isinstance(leaf, Tensor) for leaf in leaves) or unknown(leaves)):
         raise UsageError(
             f"the inputs of {type(model).__name__} hold no tensor; give one, a tuple of them, or a "
             "mapping of names to them."
@@ -115,16 +117,17 @@ def trace_kept_bytes(
     run: dict[str, Any] = {"autocast": autocast, "forward": forward}
     chosen = present or recipe or Recipe()
 
-    def trace(twin: nn.Module, batch: Any) -> tuple[Any, ...]:
-        kept = None if present is None else traced_bytes_by_module(twin, batch, **run)
-        restore(twin)
-        modules, full = kinds(twin), traced_bytes_by_module(twin, batch, **run)
-        if kept is None:
-            sparsify(twin, chosen)
-            kept = traced_bytes_by_module(twin, batch, **run)
-        return twin, kinds(twin) | modules, kept, full
+    full = stock_parts(model, inputs, **run)
 
-    twin, modules, kept, full = on_copies(trace, model, inputs)
-    if chosen.has_byte_budget:
-        note_excess(twin if present is None else model, chosen, kept, full)
+    def trace(twin: nn.Module, batch: Any) -> tuple[Any, ...]:
+        if present is None:
+            sparsify(twin, chosen)
+        kept = traced_bytes_by_module(twin, batch, **run)
+        if chosen.has_byte_budget:
+            note_excess(twin, chosen, kept, full)
+        modules = kinds(twin)
+        restore(twin)
+        return modules | kinds(twin), kept
+
+    modules, kept = on_copies(trace, model, inputs)
     return KeptBytes(type(model).__name__, chosen, make_rows(modules, kept, full))

@@ -5,7 +5,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from razorctl.memory.fake import fake_copies
+from razorctl.memory.fake import fakes
 from razorctl.memory.fake_mode import TraceMode, storage_key
 from razorctl.memory.saved import tracing
 from razorctl.recipe import Recipe
@@ -59,11 +59,14 @@ def checked(monkeypatch):
 def test_what_is_known_is_what_is_returned(make, inputs, checked):
     model = make()
     sparsify(model, Recipe(ratio=0.9))
-    mode, twin, batch = fake_copies(model, inputs)
-    assert isinstance(mode, TraceMode)
-    with tracing(twin, mode), torch.autocast("cpu", torch.bfloat16):
-        output = twin(batch)
+    with (
+        fakes(model, inputs) as (mode, batch),
+        tracing(model, mode),
+        torch.autocast("cpu", torch.bfloat16),
+    ):
+        output = model(batch)
         getattr(output, "logits", output).float().sum().backward()
+    assert isinstance(mode, TraceMode)
     assert {"aten", "razorctl"} <= {name.partition("::")[0] for name in checked}
     assert len(checked) > 100
 

@@ -323,8 +323,13 @@ def test_copies_of_a_fake_model_share_nothing_with_each_other():
         model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3))
     model[2].weight = model[0].weight
     mode = fake.fake(model)
-    one, other = fake.copied(model, mode), fake.copied(model, mode)  # the first is still alive
-    for copy in (one, other):
-        assert copy[2].weight is copy[0].weight is not model[0].weight
-    for tensors in (nn.Module.parameters, nn.Module.buffers):
-        assert not {*map(id, tensors(one))} & {*map(id, tensors(other))}
+    first = weight = model[0].weight
+    seen = [*model.parameters(), *model.buffers()]
+    for _ in range(2):
+        with fake.fakes(model, ()) as (same, _), fake.fakes(model, ()):
+            assert same is mode
+            assert model[2].weight is model[0].weight is not weight
+            weight, new = model[0].weight, [*model.parameters(), *model.buffers()]
+            assert not {*map(id, seen)} & {*map(id, new)}
+            seen += new  # these stay alive
+    assert model[0].weight is first

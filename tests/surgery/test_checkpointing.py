@@ -7,7 +7,11 @@ from functools import partial
 import pytest
 import timm
 import torch
+from timm.models import vision_transformer as timm_vit
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+)
 from torch.utils.data import Dataset
 from transformers import (
     RobertaConfig,
@@ -16,11 +20,13 @@ from transformers import (
     TrainingArguments,
 )
 
-from razorctl import Recipe, restore, sparsify
+from razorctl import Recipe, restore, saved_bytes, sparsify
 from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer
 from razorctl.memory.saved import traced_bytes
+from razorctl.surgery import checkpointing
 from razorctl.surgery.byte_budget import sparsify_within
+from razorctl.training.kept_bytes import trace_kept_bytes
 from scripts.bench.peaks import peak_bytes
 from tests.models import SMALL, TEXT, bert, checkpoint, vit
 from tests.surgery.test_methods import cosine, step
@@ -213,6 +219,55 @@ class TestWithAnyMethod:
         assert not razor_layers(net)
         sparsify_within(net, replace(recipe, ratio=most), x, **bf16)
         assert 0.1 * full < traced_bytes(net, x, **bf16) <= (1 - most) * full
+
+
+def wrapped(net: nn.Module) -> None:
+    apply_activation_checkpointing(net, check_fn=lambda part: isinstance(part, timm_vit.Block))
+
+
+class TestOfTheModelItself:
+    """Checkpointing that is on before razorctl comes."""
+
+    SWITCHES = (
+        pytest.param(bert, lambda net: net.activation_checkpointing_enable(), id="transformers"),
+        pytest.param(partial(vit, depth=3), lambda net: net.set_grad_checkpointing(), id="timm"),
+        pytest.param(partial(vit, depth=3), wrapped, id="torch"),
+    )
+
+    @pytest.mark.parametrize(("build", "switch"), SWITCHES)
+    def test_full_is_without_it_and_it_is_named(self, build, switch, caplog):
+        torch.manual_seed(0)
+        net = build().train()
+        x = torch.randn(16, 3, 16, 16) if build is not bert else torch.ones(4, 16, dtype=torch.long)
+        full = saved_bytes(net, x)
+        assert "checkpoints" not in caplog.text
+        plain = copy.deepcopy(net)
+        sparsify_within(plain, Recipe(ratio=0.8), x)
+        switch(net)
+        assert saved_bytes(net, x) < full
+        caplog.clear()
+        sparsify_within(net, Recipe(ratio=0.8), x)
+        assert [r.getMessage() for r in caplog.records if "checkpoints activations" in r.msg]
+        caplog.clear()
+        assert saved_bytes(net, x) <= 0.2 * full
+        rows = trace_kept_bytes(net, x).rows
+        assert sum(row.full_saved_bytes for row in rows) == full
+        assert "more than" not in caplog.text
+        rules = (
+            [repr(vars(m.rules.wide)) for m in razor_layers(each) if m.rules]
+            for each in (net, plain)
+        )
+        assert next(rules) == next(rules)
+        restore(net)
+        assert any(map(checkpointing.on, net.modules()))
+
+    def test_a_budget_that_it_alone_exceeds_is_refused_with_it(self):
+        net, x = vit(depth=3).train(), torch.randn(64, 3, 16, 16)
+        net.set_grad_checkpointing()
+        with pytest.raises(UsageError, match="checkpoints activations, which razor does not need"):
+            sparsify_within(net, Recipe(ratio=0.98), x)
+        assert not razor_layers(net)
+        assert net.grad_checkpointing
 
 
 def razor_layers(net: nn.Module) -> list[RazorLayer]:

@@ -5,7 +5,12 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset
-from transformers import BertForSequenceClassification, Trainer, TrainingArguments
+from transformers import (
+    BertForSequenceClassification,
+    Trainer,
+    TrainingArguments,
+    default_data_collator,
+)
 
 import razorctl
 from razorctl.errors import UsageError
@@ -101,6 +106,49 @@ def test_logs_have_the_bytes(tmp_path, monkeypatch):
     train(tmp_path, Numbered(), callback, max_steps=1)
     assert seen[0]["saved_bytes"] == callback.saved_bytes
     assert seen[0]["full_saved_bytes"] == callback.full_saved_bytes
+
+
+def test_checkpointing_of_the_trainer_and_closures_in_the_model(tmp_path, caplog):
+    def closed():
+        model = bert()
+        stock = model.bert.forward  # as trainers wrap a forward
+        model.bert.forward = lambda *args, **kwargs: stock(*args, **kwargs)
+        return model
+
+    plain, callback = razorctl.RazorCallback(HALF), razorctl.RazorCallback(HALF)
+    train(tmp_path / "plain", Numbered(), plain)
+    train(tmp_path, Numbered(), callback, build=closed, gradient_checkpointing=True)
+    assert callback.saved_bytes < plain.saved_bytes
+    assert callback.full_saved_bytes == plain.full_saved_bytes
+    assert "gradient_checkpointing=False" in caplog.text
+
+
+def test_a_batch_that_the_trainer_computes_with_first(tmp_path, caplog):
+    class Pairs(Trainer):
+        def compute_loss(self, model, inputs, **_):
+            return model(**inputs["pair"]).loss
+
+    class Paired(Numbered):
+        def __getitem__(self, number):
+            return {"pair": row(number)}
+
+    callback = razorctl.RazorCallback(HALF)
+    arguments = TrainingArguments(
+        str(tmp_path),
+        max_steps=2,
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+        remove_unused_columns=False,
+    )
+
+    def collate(rows):
+        return {"pair": default_data_collator([row["pair"] for row in rows])}
+
+    settings = {"train_dataset": Paired(), "data_collator": collate, "callbacks": [callback]}
+    Pairs(bert(), arguments, **settings).train()
+    assert callback.saved_bytes is None
+    assert "the byte budget is not met for the first batch, which raises ValueError" in caplog.text
 
 
 def test_streamed_rows_and_a_second_training(tmp_path):
