@@ -175,8 +175,10 @@ class LinearFunction(torch.autograd.Function):
         if dy is None:  # a layer scale has had it
             return None, None, None, None, None, None, None
         weight, packed = saved(ctx)
-        weight_int8, input_int8 = ctx.int8
-        int8 = dy.int8 if isinstance(dy, Int8Gradient) and all(ctx.int8) else None
+        weight_int8 = ctx.int8[0] and ctx.layer.int8_weight_grad  # off if it is an output layer
+        input_int8 = ctx.int8[1] and ctx.layer.int8_input_grad
+        both = weight_int8 and input_int8
+        int8 = dy.int8 if isinstance(dy, Int8Gradient) and both else None
         matrix = None if weight is None else ctx.layer.matrix(weight)
         rows = flat(ctx.layer.arranged(dy)) if int8 is None else dy
         columns = weight_copies.find(weight) if input_int8 else None
@@ -203,6 +205,7 @@ class Linear(WeightLayer):
     int8_weight_grad, int8_input_grad, int8_forward: whether these GEMMs run in int8 if they have at
     least SMALLEST multiplications. Below that, making the int8 copies takes more time than int8
     gains. A forward pass that keeps nothing, as in evaluation, is always the stock one.
+    exact: whether it has turned out to be an output layer, and runs as stock.
     """
 
     kind: ClassVar[str] = "linear"
@@ -211,6 +214,7 @@ class Linear(WeightLayer):
     int8_weight_grad: bool = False
     int8_input_grad: bool = False
     int8_forward: bool = False
+    exact: bool = False
 
     @classmethod
     def columns(cls, module: nn.Module) -> int:
@@ -240,7 +244,12 @@ class Linear(WeightLayer):
 
     def detach(self) -> None:
         del self.int8_weight_grad, self.int8_input_grad, self.int8_forward
+        vars(self).pop("exact", None)
         super().detach()
+
+    @property
+    def saving(self) -> bool:
+        return not self.exact and super().saving
 
     def forward(self, input: Tensor) -> Tensor:
         return self.multiplied(input, self.bias) if self.saving else self.stock(input)

@@ -15,16 +15,17 @@ from torch import nn
 from razorctl import units
 from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer, stock_type
+from razorctl.layers.outputs import Outputs
 from razorctl.memory.saved import Forward, on_copies, traced_bytes, traced_bytes_by_module
+from razorctl.methods import METHODS
 from razorctl.recipe import Recipe
-from razorctl.surgery import freezing, reruns
+from razorctl.surgery import freezing, outputs, reruns
 from razorctl.surgery.budget_search import BudgetSearch, Reruns
 from razorctl.surgery.sparsify import (
     RECIPE,
     recipe_of,
     refuse_sparsified,
     restore,
-    sparsify,
     swap,
 )
 from razorctl.surgery.stock_modules import log_stock
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 
 LEAST = 0.01  # share of the bytes of full from which on a warning names a part
 FELL_BACK = 0.9  # of what a stock module keeps, from which on a razor layer ran as one
-CLASSIFIER = "the classifier"
+OUTPUT = "output layer"
 
 
 def sparsify_within(
@@ -70,14 +71,14 @@ def sparsify_within(
         forward: as in `saved_bytes`.
         full: the bytes that a step on `inputs` keeps in full, if they are known.
     """
-    if not recipe.has_byte_budget:
-        return sparsify(model, recipe)
     refuse_sparsified(model)
     run: dict[str, Any] = {"autocast": autocast, "forward": forward}
-    again, full = on_copies(partial(_tried, recipe, full, run), model, inputs)
+    if not recipe.has_byte_budget:
+        return _sparsified(model, recipe, inputs, run)
+    again, full, known = on_copies(partial(_tried, recipe, full, run), model, inputs)
     assert again.recipe is not None
     rules = replace(again.recipe, activation_checkpointing=recipe.activation_checkpointing)
-    names = (*again.names, *swap(model, rules, some=False))
+    names = (*again.names, *swap(model, rules, some=False, known=known))
     again.attach(model)
     if recipe.activation_checkpointing:
         _check_checkpointed(model, recipe, traced_bytes(model, inputs, **run), full)
@@ -85,16 +86,33 @@ def sparsify_within(
     if again.names:
         what = "their inputs" if again.bits is None else f"{again.bits} bits"
         log.info("run again in the backward pass, from %s: %s", what, again.stars())
+    outputs.log_found(known)
+    log_stock(model, recipe)
+    return names
+
+
+def _sparsified(
+    model: nn.Module, recipe: Recipe, inputs: Any, run: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """`sparsify` by a recipe without a byte budget, whose output layers a trace shows if it can."""
+    known = None
+    if METHODS[recipe.method].skips_outputs:
+        with suppress(UsageError):  # a model that cannot be traced shows them in its first pass
+            known = on_copies(partial(outputs.traced, **run), model, inputs)
+    names = swap(model, recipe, known=known)
+    if known is not None:
+        outputs.log_found(known)
     log_stock(model, recipe)
     return names
 
 
 def _tried(
     recipe: Recipe, full: int | None, run: Mapping[str, Any], twin: nn.Module, inputs: Any
-) -> tuple[Reruns, int]:
-    """The way to meet a recipe's byte budget on a copy of a model, and the bytes that full keeps.
+) -> tuple[Reruns, int, Outputs]:
+    """The way to meet a recipe's byte budget on a copy of a model, and what its stock trace shows.
 
-    Raises UsageError with the largest ratio that can be met if this one cannot.
+    These are the bytes that full keeps, and the output layers. Raises UsageError with the largest
+    ratio that can be met if this one cannot.
     """
     search = BudgetSearch(twin, inputs, recipe, run)
     known = sum(search.parts().values()) if full is None else full
@@ -115,7 +133,7 @@ def _tried(
             f"{''.join(f': {reason}' for reason in reasons if reason)}; "
             f"the largest that can is {max(0.0, possible):g}."
         )
-    return again, known
+    return again, known, search.known
 
 
 def _check_checkpointed(model: nn.Module, recipe: Recipe, now: int, full: int) -> None:
@@ -223,7 +241,8 @@ def uncompressed(
     large = large or largest_first[:1]
     words: list[str] = []
     for part, size in large:
-        what = part if part == CLASSIFIER else units.count(counts[part], part)
+        one = part == OUTPUT and counts[part] == 1
+        what = "the classifier" if one else units.count(counts[part], part)
         of_full = "" if words else " of full's activations"
         words.append(f"{what} ({units.percent(size / full)}{of_full})")
     one = len(large) == 1 and counts[large[0][0]] == 1
@@ -232,8 +251,11 @@ def uncompressed(
 
 def _part(model: nn.Module, module: nn.Module) -> str:
     """A noun for a stock module."""
-    with suppress(UsageError):  # a model without a last layer
-        if freezing.head(model)[1] is module:
-            return CLASSIFIER
+    found = outputs.named(model)
+    if found is None:
+        with suppress(UsageError):  # a model without a last layer
+            found = frozenset({freezing.head(model)[0]})
+    if module in map(model.get_submodule, found or ()):
+        return OUTPUT
     kind = stock_type(module).__name__
     return f"{kind} module" if any(module.children()) else f"{kind} layer"

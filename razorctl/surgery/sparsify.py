@@ -1,7 +1,7 @@
 """`sparsify`, which puts razor layers into a model, and `restore`, which takes them out again."""
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -9,11 +9,12 @@ from torch import nn
 
 from razorctl.errors import UsageError
 from razorctl.layers.attention import Attention
-from razorctl.layers.base import LayerSettings, RazorLayer, WeightLayer, stock_type
+from razorctl.layers.base import LayerSettings, RazorLayer, WeightLayer
 from razorctl.layers.head import Head, heads
+from razorctl.layers.linear import Linear
+from razorctl.layers.outputs import Outputs
 from razorctl.layers.pixel_head import PixelHead, pixel_classifiers
 from razorctl.layers.recognition import razor_for
-from razorctl.layers.registry import linear_types
 from razorctl.layers.sharing import Memo
 from razorctl.methods import METHODS
 from razorctl.recipe import Recipe
@@ -28,6 +29,7 @@ from razorctl.surgery import (
     checkpointing,
     drawing,
     freezing,
+    outputs,
     reruns,
     residuals,
     torchao,
@@ -71,28 +73,25 @@ def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
     return names
 
 
-def swap(model: nn.Module, recipe: Recipe, some: bool = True) -> tuple[str, ...]:
-    """`sparsify` without its messages in the log; some: whether it needs a layer that it knows."""
+def swap(
+    model: nn.Module, recipe: Recipe, some: bool = True, known: Outputs | None = None
+) -> tuple[str, ...]:
+    """`sparsify` without its messages in the log.
+
+    some: whether it needs a layer that it knows. known: the output layers, if a trace has shown
+    them.
+    """
     method = METHODS[recipe.method]
     refuse_sparsified(model)
-    chosen = _choose(model, recipe)
+    exact = outputs.guess(model, known) if method.skips_outputs else frozenset()
+    chosen, left = _choose(model, recipe, exact)
     prunable = any(new.razor.kind in recipe.rules for new in chosen)
     if some and recipe.prunes and method.prunes and not prunable:
         raise UsageError(
             f"no layer of {type(model).__name__} can be pruned by {method.name!r}, which swaps "
             f"{', '.join(sorted(recipe.rules))} layers; use method 'full'."
         )
-    blocks, residual = None, list[branches.Branch]()
-    if recipe.joint_budget < 1:
-        if recipe.joint == "branches":
-            residual = branches.find(model)
-            size, what = len(residual), "residual branch that is known and trainable"
-        else:
-            size, what = sum(map(_drawn, chosen)), "trainable weight to draw"
-        if not size:
-            raise UsageError(f"{type(model).__name__} has no {what}; set joint_budget to 1.")
-        kinds = [branch.kind for branch in residual]
-        blocks = Blocks(size, recipe.joint_budget, recipe.scaled, recipe.seed, kinds)
+    blocks, residual = _joint(model, recipe, chosen) if recipe.joint_budget < 1 else (None, [])
     checkpointed = checkpointing.find(model) if recipe.checkpoints else {}
     linear = adapters.find(model) if recipe.part == "adapters" else ()
     trained = freezing.find(model, recipe.part) if recipe.part in ("bias", "head") else None
@@ -100,14 +99,16 @@ def swap(model: nn.Module, recipe: Recipe, some: bool = True) -> tuple[str, ...]
 
     if linear:
         adapters.attach(model, linear)
-        chosen = _choose(model, recipe)  # with the adapters' own layers
+        chosen, _ = _choose(model, recipe, exact)  # with the adapters' own layers
     drawn = blocks if recipe.joint == "weights" else None
     derives = any(rule.again for new in chosen if new.rules for rule in new.rules.each)
     rules_of = partial(_rules_of_kind, recipe)
     settings = LayerSettings(Memo(derives), drawn, recipe.backend, *recipe.int8, rules_of)
     for new in chosen:
-        new.razor.attach(new.module, new.rules, settings)
-        new.module.place = new.name  # type: ignore[assignment]
+        _take(new, settings)
+    if exact:
+        mend = {new.name: partial(_take, new, settings) for new in left if drawn is None}
+        outputs.attach(model, outputs.Exact(exact, mend, known))
     if not residual:  # a branch that is not drawn has no gradient to add
         for block, connections in residuals.find(model).items():
             residuals.attach(block, connections)
@@ -126,6 +127,27 @@ def swap(model: nn.Module, recipe: Recipe, some: bool = True) -> tuple[str, ...]
         drawing.attach(model, blocks)
     setattr(model, RECIPE, recipe)
     return *checkpointed, *linear[:-1], *foreign, *(new.name for new in chosen)
+
+
+def _joint(
+    model: nn.Module, recipe: Recipe, chosen: Iterable[Swap]
+) -> tuple[Blocks, list[branches.Branch]]:
+    """The draw of a joint budget, and the branches that it draws; raises UsageError without any."""
+    residual = list[branches.Branch]()
+    if recipe.joint == "branches":
+        residual = branches.find(model)
+        size, what = len(residual), "residual branch that is known and trainable"
+    else:
+        size, what = sum(map(_drawn, chosen)), "trainable weight to draw"
+    if not size:
+        raise UsageError(f"{type(model).__name__} has no {what}; set joint_budget to 1.")
+    kinds = [branch.kind for branch in residual]
+    return Blocks(size, recipe.joint_budget, recipe.scaled, recipe.seed, kinds), residual
+
+
+def _take(new: Swap, settings: LayerSettings) -> None:
+    new.razor.attach(new.module, new.rules, settings)
+    new.module.place = new.name  # type: ignore[assignment]
 
 
 def refuse_sparsified(model: nn.Module) -> None:
@@ -147,6 +169,7 @@ def _changed(module: nn.Module) -> bool:
         checkpointing,
         drawing,
         freezing,
+        outputs,
         reruns,
         residuals,
         torchao,
@@ -176,6 +199,7 @@ def restore(model: nn.Module) -> None:
         reruns.detach(module)  # they run the others' forwards
         adapters.detach(module)
         freezing.detach(module)
+        outputs.detach(module)
         checkpointing.detach(module)
         branches.detach(module)
         drawing.detach(module)
@@ -186,8 +210,13 @@ def restore(model: nn.Module) -> None:
             module.detach()
 
 
-def _choose(model: nn.Module, recipe: Recipe) -> list[Swap]:
-    """The swaps of a recipe; raises UsageError if attention cannot run on its backend."""
+def _choose(
+    model: nn.Module, recipe: Recipe, exact: Collection[str]
+) -> tuple[list[Swap], list[Swap]]:
+    """The swaps of a recipe, and those that it leaves out: of linear layers that are to be exact.
+
+    Raises UsageError if attention cannot run on its backend.
+    """
     if recipe.backend == "sparse-flash" and "attention" not in recipe.rules:
         raise UsageError(
             f"method {recipe.method!r} at ratio {recipe.ratio:g} prunes no q, k, v for "
@@ -212,7 +241,8 @@ def _choose(model: nn.Module, recipe: Recipe) -> list[Swap]:
             inside.update(module.modules())
     if recipe.attention != "auto":
         _check_attention(model, recipe, chosen)
-    return chosen
+    left = [new for new in chosen if new.name in exact and new.razor.kind == Linear.kind]
+    return [new for new in chosen if new not in left], left
 
 
 def _candidates(
@@ -226,17 +256,12 @@ def _candidates(
         **dict.fromkeys(heads(model), Head),
         **dict.fromkeys(pixel_classifiers(model), PixelHead),
     }
-    types = linear_types()
-    linear = [module for module in model.modules() if stock_type(module) in types]
-    # A model's last linear layer is its classifier: small, and its output is what is learned.
-    skips = METHODS[recipe.method].skip_last_linear and len(linear) > 1
-    skipped = linear[-1] if skips and linear[-1] not in head_types else None
     again = recipe.runs_again
     for name, module in model.named_modules():
         razor = razor_for(module, again)
         if "head" in kinds:
             razor = head_types.get(module, razor)
-        if razor is not None and razor.kind in kinds and module is not skipped:
+        if razor is not None and razor.kind in kinds:
             yield name, module, razor
 
 
