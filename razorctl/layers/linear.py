@@ -205,7 +205,6 @@ class Linear(WeightLayer):
     int8_weight_grad, int8_input_grad, int8_forward: whether these GEMMs run in int8 if they have at
     least SMALLEST multiplications. Below that, making the int8 copies takes more time than int8
     gains. A forward pass that keeps nothing, as in evaluation, is always the stock one.
-    exact: whether it has turned out to be an output layer, and runs as stock.
     """
 
     kind: ClassVar[str] = "linear"
@@ -214,7 +213,6 @@ class Linear(WeightLayer):
     int8_weight_grad: bool = False
     int8_input_grad: bool = False
     int8_forward: bool = False
-    exact: bool = False
 
     @classmethod
     def columns(cls, module: nn.Module) -> int:
@@ -244,12 +242,11 @@ class Linear(WeightLayer):
 
     def detach(self) -> None:
         del self.int8_weight_grad, self.int8_input_grad, self.int8_forward
-        vars(self).pop("exact", None)
         super().detach()
 
     @property
     def saving(self) -> bool:
-        return not self.exact and super().saving
+        return self.rules is not None and super().saving
 
     def forward(self, input: Tensor) -> Tensor:
         return self.multiplied(input, self.bias) if self.saving else self.stock(input)

@@ -15,7 +15,7 @@ from torch import nn
 from razorctl import units
 from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer, stock_type
-from razorctl.layers.outputs import Outputs
+from razorctl.layers.outputs import MARK, Outputs
 from razorctl.memory.saved import Forward, on_copies, traced_bytes, traced_bytes_by_module
 from razorctl.methods import METHODS
 from razorctl.recipe import Recipe
@@ -26,6 +26,7 @@ from razorctl.surgery.sparsify import (
     recipe_of,
     refuse_sparsified,
     restore,
+    sparsify,
     swap,
 )
 from razorctl.surgery.stock_modules import log_stock
@@ -74,7 +75,11 @@ def sparsify_within(
     refuse_sparsified(model)
     run: dict[str, Any] = {"autocast": autocast, "forward": forward}
     if not recipe.has_byte_budget:
-        return _sparsified(model, recipe, inputs, run)
+        known = None
+        if METHODS[recipe.method].skips_outputs:
+            with suppress(UsageError):  # a model that cannot be traced shows them in its first pass
+                known = on_copies(partial(outputs.traced, **run), model, inputs)
+        return sparsify(model, recipe, known)
     again, full, known = on_copies(partial(_tried, recipe, full, run), model, inputs)
     assert again.recipe is not None
     rules = replace(again.recipe, activation_checkpointing=recipe.activation_checkpointing)
@@ -86,22 +91,6 @@ def sparsify_within(
     if again.names:
         what = "their inputs" if again.bits is None else f"{again.bits} bits"
         log.info("run again in the backward pass, from %s: %s", what, again.stars())
-    outputs.log_found(known)
-    log_stock(model, recipe)
-    return names
-
-
-def _sparsified(
-    model: nn.Module, recipe: Recipe, inputs: Any, run: Mapping[str, Any]
-) -> tuple[str, ...]:
-    """`sparsify` by a recipe without a byte budget, whose output layers a trace shows if it can."""
-    known = None
-    if METHODS[recipe.method].skips_outputs:
-        with suppress(UsageError):  # a model that cannot be traced shows them in its first pass
-            known = on_copies(partial(outputs.traced, **run), model, inputs)
-    names = swap(model, recipe, known=known)
-    if known is not None:
-        outputs.log_found(known)
     log_stock(model, recipe)
     return names
 
@@ -251,11 +240,10 @@ def uncompressed(
 
 def _part(model: nn.Module, module: nn.Module) -> str:
     """A noun for a stock module."""
-    found = outputs.named(model)
-    if found is None:
-        with suppress(UsageError):  # a model without a last layer
-            found = frozenset({freezing.head(model)[0]})
-    if module in map(model.get_submodule, found or ()):
-        return OUTPUT
+    exact = vars(model).get(MARK)
+    with suppress(UsageError):  # a model without a last layer
+        names = exact.found.names if exact and exact.found else {freezing.head(model)[0]}
+        if module in map(model.get_submodule, names):
+            return OUTPUT
     kind = stock_type(module).__name__
     return f"{kind} module" if any(module.children()) else f"{kind} layer"

@@ -52,7 +52,9 @@ class Swap:
     rules: Rules | None
 
 
-def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
+def sparsify(
+    model: nn.Module, recipe: Recipe | None = None, known: Outputs | None = None
+) -> tuple[str, ...]:
     """Swaps the layers of `model` that the recipe prunes, in place, by class.
 
     Parameters, buffers, state dict, hooks and optimizers stay valid; `restore` undoes it. A module
@@ -60,14 +62,15 @@ def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
     something else, or if an example shows what it computes (`layers.recognition`). Other modules
     stay stock and are logged. Warnings name unknown attention, and
     layers that are likely to exceed a byte budget; `sparsify_within`, which traces
-    inputs, runs such blocks again in the backward pass. Everything is checked before the first
+    inputs, runs such blocks again in the backward pass. known: the output layers, if a trace has
+    shown them; else the first training pass does. Everything is checked before the first
     change. Returns the names of the modules whose activation checkpointing was switched on, of
     those that got adapters, and of the swapped ones; none for method `full`. Raises UsageError if
     the model is sparsified already, if it cannot honor the recipe, or if nothing in it can be
     swapped.
     """
     recipe = recipe or Recipe()
-    names = swap(model, recipe)
+    names = swap(model, recipe, known=known)
     log_stock(model, recipe)
     warn_of_excess(model, recipe)
     return names

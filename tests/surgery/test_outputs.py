@@ -25,7 +25,6 @@ from razorctl.layers.base import RazorLayer
 from razorctl.layers.linear import Linear
 from razorctl.layers.outputs import MARK, Outputs, find
 from razorctl.surgery.byte_budget import uncompressed
-from razorctl.surgery.outputs import named
 from tests.models import bert, gpt2, llama, vit
 
 IDS = torch.arange(22).view(2, 11) % 47 + 3
@@ -250,6 +249,11 @@ def step(model, inputs):
             parameter.mul_(1)
 
 
+def named(model):
+    """The names of the output layers that a sparsified model knows."""
+    return vars(model)[MARK].found.names
+
+
 def called(model, inputs):
     return model(**inputs) if isinstance(inputs, dict) else model(inputs)
 
@@ -275,7 +279,7 @@ def test_a_first_pass_of_razor_layers_shows_the_same(name):
         assert named(model) == found
         assert not model._forward_hooks
     for name in found & {n for n, m in model.named_modules() if isinstance(m, Linear)}:
-        assert model.get_submodule(name).exact or name == "fc"  # the only linear layer
+        assert model.get_submodule(name).rules is None or name == "fc"  # the only linear layer
 
 
 def update(model, batches, steps=20):
@@ -323,7 +327,7 @@ def trained():
 def test_a_wrong_guess_is_mended_after_the_first_pass(trained):
     model, logits = trained
     assert not model.lm_head.int8_weight_grad
-    assert not model.lm_head.exact  # until the next step, since blocks may run again
+    assert model.lm_head.saving  # until the next step, since blocks may run again
     logits.sum().backward()
     step(model, IDS)
     assert type(model.down) is nn.Linear
@@ -360,7 +364,7 @@ def test_blocks_that_are_checkpointed_keep_the_same_in_both_runs():
     for _ in range(3):
         (model(IDS).sum() + model(IDS).sum()).backward()
         step(model, IDS)
-    assert model.lm_head.exact
+    assert not model.lm_head.saving
     assert isinstance(model.down, Linear)
 
 
@@ -381,7 +385,7 @@ def test_copies_go_on_and_are_undone_by_themselves(twin, passes):
     for each in (model, other):
         restore(each)
         assert not {*each._forward_hooks, *each._forward_pre_hooks}
-        assert not {MARK, "exact"} & {*vars(each), *vars(each.lm_head)}
+        assert MARK not in vars(each)
         assert not any(isinstance(m, RazorLayer) for m in each.modules())
 
 
@@ -391,7 +395,7 @@ def test_saved_bytes_are_those_of_later_steps():
     sparsify(seen)
     before = saved_bytes(model, IDS)
     assert type(model.down) is nn.Linear  # it does not change
-    assert not getattr(model.lm_head, "exact", False)
+    assert model.lm_head.saving
     for _ in range(2):
         step(seen, IDS)
     assert before == saved_bytes(seen, IDS)
@@ -424,7 +428,7 @@ def test_the_log_names_them(caplog):
     saved_bytes(model, PIXELS[..., :16, :16])
     assert "output layer" not in caplog.text
     model(PIXELS[..., :16, :16])
-    assert "output layers, so exact: head" in caplog.text
+    assert "output layers of VisionTransformer, which stay exact: head" in caplog.text
     assert not [r for r in caplog.records if r.levelno > logging.INFO]
 
     model = Agent()
@@ -432,12 +436,13 @@ def test_the_log_names_them(caplog):
     for _ in range(3):
         step(model, wide(8))
     (warning,) = [r.message for r in caplog.records if r.levelno > logging.INFO]
-    assert "of Agent by its first forward pass: policy, value; sparsify had taken body.2" in warning
+    assert "of Agent by its first forward pass: policy, value; they run in float" in warning
+    assert "sparsify took body.2." in warning
 
     caplog.clear()
     model = HeadFirst()
     sparsify_within(model, Recipe(ratio=0.5), IDS)
-    assert "output layers, so exact: lm_head" in caplog.text
+    assert "output layers of HeadFirst, which stay exact: lm_head" in caplog.text
 
 
 def test_a_drawn_layer_stays_drawn_and_runs_in_float(monkeypatch):
