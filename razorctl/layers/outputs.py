@@ -67,7 +67,7 @@ def find(model: nn.Module, outputs: Any) -> Outputs:
 
 
 def unseen(model: nn.Module) -> list[Any]:
-    """What is noted of models in `model` whose first pass is to show their output layers."""
+    """The notes of models in `model` whose first pass is to show their output layers."""
     notes = (vars(module).get(MARK) for module in model.modules())
     return [note for note in notes if note is not None and note.found is None]
 

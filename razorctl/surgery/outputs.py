@@ -40,6 +40,11 @@ class Exact:
     after: list[Callable[[], None]] = field(default_factory=list)
     version: int | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy within the step, whose weights count anew, looks at a pass of its own."""
+        again = {} if self.version is None else {"found": None, "after": [], "version": None}
+        return vars(self) | again
+
 
 def traced(
     twin: nn.Module, inputs: Any, autocast: torch.dtype | None, forward: Forward | None
@@ -110,6 +115,7 @@ def _mend(model: nn.Module, inputs: Any) -> None:
     if exact.found is not None and _trains(model) and exact.version != _version(model):
         detach(model)
         setattr(model, MARK, exact)
+        exact.version = None
         for change in exact.after:
             change()
 

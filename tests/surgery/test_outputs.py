@@ -242,7 +242,7 @@ MODELS = {
 
 
 def step(model, inputs):
-    """What an optimizer's step does to weights is enough here."""
+    """A pass, and a step that leaves the weights as they are."""
     called(model, inputs)
     with torch.no_grad():
         for parameter in model.parameters():
