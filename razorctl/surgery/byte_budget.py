@@ -26,7 +26,6 @@ from razorctl.surgery.sparsify import (
     recipe_of,
     refuse_sparsified,
     restore,
-    sparsify,
     swap,
 )
 from razorctl.surgery.stock_modules import log_stock
@@ -79,7 +78,9 @@ def sparsify_within(
         if METHODS[recipe.method].skips_outputs:
             with suppress(UsageError):  # a model that cannot be traced shows them in its first pass
                 known = on_copies(partial(outputs.traced, **run), model, inputs)
-        return sparsify(model, recipe, known)
+        names = swap(model, recipe, known=known)
+        log_stock(model, recipe)
+        return names
     again, full, known = on_copies(partial(_tried, recipe, full, run), model, inputs)
     assert again.recipe is not None
     rules = replace(again.recipe, activation_checkpointing=recipe.activation_checkpointing)
@@ -98,10 +99,9 @@ def sparsify_within(
 def _tried(
     recipe: Recipe, full: int | None, run: Mapping[str, Any], twin: nn.Module, inputs: Any
 ) -> tuple[Reruns, int, Outputs]:
-    """The way to meet a recipe's byte budget on a copy of a model, and what its stock trace shows.
+    """The way to meet a byte budget on a copy of a model, the bytes of full, and the output layers.
 
-    These are the bytes that full keeps, and the output layers. Raises UsageError with the largest
-    ratio that can be met if this one cannot.
+    Raises UsageError with the largest ratio that can be met if this one cannot.
     """
     search = BudgetSearch(twin, inputs, recipe, run)
     known = sum(search.parts().values()) if full is None else full

@@ -42,8 +42,8 @@ class Exact:
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy within the step, whose weights count anew, looks at a pass of its own."""
-        again = {} if self.version is None else {"found": None, "after": [], "version": None}
-        return vars(self) | again
+        fresh = Exact(self.names, self.mend, None)
+        return vars(self if self.version is None else fresh)
 
 
 def traced(

@@ -1,7 +1,7 @@
 """`sparsify`, which puts razor layers into a model, and `restore`, which takes them out again."""
 
 import logging
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -52,9 +52,7 @@ class Swap:
     rules: Rules | None
 
 
-def sparsify(
-    model: nn.Module, recipe: Recipe | None = None, known: Outputs | None = None
-) -> tuple[str, ...]:
+def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
     """Swaps the layers of `model` that the recipe prunes, in place, by class.
 
     Parameters, buffers, state dict, hooks and optimizers stay valid; `restore` undoes it. A module
@@ -62,15 +60,14 @@ def sparsify(
     something else, or if an example shows what it computes (`layers.recognition`). Other modules
     stay stock and are logged. Warnings name unknown attention, and
     layers that are likely to exceed a byte budget; `sparsify_within`, which traces
-    inputs, runs such blocks again in the backward pass. known: the output layers, if a trace has
-    shown them; else the first training pass does. Everything is checked before the first
+    inputs, runs such blocks again in the backward pass. Everything is checked before the first
     change. Returns the names of the modules whose activation checkpointing was switched on, of
     those that got adapters, and of the swapped ones; none for method `full`. Raises UsageError if
     the model is sparsified already, if it cannot honor the recipe, or if nothing in it can be
     swapped.
     """
     recipe = recipe or Recipe()
-    names = swap(model, recipe, known=known)
+    names = swap(model, recipe)
     log_stock(model, recipe)
     warn_of_excess(model, recipe)
     return names
@@ -79,15 +76,16 @@ def sparsify(
 def swap(
     model: nn.Module, recipe: Recipe, some: bool = True, known: Outputs | None = None
 ) -> tuple[str, ...]:
-    """`sparsify` without its messages in the log.
+    """`sparsify` without its messages on stock layers.
 
-    some: whether it needs a layer that it knows. known: the output layers, if a trace has shown
-    them.
+    some: whether it needs a layer that it knows. known: the output layers, if a trace showed them.
     """
     method = METHODS[recipe.method]
     refuse_sparsified(model)
     exact = outputs.guess(model, known) if method.skips_outputs else frozenset()
-    chosen, left = _choose(model, recipe, exact)
+    every = _choose(model, recipe)
+    left = [new for new in every if new.name in exact and new.razor.kind == Linear.kind]
+    chosen = [new for new in every if new not in left]
     prunable = any(new.razor.kind in recipe.rules for new in chosen)
     if some and recipe.prunes and method.prunes and not prunable:
         raise UsageError(
@@ -102,7 +100,7 @@ def swap(
 
     if linear:
         adapters.attach(model, linear)
-        chosen, _ = _choose(model, recipe, exact)  # with the adapters' own layers
+        chosen = _choose(model, recipe)  # with the adapters' own layers
     drawn = blocks if recipe.joint == "weights" else None
     derives = any(rule.again for new in chosen if new.rules for rule in new.rules.each)
     rules_of = partial(_rules_of_kind, recipe)
@@ -213,13 +211,8 @@ def restore(model: nn.Module) -> None:
             module.detach()
 
 
-def _choose(
-    model: nn.Module, recipe: Recipe, exact: Collection[str]
-) -> tuple[list[Swap], list[Swap]]:
-    """The swaps of a recipe, and those that it leaves out: of linear layers that are to be exact.
-
-    Raises UsageError if attention cannot run on its backend.
-    """
+def _choose(model: nn.Module, recipe: Recipe) -> list[Swap]:
+    """The swaps of a recipe; raises UsageError if attention cannot run on its backend."""
     if recipe.backend == "sparse-flash" and "attention" not in recipe.rules:
         raise UsageError(
             f"method {recipe.method!r} at ratio {recipe.ratio:g} prunes no q, k, v for "
@@ -244,8 +237,7 @@ def _choose(
             inside.update(module.modules())
     if recipe.attention != "auto":
         _check_attention(model, recipe, chosen)
-    left = [new for new in chosen if new.name in exact and new.razor.kind == Linear.kind]
-    return [new for new in chosen if new not in left], left
+    return chosen
 
 
 def _candidates(
