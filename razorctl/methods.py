@@ -38,7 +38,7 @@ class Method:
         torchao: whether linear layers are torchao's, whose GEMMs run in int8 in both passes.
         ratio: the meaning of `Recipe.ratio`: the share that is `pruned`; a byte budget (`bytes`),
             for which `rules.allocation` chooses the other rules; or `nothing`.
-        skip_last_linear: whether the last linear layer, a classifier, stays stock.
+        skips_outputs: whether linear layers whose output nothing but the loss reads stay stock.
         cosines: family of models -> width of activations, as `rules.allocation.width` names it ->
             ratio -> the cosine of the whole gradient to the exact one in single precision, over
             that of `full` at this width: the least of the tasks whose model is of the family and
@@ -57,7 +57,7 @@ class Method:
     part: Part = ""
     torchao: bool = False
     ratio: Literal["pruned", "bytes", "nothing"] = "pruned"
-    skip_last_linear: bool = False
+    skips_outputs: bool = False
     cosines: Mapping[Family, Mapping[str, Mapping[float, float]]] = field(default_factory=dict)
 
     @property
@@ -181,7 +181,7 @@ METHODS: dict[str, Method] = {
             _one_rule("half"),
             attention="sparse-flash",
             ratio="nothing",
-            skip_last_linear=True,
+            skips_outputs=True,
             cosines=_without_ratio(1.0),
         ),
         Method(
@@ -192,7 +192,7 @@ METHODS: dict[str, Method] = {
             attention="sparse-flash",
             int8=True,
             ratio="nothing",
-            skip_last_linear=True,
+            skips_outputs=True,
             cosines=_without_ratio(0.999),
         ),
         Method(
@@ -202,7 +202,7 @@ METHODS: dict[str, Method] = {
             _one_rule("2-bit-stochastic"),
             attention="sparse-flash",
             ratio="nothing",
-            skip_last_linear=True,
+            skips_outputs=True,
         ),
         Method(
             "razor",
@@ -212,7 +212,7 @@ METHODS: dict[str, Method] = {
             attention="sparse-flash",
             int8=True,
             ratio="bytes",
-            skip_last_linear=True,
+            skips_outputs=True,
             cosines={
                 "attention": {
                     "wide": {

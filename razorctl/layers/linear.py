@@ -190,8 +190,10 @@ class LinearFunction(torch.autograd.Function):
         if dy is None:  # a layer scale has had it
             return None, None, None, None, None, None, None
         weight, packed = saved(ctx)
-        weight_int8, input_int8 = ctx.int8
-        int8 = dy.int8 if isinstance(dy, Int8Gradient) and all(ctx.int8) else None
+        weight_int8 = ctx.int8[0] and ctx.layer.int8_weight_grad  # off if it is an output layer
+        input_int8 = ctx.int8[1] and ctx.layer.int8_input_grad
+        both = weight_int8 and input_int8
+        int8 = dy.int8 if isinstance(dy, Int8Gradient) and both else None
         matrix = None if weight is None else ctx.layer.matrix(weight)
         rows = flat(ctx.layer.arranged(dy)) if int8 is None else dy
         columns = weight_copies.find(weight) if input_int8 else None
@@ -259,6 +261,10 @@ class Linear(WeightLayer):
     def detach(self) -> None:
         del self.int8_weight_grad, self.int8_input_grad, self.int8_forward, self.int8_cost
         super().detach()
+
+    @property
+    def saving(self) -> bool:
+        return self.rules is not None and super().saving
 
     def forward(self, input: Tensor) -> Tensor:
         return self.multiplied(input, self.bias) if self.saving else self.stock(input)

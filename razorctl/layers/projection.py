@@ -70,10 +70,6 @@ class Projection(Linear):
         """The stock output."""
         return self.product(x, self.weight, self.bias)
 
-    @property
-    def saving(self) -> bool:
-        return self.rules is not None and self.training and self.may_save
-
     def output_of(self, copy: Packed, x: Tensor, bias: Tensor | None, y: Tensor) -> Derived:
         output = super().output_of(copy, x, bias, self.arranged(y))
         if output.shape == y.shape and not self.swaps_axes:

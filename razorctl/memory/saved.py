@@ -24,6 +24,7 @@ from torch.utils.hooks import RemovableHandle
 
 from razorctl.errors import UsageError, ValuesError
 from razorctl.layers.base import stock_type
+from razorctl.layers.outputs import unseen
 from razorctl.layers.sharded import refuse_sharded
 from razorctl.memory.draws import hold_largest
 from razorctl.memory.fake import copies, fakes, mode_of, tensors_of, whole_rows, without_caches
@@ -204,14 +205,20 @@ def _trace(
 ) -> "list[KeptStorage]":
     """The storages that a forward pass keeps, as `kept_storages` returns them.
 
-    A joint budget's draw is first fixed to the one with the most kept bytes.
+    A joint budget's draw is first fixed to the one with the most kept bytes. A model whose output
+    layers are not known yet is counted as it is after its first step.
     """
 
     def run() -> Any:
         return run_forward(model, inputs, autocast, forward)
 
     with tracing(model, mode_of(tensors_of(model, inputs))):
+        notes = unseen(model)
         hold_largest(model, partial(kept_storages, model, run))
+        if unseen(model):
+            run()
+        for note in notes:
+            note.version = None
         return kept_storages(model, run, place)
 
 

@@ -16,6 +16,7 @@ from torch import nn
 
 from razorctl.config.registry import starred
 from razorctl.layers.base import stock_type
+from razorctl.layers.outputs import Outputs
 from razorctl.layers.registry import razor_of
 from razorctl.layers.second_run import HALF
 from razorctl.layers.sharing import Memo
@@ -24,7 +25,7 @@ from razorctl.memory.saved import bytes_by_module, storages_by_module
 from razorctl.methods import METHODS
 from razorctl.recipe import Recipe
 from razorctl.rules.allocation import Names, allocate, close_ratios, closest, kinds_of, largest
-from razorctl.surgery import reruns
+from razorctl.surgery import outputs, reruns
 from razorctl.surgery.rerun_choice import Reach, TracedBlocks, groups, unfit
 from razorctl.surgery.sparsify import restore, swap
 
@@ -104,12 +105,15 @@ class BudgetSearch:
         # What depends on values, such as a choice of experts, may differ at the values of copies,
         # and so the shapes of what is kept.
         self.real = mode_of(twin.parameters()) is None
+        self.known = outputs.traced(self._copy(), inputs, **run)
+        exact = outputs.guess(twin, self.known)
+        self.exact = Outputs(exact, every=True)  # in the search, where no pass is a first
         self._traced: list[tuple[Mapping[str, Any], TracedBlocks]] = []
 
     def put(self, again: Reruns) -> None:
         """Sparsifies the copy."""
         restore(self.twin)
-        swap(self.twin, again.recipe or self.recipe, some=False)
+        swap(self.twin, again.recipe or self.recipe, some=False, known=self.exact)
         again.attach(self.twin)
 
     def at(self, ratio: float) -> Recipe:

@@ -15,16 +15,17 @@ from torch import nn
 from razorctl import units
 from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer, stock_type
+from razorctl.layers.outputs import MARK, Outputs
 from razorctl.memory.saved import Forward, on_copies, traced_bytes, traced_bytes_by_module
+from razorctl.methods import METHODS
 from razorctl.recipe import Recipe
-from razorctl.surgery import checkpointing, freezing, reruns
+from razorctl.surgery import checkpointing, freezing, outputs, reruns
 from razorctl.surgery.budget_search import BudgetSearch, Reruns
 from razorctl.surgery.sparsify import (
     RECIPE,
     recipe_of,
     refuse_sparsified,
     restore,
-    sparsify,
     swap,
 )
 from razorctl.surgery.stock_modules import log_stock
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 
 LEAST = 0.01  # share of the bytes of full from which on a warning names a part
 FELL_BACK = 0.9  # of what a stock module keeps, from which on a razor layer ran as one
-CLASSIFIER = "the classifier"
+OUTPUT = "output layer"
 
 
 def sparsify_within(
@@ -70,18 +71,24 @@ def sparsify_within(
         forward: as in `saved_bytes`.
         full: the bytes that a step on `inputs` keeps in full, if they are known.
     """
-    if not recipe.has_byte_budget:
-        return sparsify(model, recipe)
     refuse_sparsified(model)
     run: dict[str, Any] = {"autocast": autocast, "forward": forward}
     if not recipe.activation_checkpointing:
         checkpointing.advise(model)
+    if not recipe.has_byte_budget:
+        known = None
+        if METHODS[recipe.method].skips_outputs:
+            with suppress(UsageError):  # a model that cannot be traced shows them in its first pass
+                known = on_copies(partial(outputs.traced, **run), model, inputs)
+        names = swap(model, recipe, known=known)
+        log_stock(model, recipe)
+        return names
     if full is None:
         full = sum(stock_parts(model, inputs, **run).values())
-    again = on_copies(partial(_tried, recipe, full, run), model, inputs)
+    again, known = on_copies(partial(_tried, recipe, full, run), model, inputs)
     assert again.recipe is not None
     rules = replace(again.recipe, activation_checkpointing=recipe.activation_checkpointing)
-    names = (*again.names, *swap(model, rules, some=False))
+    names = (*again.names, *swap(model, rules, some=False, known=known))
     again.attach(model)
     if recipe.activation_checkpointing:
         _check_checkpointed(model, recipe, traced_bytes(model, inputs, **run), full)
@@ -100,24 +107,26 @@ def _tried(
     twin: nn.Module,
     inputs: Any,
     left_out: bool = False,
-) -> Reruns:
-    """The way to meet a recipe's byte budget on a copy of a model, of which full keeps so many.
+) -> tuple[Reruns, Outputs]:
+    """The way to meet a byte budget on a copy of a model, and its output layers.
+
+    full: the bytes that full keeps. left_out: whether checkpointing has been left out.
 
     Raises UsageError with the largest ratio that can be met if this one cannot.
     """
     search = BudgetSearch(twin, inputs, recipe, run)
     search.budget = (1 - recipe.ratio) * full
 
-    def without(twin: nn.Module, inputs: Any) -> Reruns:
+    def without(twin: nn.Module, inputs: Any) -> tuple[Reruns, Outputs]:
         checkpointing.leave_out(twin)
         return _tried(recipe, full, run, twin, inputs, True)
 
     checkpoints = not left_out and any(map(checkpointing.on, twin.modules()))
     if checkpoints:
         with suppress(UsageError):  # rules are then those that meet the budget without it too
-            again = on_copies(without, twin, inputs)
+            again, known = on_copies(without, twin, inputs)
             if search.meets(again):
-                return again
+                return again, known
     again = search.way()
     if again.names and recipe.activation_checkpointing:
         raise UsageError(
@@ -135,7 +144,7 @@ def _tried(
             f"{''.join(f': {reason}' for reason in reasons if reason)}; "
             f"the largest that can is {max(0.0, possible):g}."
         )
-    return again
+    return again, search.known
 
 
 def _check_checkpointed(model: nn.Module, recipe: Recipe, now: int, full: int) -> None:
@@ -254,7 +263,8 @@ def uncompressed(
     large = large or largest_first[:1]
     words: list[str] = []
     for part, size in large:
-        what = part if part == CLASSIFIER else units.count(counts[part], part)
+        one = part == OUTPUT and counts[part] == 1
+        what = "the classifier" if one else units.count(counts[part], part)
         of_full = "" if words else " of full's activations"
         words.append(f"{what} ({units.percent(size / full)}{of_full})")
     one = len(large) == 1 and counts[large[0][0]] == 1
@@ -263,8 +273,10 @@ def uncompressed(
 
 def _part(model: nn.Module, module: nn.Module) -> str:
     """A noun for a stock module."""
+    exact = vars(model).get(MARK)
     with suppress(UsageError):  # a model without a last layer
-        if freezing.head(model)[1] is module:
-            return CLASSIFIER
+        names = exact.found.names if exact and exact.found else {freezing.head(model)[0]}
+        if module in map(model.get_submodule, names):
+            return OUTPUT
     kind = stock_type(module).__name__
     return f"{kind} module" if any(module.children()) else f"{kind} layer"

@@ -10,11 +10,12 @@ from torch import nn
 from razorctl.errors import UsageError
 from razorctl.layers import own_forward
 from razorctl.layers.attention import Attention
-from razorctl.layers.base import LayerSettings, RazorLayer, WeightLayer, stock_type
+from razorctl.layers.base import LayerSettings, RazorLayer, WeightLayer
 from razorctl.layers.head import Head, heads
+from razorctl.layers.linear import Linear
+from razorctl.layers.outputs import Outputs
 from razorctl.layers.pixel_head import PixelHead, pixel_classifiers
 from razorctl.layers.recognition import razor_for
-from razorctl.layers.registry import linear_types
 from razorctl.layers.sharing import Memo
 from razorctl.methods import METHODS
 from razorctl.recipe import Recipe
@@ -29,6 +30,7 @@ from razorctl.surgery import (
     checkpointing,
     drawing,
     freezing,
+    outputs,
     residuals,
     torchao,
     views,
@@ -73,28 +75,26 @@ def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
     return names
 
 
-def swap(model: nn.Module, recipe: Recipe, some: bool = True) -> tuple[str, ...]:
-    """`sparsify` without its messages in the log; some: whether it needs a layer that it knows."""
+def swap(
+    model: nn.Module, recipe: Recipe, some: bool = True, known: Outputs | None = None
+) -> tuple[str, ...]:
+    """`sparsify` without its messages on stock layers.
+
+    some: whether it needs a layer that it knows. known: the output layers, if a trace showed them.
+    """
     method = METHODS[recipe.method]
     refuse_sparsified(model)
-    chosen = _choose(model, recipe)
+    exact = outputs.guess(model, known) if method.skips_outputs else frozenset()
+    every = _choose(model, recipe)
+    left = [new for new in every if new.name in exact and new.razor.kind == Linear.kind]
+    chosen = [new for new in every if new not in left]
     prunable = any(new.razor.kind in recipe.rules for new in chosen)
     if some and recipe.prunes and method.prunes and not prunable:
         raise UsageError(
             f"no layer of {type(model).__name__} can be pruned by {method.name!r}, which swaps "
             f"{', '.join(sorted(recipe.rules))} layers; use method 'full'."
         )
-    blocks, residual = None, list[branches.Branch]()
-    if recipe.joint_budget < 1:
-        if recipe.joint == "branches":
-            residual = branches.find(model)
-            size, what = len(residual), "residual branch that is known and trainable"
-        else:
-            size, what = sum(map(_drawn, chosen)), "trainable weight to draw"
-        if not size:
-            raise UsageError(f"{type(model).__name__} has no {what}; set joint_budget to 1.")
-        kinds = [branch.kind for branch in residual]
-        blocks = Blocks(size, recipe.joint_budget, recipe.scaled, recipe.seed, kinds)
+    blocks, residual = _joint(model, recipe, chosen) if recipe.joint_budget < 1 else (None, [])
     checkpointed = checkpointing.find(model) if recipe.checkpoints else {}
     linear = adapters.find(model) if recipe.part == "adapters" else ()
     trained = freezing.find(model, recipe.part) if recipe.part in ("bias", "head") else None
@@ -108,8 +108,10 @@ def swap(model: nn.Module, recipe: Recipe, some: bool = True) -> tuple[str, ...]
     rules_of = partial(_rules_of_kind, recipe)
     settings = LayerSettings(Memo(derives), drawn, recipe.backend, *recipe.int8, rules_of)
     for new in chosen:
-        new.razor.attach(new.module, new.rules, settings)
-        new.module.place = new.name  # type: ignore[assignment]
+        _take(new, settings)
+    if exact:
+        mend = {new.name: partial(_take, new, settings) for new in left if drawn is None}
+        outputs.attach(model, outputs.Exact(exact, mend, known))
     if not residual:  # a branch that is not drawn has no gradient to add
         for block, connections in residuals.find(model).items():
             own_forward.put(block, residuals.Block(block, connections))
@@ -130,6 +132,27 @@ def swap(model: nn.Module, recipe: Recipe, some: bool = True) -> tuple[str, ...]
     return *checkpointed, *linear[:-1], *foreign, *(new.name for new in chosen)
 
 
+def _joint(
+    model: nn.Module, recipe: Recipe, chosen: Iterable[Swap]
+) -> tuple[Blocks, list[branches.Branch]]:
+    """The draw of a joint budget, and the branches that it draws; raises UsageError without any."""
+    residual = list[branches.Branch]()
+    if recipe.joint == "branches":
+        residual = branches.find(model)
+        size, what = len(residual), "residual branch that is known and trainable"
+    else:
+        size, what = sum(map(_drawn, chosen)), "trainable weight to draw"
+    if not size:
+        raise UsageError(f"{type(model).__name__} has no {what}; set joint_budget to 1.")
+    kinds = [branch.kind for branch in residual]
+    return Blocks(size, recipe.joint_budget, recipe.scaled, recipe.seed, kinds), residual
+
+
+def _take(new: Swap, settings: LayerSettings) -> None:
+    new.razor.attach(new.module, new.rules, settings)
+    new.module.place = new.name  # type: ignore[assignment]
+
+
 def refuse_sparsified(model: nn.Module) -> None:
     """Raises UsageError for a model that `sparsify` has changed."""
     if sparsified(model):
@@ -143,7 +166,7 @@ def sparsified(model: nn.Module) -> bool:
 
 def _changed(module: nn.Module) -> bool:
     """Whether `sparsify` has changed this very module."""
-    parts = adapters, checkpointing, drawing, freezing, torchao
+    parts = adapters, checkpointing, drawing, freezing, outputs, torchao
     ours = isinstance(module, RazorLayer) or own_forward.runs(module)
     return ours or any(part.attached(module) for part in parts)
 
@@ -169,6 +192,7 @@ def restore(model: nn.Module) -> None:
         own_forward.take(module)
         adapters.detach(module)
         freezing.detach(module)
+        outputs.detach(module)
         checkpointing.detach(module)
         drawing.detach(module)
         torchao.detach(module)
@@ -216,17 +240,12 @@ def _candidates(
         **dict.fromkeys(heads(model), Head),
         **dict.fromkeys(pixel_classifiers(model), PixelHead),
     }
-    types = linear_types()
-    linear = [module for module in model.modules() if stock_type(module) in types]
-    # A model's last linear layer is its classifier: small, and its output is what is learned.
-    skips = METHODS[recipe.method].skip_last_linear and len(linear) > 1
-    skipped = linear[-1] if skips and linear[-1] not in head_types else None
     again = recipe.runs_again
     for name, module in model.named_modules():
         razor = razor_for(module, again)
         if "head" in kinds and razor is not None:
             razor = head_types.get(module, razor)
-        if razor is not None and razor.kind in kinds and module is not skipped:
+        if razor is not None and razor.kind in kinds:
             yield name, module, razor
 
 

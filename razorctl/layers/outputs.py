@@ -1,0 +1,109 @@
+"""The output layers of a model: the linear layers whose output nothing but the loss reads.
+
+The graph of a forward pass leads from its outputs back through elementwise functions, losses,
+choices and sums to the first readers: nodes that mix values by weights, or normalize them. A linear
+layer among these that no other reader reads is an output layer. So a learned temperature lies
+between, but a norm after a linear layer reads it; where the output is the product of two
+projections, as in CLIP, neither is one.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import Node
+from torch.utils._pytree import tree_leaves
+
+from razorctl.layers.base import stock_type
+from razorctl.layers.registry import linear_types
+
+MARK = "razor_outputs"  # where a sparsified model has what is known of its output layers
+PRODUCT = re.compile(r"^(Linear\w*|\w*[mM][mv])Backward")
+# Nodes that are readers even with frozen parameters, which the graph does not show.
+READER = re.compile(
+    rf"{PRODUCT.pattern}|^(Mkldnn\w*|\w*Conv\w*|\w*Attention\w*|\w*Flash\w*|Embedding\w*)Backward"
+    r"|(Layer|Batch|Group|Rms)Norm|(Norm|Linear|Stored|Weighted|Scale)Function|Checkpoint|Compiled"
+)
+SUM = re.compile("^(Add|Sub)Backward")  # with a bias, or with positions
+VIEW = re.compile(
+    r"^(T|ToCopy|View|UnsafeView|ReshapeAlias|Expand|Transpose|Permute|Unsqueeze|Squeeze|Clone|Alias"
+    r"|Slice|Select|Split\w*|AsStrided)Backward"
+)
+
+
+class Outputs(NamedTuple):
+    """The names of the output layers that a graph shows; every: whether they are all there are."""
+
+    names: frozenset[str]
+    every: bool
+
+
+def find(model: nn.Module, outputs: Any) -> Outputs:
+    """The output layers of a model by what a forward pass of it returned, with its graph."""
+    types = linear_types()
+    linear = {module: name for name, module in model.named_modules() if stock_type(module) in types}
+    owners: dict[int, set[str]] = {id(p): set() for p in model.parameters()}
+    for module, name in linear.items():
+        for parameter in module.parameters(recurse=False):
+            owners[id(parameter)].add(name)
+
+    first, deeper, seen = set[str](), set[str](), set[tuple[Node, bool]]()
+    places = [(t.grad_fn, False) for t in _tensors(outputs) if t.grad_fn is not None]
+    every = bool(places)
+    while places:
+        node, deep = place = places.pop()
+        if place in seen:
+            continue
+        seen.add(place)
+        names = _read(node, linear, owners)
+        if names is not None:
+            every &= deep or "" not in names
+            (deeper if deep else first).update(names)
+        below = deep or names is not None
+        places += [(edge, below) for edge, _ in node.next_functions if edge is not None]
+    return Outputs(frozenset(first - deeper - {""}), every)
+
+
+def unseen(model: nn.Module) -> list[Any]:
+    """The notes of models in `model` whose first pass is to show their output layers."""
+    notes = (vars(module).get(MARK) for module in model.modules())
+    return [note for note in notes if note is not None and note.found is None]
+
+
+def _read(
+    node: Node, linear: Mapping[nn.Module, str], owners: Mapping[int, set[str]]
+) -> set[str] | None:
+    """The linear layers whose product a node is; "" for one that it may hide; None: no reader.
+
+    linear: the names of linear layers. owners: of those that have each parameter, by its id.
+    """
+    name, layer = node.name(), getattr(node, "layer", None)
+    if name.startswith("LinearFunction") and layer is not None and layer in linear:
+        return {linear[layer]}
+    parameters = [] if SUM.match(name) else [*_parameters(node, owners)]
+    if not (parameters or READER.search(name)):
+        return None
+    named = [names for p in parameters if (names := owners.get(id(p)))]
+    if named and (PRODUCT.match(name) or isinstance(node, BackwardCFunction)):
+        return set.intersection(*named) or {""}  # of several layers, the last is hidden
+    known = all(id(p) in owners for p in parameters) and (parameters or layer is not None)
+    return set() if known else {""}
+
+
+def _parameters(node: Node, owners: Mapping[int, set[str]]) -> Iterator[Tensor]:
+    """The parameters that a node itself uses, but for single numbers such as a temperature."""
+    for edge, _ in node.next_functions:
+        while edge is not None and VIEW.match(edge.name()):
+            edge = edge.next_functions[0][0]
+        leaf: Tensor | None = getattr(edge, "variable", None)
+        if leaf is not None and (leaf.numel() > 1 or owners.get(id(leaf))):
+            yield leaf
+
+
+def _tensors(outputs: Any) -> Iterator[Tensor]:
+    """The tensors of a result, which may be of a class of its own that holds them."""
+    for leaf in tree_leaves(outputs):
+        held = [leaf] if isinstance(leaf, Tensor) else tree_leaves(getattr(leaf, "__dict__", {}))
+        yield from (tensor for tensor in held if isinstance(tensor, Tensor))

@@ -1,0 +1,147 @@
+"""The output layers of a model, which stay exact: known from a trace, or guessed until it has run.
+
+In int8, a row of the gradient of logits rounds to zero but for its target. Without inputs the last
+linear layer is taken for the output layer, until the first training forward pass of the model has
+shown which are. In that step these run in float; from the next on as stock, and what was taken
+wrongly is compressed. A compiled model, and one whose parts alone are called, keeps the guess.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from razorctl.layers.base import stock_type, transforming
+from razorctl.layers.linear import Linear
+from razorctl.layers.outputs import MARK, Outputs, find
+from razorctl.layers.registry import linear_types
+from razorctl.memory.fake import mode_of
+from razorctl.memory.saved import Forward, run_forward, tracing
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Exact:
+    """The linear layers that stay exact in a sparsified model.
+
+    names: those that stay stock. mend: compresses one of them, by name. found: what a forward pass
+    has shown; None until then. after: changes to make after the step of that pass, when no part of
+    it runs again. version: of the weights in that pass; None if it is over.
+    """
+
+    names: frozenset[str]
+    mend: Mapping[str, Callable[[], None]]
+    found: Outputs | None
+    after: list[Callable[[], None]] = field(default_factory=list)
+    version: int | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy within the step, whose weights count anew, looks at a pass of its own."""
+        fresh = Exact(self.names, self.mend, None)
+        return vars(self if self.version is None else fresh)
+
+
+def traced(
+    twin: nn.Module, inputs: Any, autocast: torch.dtype | None, forward: Forward | None
+) -> Outputs:
+    """The output layers of a stock copy of a model, by what it and `forward` return."""
+    results = list[Any]()
+    hook = twin.register_forward_hook(lambda *call: results.append(call[-1]))
+    try:
+        with tracing(twin, mode_of(twin.parameters())):
+            results.append(run_forward(twin, inputs, autocast, forward))
+            return find(twin, results)
+    finally:
+        hook.remove()
+
+
+def guess(model: nn.Module, known: Outputs | None) -> frozenset[str]:
+    """The names of the linear layers to leave stock, unless a model has but one."""
+    types, found = linear_types(), known or Outputs(frozenset(), False)
+    linear = [name for name, module in model.named_modules() if stock_type(module) in types]
+    names = found.names if found.every else found.names.union(linear[-1:])
+    return names if linear[1:] else frozenset()
+
+
+def attach(model: nn.Module, exact: Exact) -> None:
+    """Notes the layers that stay exact, until `detach`; looks at a forward pass if it has to."""
+    setattr(model, MARK, exact)
+    if exact.found is not None and exact.found.every:
+        _say(model, exact.found)
+        return
+    exact.found = None
+    model.register_forward_pre_hook(_mend)
+    model.register_forward_hook(_look)
+
+
+def attached(module: nn.Module) -> bool:
+    """Whether this very module is a model with such a note."""
+    return MARK in vars(module)
+
+
+def detach(module: nn.Module) -> None:
+    """Removes the note of a model, if there is one."""
+    vars(module).pop(MARK, None)
+    hooks: Any = module._forward_pre_hooks, module._forward_hooks
+    for registered in hooks:
+        for number in [number for number, hook in registered.items() if hook in (_mend, _look)]:
+            del registered[number]
+
+
+def _look(model: nn.Module, inputs: Any, output: Any) -> None:
+    """Finds the output layers in the graph of the first pass; their GEMMs run in float."""
+    exact: Exact = vars(model)[MARK]
+    if exact.found is not None or not _trains(model):
+        return
+    exact.found, exact.version = find(model, output), _version(model)
+    layers = [x for x in map(model.get_submodule, exact.found.names) if isinstance(x, Linear)]
+    for layer in layers:
+        layer.int8_weight_grad = layer.int8_input_grad = False
+    wrong = exact.names - exact.found.names if exact.found.every else frozenset()
+    # Under a joint budget, which has counted them, layers stay as they are.
+    exact.after = [partial(setattr, x, "rules", None) for x in layers if x.blocks is None]
+    exact.after += [exact.mend[name] for name in wrong & exact.mend.keys()]
+    _say(model, exact.found, exact.names if layers or wrong else frozenset())
+
+
+def _mend(model: nn.Module, inputs: Any) -> None:
+    """Makes the changes after the first step."""
+    exact: Exact = vars(model)[MARK]
+    if exact.found is not None and _trains(model) and exact.version != _version(model):
+        detach(model)
+        setattr(model, MARK, exact)
+        exact.version = None
+        for change in exact.after:
+            change()
+
+
+def _trains(model: nn.Module) -> bool:
+    """Whether a forward pass is one of training, and no run of it again, trace or compilation."""
+    if torch.compiler.is_compiling() or not (model.training and torch.is_grad_enabled()):
+        return False
+    return torch._C._current_graph_task_id() == -1 and not transforming()
+
+
+def _version(model: nn.Module) -> int:
+    """A number that is another one after a step of an optimizer."""
+    return sum(parameter._version for parameter in model.parameters())
+
+
+def _say(model: nn.Module, found: Outputs, guessed: frozenset[str] = frozenset()) -> None:
+    """Logs the output layers, with a warning if others were guessed; not those of a trace."""
+    if mode_of(model.parameters()) is not None:
+        return
+    kind, names = stock_type(model).__name__, ", ".join(sorted(found.names)) or "none"
+    if not guessed:
+        log.info("output layers of %s, which stay exact: %s", kind, names)
+        return
+    log.warning(
+        "output layers of %s by its first forward pass: %s; they run in float, but sparsify took "
+        "%s. razorctl.sparsify_within, which gets inputs, knows them before the first step.",
+        *(kind, names, ", ".join(sorted(guessed))),
+    )
