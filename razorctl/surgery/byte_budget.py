@@ -236,4 +236,4 @@ def _part(model: nn.Module, module: nn.Module) -> str:
         if freezing.head(model)[1] is module:
             return CLASSIFIER
     kind = stock_type(module).__name__
-    return f"{kind} module" if any(module.children()) else f"{kind} layer"
+    return f"{kind} module" if module._modules else f"{kind} layer"

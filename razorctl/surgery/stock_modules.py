@@ -52,7 +52,7 @@ def log_stock(model: nn.Module, recipe: Recipe) -> None:
         for name, module in model.named_modules()
         if module not in again
         and not isinstance(module, (RazorLayer, *LIGHT))
-        and not any(module.children())
+        and not module._modules
     }
     if leaves:
         log.info("stock, so kept in full: %s", _grouped(leaves))
@@ -116,8 +116,8 @@ def _own_code(model: nn.Module) -> set[nn.Module]:
         for name, module in model.named_modules()
         if places[registry.starred(name)] > 1
         and not isinstance(module, RazorLayer)
-        and any(module.children())
-        and not any(any(child.children()) for child in module.children())
+        and module._modules
+        and not any(child._modules for child in module.children())
         and any(
             p is not None and p.requires_grad and p.dim() == 1 and len(p) > 1
             for p in module._parameters.values()
