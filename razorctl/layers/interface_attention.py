@@ -178,7 +178,8 @@ def _redirecting(forward: Any) -> Any:
 
     def rotary(*args: Any, **kwargs: Any) -> Any:
         running = _compiled if torch.compiler.is_compiling() else _eager_thread
-        assert running.attention is not None
+        if running.attention is None:  # a graph that begins inside the forward does not know it
+            return stock(*args, **kwargs)
         return running.attention.rotary(stock, *args, **kwargs)
 
     changed = {INTERFACE: Functions()} | ({} if stock is None else {ROTARY: rotary})

@@ -213,3 +213,16 @@ def test_neither_what_has_changed_nor_what_is_seen_in_another_precision_is_share
     (_, *want), (_, *got) = both(model, x=torch.randn(12, 32))
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_a_graph_may_break_inside_an_attention():
+    def breaks(*_: Any) -> None:
+        torch._dynamo.graph_break()
+
+    model, inputs = decoder()
+    model.model.layers[0].self_attn.q_proj.register_forward_hook(breaks)
+    _, *exact = step(model.train(), model, **inputs)
+    sparsify(model, Recipe("razor", 0.9))
+    torch.compiler.reset()
+    _, *got = step(model, torch.compile(model, backend="eager"), **inputs)
+    assert_close(got, exact, torch.bfloat16)
