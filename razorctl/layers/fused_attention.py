@@ -1,7 +1,6 @@
 """Fused attention that runs again in the backward pass, with q, k, v that are packed or derived."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +14,7 @@ from razorctl.layers.handover import Int8, Int8Gradient
 from razorctl.layers.once_differentiable import once_differentiable
 from razorctl.ops.attention_again import attention_again
 from razorctl.ops.int8 import adjoined, int8_heads
+from razorctl.ops.random import replaying
 from razorctl.rules.base import Rule
 from razorctl.rules.derived import Derived
 from razorctl.rules.packed import Packed
@@ -241,13 +241,9 @@ def fused_attention(
 ) -> Tensor:
     """`F.scaled_dot_product_attention`, with each head of k and v in place of `repeats` heads.
 
-    Args:
-        q, k, v, mask: as of the stock function.
-        state: a compiled program's seed of what is dropped, as `random_state` returns it.
-        repeats: heads of q for each of k and v.
-        again: whether a compiled program makes an output again, which it then does once for all
-            readers.
-        options: of the stock function.
+    state: a compiled program's seed of what is dropped.
+    again: whether a compiled program makes an output again, which it then does once for all
+    readers.
     """
     if repeats > 1:
         k, v = (t.unsqueeze(2).expand(-1, -1, repeats, -1, -1).flatten(1, 2) for t in (k, v))
@@ -283,21 +279,6 @@ def random_state(device: torch.device) -> Tensor:
         return torch.randint(2**62, (1,), device="cpu")
     backend = getattr(torch, device.type)
     return backend.get_rng_state(device) if device.type != "cpu" else torch.get_rng_state()
-
-
-@contextmanager
-def replaying(state: Tensor | None, device: torch.device) -> Iterator[None]:
-    """Inside, random numbers follow `state`; afterwards the generator is as it was before.
-
-    state: as `random_state` returns it; None changes nothing.
-    """
-    if state is None:
-        yield
-        return
-    accelerator = None if device.type == "cpu" else getattr(torch, device.type)
-    with torch.random.fork_rng([device] if accelerator else [], device_type=device.type):
-        accelerator.set_rng_state(state, device) if accelerator else torch.set_rng_state(state)
-        yield
 
 
 def _heads_adjoin(t: Tensor) -> bool:

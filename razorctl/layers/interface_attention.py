@@ -172,7 +172,7 @@ _compiled, _eager_thread = _Running(), _RunningThread()
 def _redirecting(forward: Any) -> Any:
     """A forward with the code of `forward` that asks `Functions`, and turns by `rotary`."""
     code, variables = getattr(forward, "__code__", None), getattr(forward, "__globals__", {})
-    stock = variables.get(ROTARY)
+    stock: Any = variables.get(ROTARY)
     if code is None or INTERFACE not in code.co_names:
         return forward
 

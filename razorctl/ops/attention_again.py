@@ -5,8 +5,6 @@ it never joins them, so a compiled backward pass would run it for each reader of
 cannot repeat the draw of a dropout. Here a seed says what is drawn.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,24 +13,7 @@ from torch import Tensor
 from torch._C import DispatchKey, _SetExcludeDispatchKeyGuard
 
 from razorctl.ops.op import op
-
-
-@contextmanager
-def seeded(seed: Tensor | None, device: torch.device) -> Iterator[None]:
-    """Inside, the default generator of a device follows `seed`; afterwards it is as it was before.
-
-    seed: int64 [1]; None changes nothing.
-    """
-    if seed is None:
-        yield
-        return
-    accelerator = None if device.type == "cpu" else getattr(torch, device.type)
-    with torch.random.fork_rng([device] if accelerator else [], device_type=device.type):
-        drawn = int(seed)
-        accelerator.manual_seed(drawn) if accelerator else torch.default_generator.manual_seed(
-            drawn
-        )
-        yield
+from razorctl.ops.random import replaying
 
 
 @op(
@@ -61,10 +42,10 @@ def attention_again(
         is_causal: As of the stock function.
         scale: Of the scores, None for 1 / sqrt(columns).
         enable_gqa: Whether k and v may have fewer heads than q.
-        dropout_p: As of the stock function; 0 without a seed.
-        seed: As of `seeded`, on the CPU.
+        dropout_p: As of the stock function.
+        seed: int64 [1], on the CPU, None without dropout.
     """
-    with seeded(seed, q.device):
+    with replaying(seed, q.device):
         out = F.scaled_dot_product_attention(
             q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
@@ -72,52 +53,46 @@ def attention_again(
 
 
 @op(
-    empty=lambda dout, q, k, v, mask, with_mask, *_: [
-        t.new_empty(t.shape) for t in ((q, k, v, mask) if with_mask else (q, k, v))
+    empty=lambda dout, with_mask, *inputs: [
+        t.new_empty(t.shape) for t in inputs[: 4 if with_mask else 3]
     ]
 )
 def attention_again_grad(
     dout: Tensor,
+    with_mask: bool,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     mask: Tensor | None,
-    with_mask: bool,
     is_causal: bool,
     scale: float | None,
     enable_gqa: bool,
     dropout_p: float,
     seed: Tensor | None,
 ) -> list[Tensor]:
-    """The gradients of q, k, v, and of the mask if `with_mask`; the others as `attention_again`."""
+    """The gradients of q, k, v, and of the mask if `with_mask`, by that of `attention_again`."""
     keys = DispatchKey.AutogradFunctionality, DispatchKey.ADInplaceOrView  # off inside an op
     on, views = (_SetExcludeDispatchKeyGuard(key, False) for key in keys)
     with torch.enable_grad(), on, views:
-        inputs = [t.detach().requires_grad_() for t in (q, k, v)]
+        q, k, v = inputs = [t.detach().requires_grad_() for t in (q, k, v)]
         if mask is not None and with_mask:
             mask = mask.detach().requires_grad_()
             inputs.append(mask)
-        with seeded(seed, q.device):
-            q, k, v, *_ = inputs
-            out = F.scaled_dot_product_attention(
-                q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-            )
-        given = torch.autograd.grad(out.transpose(-3, -2), inputs, dout)
-    return [t.detach().contiguous() for t in given]
+        settings = is_causal, scale, enable_gqa, dropout_p, seed
+        out = attention_again.body(q, k, v, mask, *settings)
+        return [t.contiguous() for t in torch.autograd.grad(out, inputs, dout)]
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    q, k, v, mask, *settings, seed = inputs
-    ctx.settings = settings
-    ctx.save_for_backward(q, k, v, mask, seed)
+    ctx.save_for_backward(*inputs[:4], inputs[-1])
+    ctx.settings = inputs[4:-1]
 
 
 def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-    q, k, v, mask, seed = ctx.saved_tensors
+    *inputs, seed = ctx.saved_tensors
     with_mask = ctx.needs_input_grad[3]
-    settings: tuple[Any, Any, Any, Any] = ctx.settings
-    given = attention_again_grad(dout, q, k, v, mask, with_mask, *settings, seed)
-    return (*given[:3], given[3] if with_mask else None, *(None,) * 5)
+    given: Any = attention_again_grad.overload(dout, with_mask, *inputs, *ctx.settings, seed)
+    return *given, *(None,) * (9 - len(given))
 
 
 attention_again.definition.register_autograd(_backward, setup_context=_keep)

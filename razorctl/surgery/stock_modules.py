@@ -10,7 +10,7 @@ from torch import nn
 from razorctl import units
 from razorctl.config import registry
 from razorctl.layers.attention import Attention
-from razorctl.layers.attention_again import AttentionAgain, is_attention
+from razorctl.layers.attention_again import AttentionAgain, attends, is_attention
 from razorctl.layers.base import RazorLayer, WeightLayer, stock_type
 from razorctl.layers.recognition import razor_for
 from razorctl.recipe import Recipe
@@ -38,7 +38,9 @@ def unknown_attention(model: nn.Module, swapped: set[nn.Module]) -> dict[str, nn
     return {
         name: module
         for name, module in model.named_modules()
-        if "Attention" in type(module).__name__ and swapped.isdisjoint(module.modules())
+        if "Attention" in type(module).__name__
+        and swapped.isdisjoint(module.modules())
+        and attends(module)
     }
 
 
