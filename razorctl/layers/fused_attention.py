@@ -83,7 +83,8 @@ class Attended(Derived):
     def output(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """The stock output."""
         q, k, v = (to_compute_dtype(t) for t in (q, k, v))
-        return fused_attention(q, k, v, _as_cast(mask, q.dtype), self.state, **self.options)
+        seed = self.state if torch.compiler.is_compiling() else None
+        return fused_attention(q, k, v, _as_cast(mask, q.dtype), seed, **self.options)
 
     def run(self) -> tuple[list[Tensor], Tensor]:
         """The inputs, as leaves of a graph, and the `output`."""
@@ -234,25 +235,26 @@ def fused_attention(
     k: Tensor,
     v: Tensor,
     mask: Tensor | None,
-    state: Tensor | None = None,
+    seed: Tensor | None = None,
     repeats: int = 1,
     again: bool = False,
     **options: Any,
 ) -> Tensor:
     """`F.scaled_dot_product_attention`, with each head of k and v in place of `repeats` heads.
 
-    state: a compiled program's seed of what is dropped.
+    seed: of what is dropped, as a compiled program has it.
     again: whether a compiled program makes an output again, which it then does once for all
     readers.
     """
     if repeats > 1:
         k, v = (t.unsqueeze(2).expand(-1, -1, repeats, -1, -1).flatten(1, 2) for t in (k, v))
+    compiling = torch.compiler.is_compiling()  # not where a graph calls `attention_gradient`
+    if seed is not None or (compiling and again and q.dim() == 4):
+        causal, scale = options["is_causal"], options["scale"]
+        more = options["enable_gqa"], options["dropout_p"], seed
+        return attention_again(q, k, v, mask, causal, scale, *more).transpose(-3, -2)
     # A compiled program redirects F's to `Attention.attend`, planning to that of a card.
-    if torch.compiler.is_compiling():
-        if (again and q.dim() == 4) or state is not None:
-            causal, scale = options["is_causal"], options["scale"]
-            more = options["enable_gqa"], options["dropout_p"], state
-            return attention_again(q, k, v, mask, causal, scale, *more).transpose(-3, -2)
+    if compiling:
         out: Tensor = aten.scaled_dot_product_attention(q, k, v, mask, **options)
         return out
     return F.scaled_dot_product_attention(q, k, v, mask, **options)

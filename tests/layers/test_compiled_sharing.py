@@ -138,7 +138,8 @@ def test_dropout_of_attention_takes_no_more_bytes_compiled():
     drawn = int(torch.randint(2**62, (1,)))  # as a compiled program draws it
     (eager, *want), (compiled, *got) = both(model, drawn, **inputs)
     assert 0 < compiled < eager  # which keeps the whole state of the generator
-    assert_close(got, want, None)
+    for a, b in zip(got, want, strict=True):
+        assert (a - b).norm() <= 1e-3 * b.norm() + 1e-4
 
 
 OWN_COPY = pytest.mark.xfail(

@@ -81,7 +81,7 @@ class GEGLU(nn.Module):
 
 
 class SwiGLU(GEGLU):
-    """The same, whose function is a layer by the name `activation`."""
+    """A GEGLU with a layer by the name `activation`."""
 
     def __init__(self) -> None:
         super().__init__()
