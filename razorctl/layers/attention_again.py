@@ -5,6 +5,7 @@ by its name and a softmax or fused attention in its code. No file but this one n
 position biases, caps, cosines and gates are part of the code.
 """
 
+import dis
 import inspect
 from collections.abc import Iterator
 from functools import cache
@@ -12,10 +13,13 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from razorctl.layers.base import RazorLayer
+from razorctl.layers.base import RazorLayer, stock_type
 from razorctl.layers.code_again import code_of
 from razorctl.rules.base import Rule
 from razorctl.rules.prune import Centered
+
+# Parts of names in the code of attention.
+PRODUCTS = ("@", "softmax", "scaled_dot", "matmul", "bmm", "einsum", "attn", "attention")
 
 
 class CodeLayer(RazorLayer):
@@ -64,17 +68,31 @@ def is_attention(kind: Any) -> bool:
     )
 
 
+def attends(module: nn.Module) -> bool:
+    """Whether a module that calls itself attention multiplies by weights that it computes.
+
+    A gate by channels does not, nor one that only calls its part.
+    """
+    kind: Any = stock_type(module)  # which mypy takes for unhashable
+    names = set(_names(kind)) - vars(module).keys() - module._modules.keys()
+    return any(part in name.lower() for name in names for part in PRODUCTS)
+
+
 def _named(kind: type[nn.Module]) -> bool:
     name = kind.__name__.lower()
     return "attention" in name or name.endswith("attn")
 
 
 def _names(kind: type[nn.Module]) -> Iterator[str]:
-    """The names of globals and attributes in the methods of a class, and in functions they call."""
+    """The names of globals and attributes in the methods of a class, and in functions they call.
+
+    A product of matrices is named @.
+    """
     for base in kind.__mro__:
         if base is nn.Module:
             return
         for method in map(inspect.unwrap, filter(inspect.isfunction, vars(base).values())):
+            yield from (s.argrepr for s in dis.get_instructions(method) if s.argrepr == "@")
             for name in method.__code__.co_names:
                 yield name
                 called = method.__globals__.get(name)

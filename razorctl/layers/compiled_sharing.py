@@ -2,9 +2,10 @@
 
 A copy is an attribute of its activation: the tracer follows attributes, and the copy is dropped
 with the activation. After a change in place the traced tensor is still the same object, so the
-version of the tracer's fake tensor is noted with the copy. `comptime` functions, which run during
-tracing, note and compare it, and the program gets the answer as a constant. Another graph has
-another fake tensor, so it finds nothing.
+version of the tracer's fake tensor is noted with the copy, and so is its node in the graph, since
+the output of an operation that changes nothing may be the same fake tensor. `comptime` functions,
+which run during tracing, note and compare both, and the program gets the answer as a constant.
+Another graph has another fake tensor, so it finds nothing.
 """
 
 from collections.abc import Hashable
@@ -50,23 +51,27 @@ def find(x: Tensor, layout: Hashable) -> "Packed | None":
 
 
 def _note_copy(context: Any) -> None:
-    fake = context.get_local("x").as_fake()
-    fake.version_of_copy = fake._version
+    context.get_local("x").as_fake().noted_copy = _now(context)
 
 
 def _note_derived(context: Any) -> None:
-    fake = context.get_local("x").as_fake()
-    fake.version_of_derived = fake._version
+    context.get_local("x").as_fake().noted_derived = _now(context)
 
 
 def _look_for_copy(context: Any) -> None:
     fake = context.get_local("x").as_fake()
-    _Tracer.unchanged = getattr(fake, "version_of_copy", None) == fake._version
+    _Tracer.unchanged = getattr(fake, "noted_copy", None) == _now(context)
 
 
 def _look_for_derived(context: Any) -> None:
     fake = context.get_local("x").as_fake()
-    _Tracer.unchanged = getattr(fake, "version_of_derived", None) == fake._version
+    _Tracer.unchanged = getattr(fake, "noted_derived", None) == _now(context)
+
+
+def _now(context: Any) -> tuple[Any, int]:
+    """The node and the version of x, whose attributes belong to both."""
+    x = context.get_local("x")
+    return x.as_proxy().node, x.as_fake()._version
 
 
 @torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]

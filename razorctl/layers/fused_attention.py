@@ -1,7 +1,6 @@
 """Fused attention that runs again in the backward pass, with q, k, v that are packed or derived."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from razorctl.errors import UsageError
 from razorctl.layers.autocast import no_autocast, to_compute_dtype
 from razorctl.layers.base import RazorLayer, save, saved
 from razorctl.layers.handover import Int8, Int8Gradient
 from razorctl.layers.once_differentiable import once_differentiable
 from razorctl.ops.attention_again import attention_again
 from razorctl.ops.int8 import adjoined, int8_heads
+from razorctl.ops.random import replaying
 from razorctl.rules.base import Rule
 from razorctl.rules.derived import Derived
 from razorctl.rules.packed import Packed
@@ -43,8 +42,8 @@ class Attended(Derived):
 
     Args:
         sources: of q, k and v, or one that all three view.
-        others: the mask or its parts, and the state of the random number generator; each may be
-            None.
+        others: the mask or its parts, and the state of the random number generator, or the seed
+            of a compiled program; each may be None.
         merge: as of `MaskParts`.
         shapes: those of q, k and v.
         joined: for each of q, k and v, whether its source has the heads side by side.
@@ -68,7 +67,7 @@ class Attended(Derived):
 
     @property
     def state(self) -> Tensor | None:
-        """The state of the random number generator."""
+        """The state of the random number generator, or the seed."""
         return self.others[-1]
 
     def q_k_v(self) -> tuple[Tensor, ...]:
@@ -84,7 +83,8 @@ class Attended(Derived):
     def output(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """The stock output."""
         q, k, v = (to_compute_dtype(t) for t in (q, k, v))
-        return fused_attention(q, k, v, _as_cast(mask, q.dtype), **self.options)
+        seed = self.state if torch.compiler.is_compiling() else None
+        return fused_attention(q, k, v, _as_cast(mask, q.dtype), seed, **self.options)
 
     def run(self) -> tuple[list[Tensor], Tensor]:
         """The inputs, as leaves of a graph, and the `output`."""
@@ -100,7 +100,7 @@ class Attended(Derived):
     def values(self) -> Tensor:
         if self.cell is None:  # in a compiled program
             q, k, v = self.q_k_v()
-            return fused_attention(q, k, v, self.mask, again=True, **self.options)
+            return fused_attention(q, k, v, self.mask, self.state, again=True, **self.options)
         out: Tensor = self.cell.read(self.run)[1]
         return out.detach()
 
@@ -210,13 +210,13 @@ def attention_gradient(
     dout: Tensor,
     options: dict[str, Any],
 ) -> tuple[Tensor, ...]:
-    """Runs the attention again; returns the gradients of q, k, v, and of a mask that needs one."""
+    """The gradients of q, k, v, and of a mask that needs one, in a compiled program."""
     inputs = [t.detach().requires_grad_() for t in (q, k, v)]
     if mask is not None and mask.requires_grad:
         mask = mask.detach().requires_grad_()
         inputs.append(mask)
-    with torch.enable_grad(), replaying(state, q.device):
-        out = fused_attention(inputs[0], inputs[1], inputs[2], mask, **options)
+    with torch.enable_grad():
+        out = fused_attention(inputs[0], inputs[1], inputs[2], mask, state, **options)
     return torch.autograd.grad(out, inputs, dout)
 
 
@@ -235,22 +235,26 @@ def fused_attention(
     k: Tensor,
     v: Tensor,
     mask: Tensor | None,
+    seed: Tensor | None = None,
     repeats: int = 1,
     again: bool = False,
     **options: Any,
 ) -> Tensor:
     """`F.scaled_dot_product_attention`, with each head of k and v in place of `repeats` heads.
 
+    seed: of what is dropped, as a compiled program has it.
     again: whether a compiled program makes an output again, which it then does once for all
     readers.
     """
     if repeats > 1:
         k, v = (t.unsqueeze(2).expand(-1, -1, repeats, -1, -1).flatten(1, 2) for t in (k, v))
+    compiling = torch.compiler.is_compiling()  # not where a graph calls `attention_gradient`
+    if seed is not None or (compiling and again and q.dim() == 4):
+        causal, scale = options["is_causal"], options["scale"]
+        more = options["enable_gqa"], options["dropout_p"], seed
+        return attention_again(q, k, v, mask, causal, scale, *more).transpose(-3, -2)
     # A compiled program redirects F's to `Attention.attend`, planning to that of a card.
-    if torch.compiler.is_compiling():
-        if again and q.dim() == 4:  # without dropout: see `random_state`
-            settings = (options[name] for name in ("is_causal", "scale", "enable_gqa"))
-            return attention_again(q, k, v, mask, *settings).transpose(1, 2)
+    if compiling:
         out: Tensor = aten.scaled_dot_product_attention(q, k, v, mask, **options)
         return out
     return F.scaled_dot_product_attention(q, k, v, mask, **options)
@@ -269,29 +273,14 @@ def by_token(out: Tensor) -> Tensor:
 
 
 def random_state(device: torch.device) -> Tensor:
-    """The state of the default generator of a device."""
+    """The state of the default generator of a device; in a compiled program a seed drawn from it.
+
+    A graph draws a seed as any other random number, so that it can be compiled, or be checkpointed.
+    """
     if torch.compiler.is_compiling():
-        raise UsageError(
-            "sparse-flash attention with dropout cannot be compiled; "
-            "set the attention dropout to 0 or choose attention='flash'."
-        )
+        return torch.randint(2**62, (1,), device="cpu")
     backend = getattr(torch, device.type)
     return backend.get_rng_state(device) if device.type != "cpu" else torch.get_rng_state()
-
-
-@contextmanager
-def replaying(state: Tensor | None, device: torch.device) -> Iterator[None]:
-    """Inside, random numbers follow `state`; afterwards the generator is as it was before.
-
-    state: as `random_state` returns it; None changes nothing.
-    """
-    if state is None:
-        yield
-        return
-    accelerator = None if device.type == "cpu" else getattr(torch, device.type)
-    with torch.random.fork_rng([device] if accelerator else [], device_type=device.type):
-        accelerator.set_rng_state(state, device) if accelerator else torch.set_rng_state(state)
-        yield
 
 
 def _heads_adjoin(t: Tensor) -> bool:

@@ -39,7 +39,7 @@ class GatedFunction(torch.autograd.Function):
     ) -> Tensor:
         ctx.function, ctx.layer = function, layer
         save(ctx, *copies)
-        return layer.activation(gate) * up
+        return layer.of_gate(gate) * up
 
     @staticmethod
     @once_differentiable
@@ -90,14 +90,14 @@ class GatedMLP(RazorLayer):
         del self.function
         super().detach()
 
-    def activation(self, gate: Tensor) -> Tensor:
+    def of_gate(self, gate: Tensor) -> Tensor:
         """f(gate)."""
         y: Tensor = getattr(self, self.activation_name)(gate)
         return y
 
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.saving:
-            return self.stock(x)
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if args or kwargs or not self.saving:
+            return self.stock(x, *args, **kwargs)
         return self.gated_forward(x)
 
     def gated_forward(self, x: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ class GatedMLP(RazorLayer):
         """f(gate) * up; its copy is offered to the linear layer that it feeds."""
         same_kind = gate.dtype == up.dtype and gate.shape == up.shape
         if not (same_kind and (gate.requires_grad or up.requires_grad)):
-            return self.activation(gate) * up
+            return self.of_gate(gate) * up
         rule, function = self.rules.of(gate.dtype), self.function
         with packing(), torch.no_grad():
             copies: Sequence[Packed] = [part.rows(part.dtype) for part in self.derived(gate, up)]

@@ -185,11 +185,12 @@ def redirecting(forward: Any) -> Any:
     asked = [name for name in names if isinstance(variables.get(name), AttentionInterface)]
     if not asked:
         return None
-    stock = variables.get(ROTARY)
+    stock: Any = variables.get(ROTARY)
 
     def rotary(*args: Any, **kwargs: Any) -> Any:
         running = _compiled if torch.compiler.is_compiling() else _eager_thread
-        assert running.attention is not None
+        if running.attention is None:  # a graph that begins inside the forward does not know it
+            return stock(*args, **kwargs)
         return running.attention.rotary(stock, *args, **kwargs)
 
     changed: dict[str, Any] = {name: Functions(variables[name]) for name in asked}

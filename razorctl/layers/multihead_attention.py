@@ -21,10 +21,11 @@ from torch.overrides import has_torch_function
 from razorctl.layers.attention import WIDEST_HEAD, Attention
 from razorctl.layers.autocast import compute_dtype, no_autocast
 from razorctl.layers.base import LayerSettings, RazorLayer, Swaps, save, saved
-from razorctl.layers.fused_attention import Attended, MaskParts, attended, replaying
+from razorctl.layers.fused_attention import Attended, MaskParts, attended
 from razorctl.layers.linear import Linear
 from razorctl.layers.once_differentiable import once_differentiable
 from razorctl.layers.projection import Projection
+from razorctl.ops.random import replaying
 from razorctl.rules.base import Rule, Rules
 from razorctl.rules.derived import DerivedCall
 

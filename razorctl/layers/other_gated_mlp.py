@@ -93,7 +93,7 @@ class OtherGatedMLP(GatedMLP):
         super().detach()
         del self.razor_parts
 
-    def activation(self, gate: Tensor) -> Tensor:
+    def of_gate(self, gate: Tensor) -> Tensor:
         return self.razor_parts.activation(self, gate)
 
     def gated_forward(self, x: Tensor) -> Tensor:

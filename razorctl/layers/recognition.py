@@ -38,7 +38,7 @@ def razor_for(module: nn.Module, again: bool = True) -> type[RazorLayer] | None:
         return razor
     if again and is_attention(kind):
         return AttentionAgain
-    razor = _by_values(module, kind) if _takes_one(kind) else None
+    razor = _by_values(module, kind) if _takes_one(kind, bool(module._modules)) else None
     razor = functional.recognized(kind) if razor is None else razor
     return None if razor is None or _clash(razor, module, kind) else razor
 
@@ -67,14 +67,16 @@ def _by_values(module: nn.Module, kind: type[nn.Module]) -> type[RazorLayer] | N
 
 
 @cache
-def _takes_one(kind: type[nn.Module]) -> bool:
-    """Whether the forward of a type takes one argument."""
+def _takes_one(kind: type[nn.Module], unnamed: bool) -> bool:
+    """Whether the forward of a type takes one argument; unnamed: and maybe others without names."""
     try:
         parameters = inspect.signature(kind.forward).parameters.values()
     except ValueError:
         return False
-    return len(parameters) == 2 and all(
-        p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty for p in parameters
+    others = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD) if unnamed else ()
+    named = [p for p in parameters if p.kind not in others]
+    return len(named) == 2 and all(
+        p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty for p in named
     )
 
 

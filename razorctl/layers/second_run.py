@@ -14,9 +14,10 @@ from torch.utils._pytree import tree_leaves
 from razorctl.errors import UsageError
 from razorctl.layers.autocast import AVAILABLE
 from razorctl.layers.base import changed_since
-from razorctl.layers.fused_attention import random_state, replaying
+from razorctl.layers.fused_attention import random_state
 from razorctl.layers.sharded import gather
 from razorctl.ops.quantize import empty_copy
+from razorctl.ops.random import replaying
 from razorctl.rules.packed import TILE
 
 ROWS = 16  # an input of fewer rows is kept as it is

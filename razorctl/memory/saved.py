@@ -1,11 +1,12 @@
 """Bytes that a forward pass keeps for the backward pass, traced on fake copies."""
 
 import random
+import sys
 import traceback
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
@@ -127,7 +128,7 @@ def bytes_by_module(storages: "Iterable[KeptStorage]") -> dict[str, int]:
 
 @contextmanager
 def tracing(model: nn.Module, mode: FakeTensorMode | None) -> Iterator[None]:
-    """Runs the block in the fake mode, if there is one.
+    """Runs the block in the fake mode, if there is one; compiled code runs as it was written.
 
     Raises ValuesError if the model needs tensor values, and UsageError if it needs more than one
     example.
@@ -139,7 +140,7 @@ def tracing(model: nn.Module, mode: FakeTensorMode | None) -> Iterator[None]:
     try:
         fakes, rows = mode or nullcontext(), whole_rows(model) if mode else nullcontext()
         caches, draws = without_caches(model), torch.random.fork_rng(devices)
-        with fakes, rows, caches, draws, torch.enable_grad():
+        with fakes, rows, caches, _uncompiled(), draws, torch.enable_grad():
             yield
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):  # of torch's batch norms
@@ -170,6 +171,15 @@ def tracing(model: nn.Module, mode: FakeTensorMode | None) -> Iterator[None]:
     finally:
         random.setstate(drawn)
         fake_tensor_tls.allow_non_fake_inputs_override = override
+
+
+def _uncompiled() -> AbstractContextManager[Any]:
+    """Inside it, compiled code runs as it was written: traces would use up the compiler's limits.
+
+    The compiler, which takes long to load, stays out where nothing has loaded it.
+    """
+    loaded = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if loaded else nullcontext()
 
 
 def _running(model: nn.Module, error: BaseException) -> str:

@@ -1,16 +1,26 @@
-"""Fused attention of q, k, v [batch, heads, tokens, columns] that is made again, without dropout.
+"""Fused attention of q, k, v [..., heads, tokens, columns] that can be made again in a graph.
 
-out = softmax(scale q k^T + mask) v. torch.compile counts stock attention among random operations,
-which it never joins: a compiled backward pass would run it for each reader of its output.
+out = softmax(scale q k^T + mask) v. torch.compile counts stock attention among random operations:
+it never joins them, so a compiled backward pass would run it for each reader of its output, and it
+cannot repeat the draw of a dropout. Here a seed says what is drawn.
 """
 
+from typing import Any
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C import DispatchKey, _SetExcludeDispatchKeyGuard
 
 from razorctl.ops.op import op
+from razorctl.ops.random import replaying
 
 
-@op(empty=lambda q, k, v, *_: q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]))
+@op(
+    empty=lambda q, k, v, *_: q.new_empty(
+        *q.shape[:-3], q.shape[-2], q.shape[-3], v.shape[-1], dtype=q.dtype
+    )
+)
 def attention_again(
     q: Tensor,
     k: Tensor,
@@ -19,19 +29,70 @@ def attention_again(
     is_causal: bool,
     scale: float | None,
     enable_gqa: bool,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
 ) -> Tensor:
-    """`F.scaled_dot_product_attention`, [batch, tokens, heads, columns of v].
+    """`F.scaled_dot_product_attention`, [..., tokens, heads, columns of v].
 
     Args:
-        q: [batch, heads, tokens, columns].
-        k: [batch, heads of keys, keys, columns].
-        v: [batch, heads of keys, keys, columns of v].
+        q: [..., heads, tokens, columns].
+        k: [..., heads of keys, keys, columns].
+        v: [..., heads of keys, keys, columns of v].
         mask: As of the stock function.
         is_causal: As of the stock function.
         scale: Of the scores, None for 1 / sqrt(columns).
         enable_gqa: Whether k and v may have fewer heads than q.
+        dropout_p: As of the stock function.
+        seed: int64 [1], on the CPU, None without dropout.
     """
-    out = F.scaled_dot_product_attention(
-        q, k, v, mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
-    )
-    return out.transpose(1, 2).contiguous()
+    with replaying(seed, q.device):
+        out = F.scaled_dot_product_attention(
+            q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    return out.transpose(-3, -2).contiguous()
+
+
+@op(
+    empty=lambda dout, with_mask, *inputs: [
+        t.new_empty(t.shape) for t in inputs[: 4 if with_mask else 3]
+    ]
+)
+def attention_again_grad(
+    dout: Tensor,
+    with_mask: bool,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    dropout_p: float,
+    seed: Tensor | None,
+) -> list[Tensor]:
+    """The gradients of q, k, v, and of the mask if `with_mask`, by that of `attention_again`."""
+    keys = DispatchKey.AutogradFunctionality, DispatchKey.ADInplaceOrView  # off inside an op
+    on, views = (_SetExcludeDispatchKeyGuard(key, False) for key in keys)
+    with torch.enable_grad(), on, views:
+        q, k, v = inputs = [t.detach().requires_grad_() for t in (q, k, v)]
+        if mask is not None and with_mask:
+            mask = mask.detach().requires_grad_()
+            inputs.append(mask)
+        settings = is_causal, scale, enable_gqa, dropout_p, seed
+        out = attention_again.body(q, k, v, mask, *settings)
+        return [t.contiguous() for t in torch.autograd.grad(out, inputs, dout)]
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:4], inputs[-1])
+    ctx.settings = inputs[4:-1]
+
+
+def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+    *inputs, seed = ctx.saved_tensors
+    with_mask = ctx.needs_input_grad[3]
+    given: Any = attention_again_grad.overload(dout, with_mask, *inputs, *ctx.settings, seed)
+    return *given, *(None,) * (9 - len(given))
+
+
+attention_again.definition.register_autograd(_backward, setup_context=_keep)

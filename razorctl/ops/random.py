@@ -1,4 +1,7 @@
-"""Random numbers from a seed and a position, so that every implementation draws the same."""
+"""Random numbers that are drawn again: by a seed and a position, or by the state of a generator."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -24,3 +27,21 @@ def _mixed(x: Tensor) -> Tensor:
     x = (x ^ ((x >> 16) & 0xFFFF)) * _FIRST
     x = (x ^ ((x >> 13) & 0x7FFFF)) * _SECOND
     return x ^ ((x >> 16) & 0xFFFF)
+
+
+@contextmanager
+def replaying(state: Tensor | None, device: torch.device) -> Iterator[None]:
+    """Inside, random numbers follow `state`; afterwards the generator is as it was before.
+
+    state: that of the generator, or a seed, int64 [1], on the CPU; None changes nothing.
+    """
+    if state is None:
+        yield
+        return
+    accelerator = None if device.type == "cpu" else getattr(torch, device.type)
+    with torch.random.fork_rng([device] if accelerator else [], device_type=device.type):
+        if state.dtype == torch.int64:
+            (accelerator or torch.default_generator).manual_seed(int(state))
+        else:
+            accelerator.set_rng_state(state, device) if accelerator else torch.set_rng_state(state)
+        yield

@@ -279,4 +279,4 @@ def _part(model: nn.Module, module: nn.Module) -> str:
         if module in map(model.get_submodule, names):
             return OUTPUT
     kind = stock_type(module).__name__
-    return f"{kind} module" if any(module.children()) else f"{kind} layer"
+    return f"{kind} module" if module._modules else f"{kind} layer"

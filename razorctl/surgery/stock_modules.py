@@ -11,7 +11,7 @@ from razorctl import units
 from razorctl.config import registry
 from razorctl.layers import known_forwards
 from razorctl.layers.attention import Attention
-from razorctl.layers.attention_again import AttentionAgain, is_attention
+from razorctl.layers.attention_again import AttentionAgain, attends, is_attention
 from razorctl.layers.base import RazorLayer, WeightLayer, stock_type
 from razorctl.layers.own_forward import place
 from razorctl.layers.recognition import razor_for
@@ -41,7 +41,9 @@ def unknown_attention(model: nn.Module, swapped: set[nn.Module]) -> dict[str, nn
     return {
         name: module
         for name, module in model.named_modules()
-        if "Attention" in type(module).__name__ and swapped.isdisjoint(module.modules())
+        if "Attention" in type(module).__name__
+        and swapped.isdisjoint(module.modules())
+        and attends(module)
     }
 
 
@@ -62,7 +64,7 @@ def log_stock(model: nn.Module, recipe: Recipe) -> None:
         for name, module in model.named_modules()
         if module not in again
         and not isinstance(module, (RazorLayer, *LIGHT))
-        and not any(module.children())
+        and not module._modules
     }
     if leaves:
         log.info("stock, so kept in full: %s", _grouped(leaves))
@@ -126,8 +128,8 @@ def _own_code(model: nn.Module) -> set[nn.Module]:
         for name, module in model.named_modules()
         if places[registry.starred(name)] > 1
         and not isinstance(module, RazorLayer)
-        and any(module.children())
-        and not any(any(child.children()) for child in module.children())
+        and module._modules
+        and not any(child._modules for child in module.children())
         and any(
             p is not None and p.requires_grad and p.dim() == 1 and len(p) > 1
             for p in module._parameters.values()

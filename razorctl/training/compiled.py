@@ -23,11 +23,8 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# How torch's errors give the sentence of a layer or a block that cannot be traced.
-REFUSALS = (
-    r"raised exception UsageError\([^'\"]*(['\"])(?P<said>.*)\1\)",
-    r"User-inserted graph break\. Message: (?P<said>.*)",
-)
+# How torch's errors give the sentence of a block that cannot be traced.
+REFUSAL = r"User-inserted graph break\. Message: (.*)"
 EAGER, TIMED = 3, 3  # eager steps before the compiled ones; compiled steps that are timed
 WARM_UPS = 1  # steps of each kind that are not timed; the first compiled one is compiling
 JUDGED = EAGER + 1 + WARM_UPS + TIMED  # the step after which the payoff is known
@@ -194,9 +191,8 @@ class Trial(Compiled):
 
 
 def failure_reason(error: Exception) -> str:
-    """The sentence with which a layer or a block refused to be traced, else torch's first line."""
-    for refusal in REFUSALS:
-        if found := re.search(refusal, str(error)):
-            return found["said"]
+    """The sentence with which a block refused to be traced, else torch's first line."""
+    if found := re.search(REFUSAL, str(error)):
+        return found[1]
     first, *rest = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{first} {rest[0]}" if first.endswith(":") and rest else first

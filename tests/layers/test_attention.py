@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from timm.layers import Attention
 from torch import Tensor
 
-from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer
 from razorctl.rules.prune import Centered, TopK
 from razorctl.rules.registry import RULES, RuleSettings
@@ -243,12 +242,24 @@ def test_frozen_parts_get_no_gradient(backend):
     assert not attention.attend(*frozen).requires_grad
 
 
-def test_dropout_with_sparse_flash_cannot_be_compiled():
-    attention = layer("topk", "sparse-flash")
+@pytest.mark.parametrize(("mask", "backend"), [("float", "aot_eager"), ("causal", "eager")])
+def test_compiled_dropout_drops_the_same_in_the_backward_pass(mask, backend):
+    attention, chosen = layer("half", "sparse-flash"), options(mask, "cpu")
+    bias = chosen.get("attn_mask", torch.empty(0)).requires_grad_()
+    q, k, v = inputs("cpu")
+    tensors = [q, *(t[:, :1].detach().requires_grad_() for t in (k, v)), bias]
+
+    def step(attend, repeats):
+        y = attend(*tensors[:3], dropout_p=0.3, repeats=repeats, **chosen)
+        return [y, *torch.autograd.grad(y.square().sum(), tensors, allow_unused=True)]
+
     torch.compiler.reset()
-    compiled = torch.compile(attention.attend, backend="aot_eager", fullgraph=True)
-    with pytest.raises((UsageError, torch._dynamo.exc.TorchDynamoException), match="flash"):
-        compiled(*inputs("cpu"), dropout_p=0.3)
+    torch.manual_seed(1)
+    got = step(torch.compile(attention.attend, backend=backend, fullgraph=True), HEADS)
+    torch.manual_seed(1)
+    torch.manual_seed(int(torch.randint(2**62, (1,))))  # as a compiled program draws
+    for a, b in zip(got, step(attention.attend, HEADS), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -30,7 +30,7 @@ def vit() -> tuple[nn.Module, dict[str, Tensor]]:
     return model, {"x": torch.randn(4, 3, 64, 64)}
 
 
-def bert() -> tuple[nn.Module, dict[str, Tensor]]:
+def bert(**dropout: float) -> tuple[nn.Module, dict[str, Tensor]]:
     model = BertForSequenceClassification(
         BertConfig(
             hidden_size=64,
@@ -38,7 +38,7 @@ def bert() -> tuple[nn.Module, dict[str, Tensor]]:
             num_attention_heads=2,
             intermediate_size=128,
             vocab_size=50,
-            attention_probs_dropout_prob=0.0,
+            **{"attention_probs_dropout_prob": 0.0} | dropout,
         )
     )
     ids = torch.randint(50, (4, 32))
@@ -49,8 +49,13 @@ def decoder() -> tuple[nn.Module, dict[str, Tensor]]:
     return llama(num_hidden_layers=1), {"input_ids": torch.randint(50, (4, 32))}
 
 
-def step(model: nn.Module, forward: Callable[..., object], **inputs: Tensor) -> list[Tensor | None]:
-    """The bytes of activations that a forward pass saves, and the gradients of all parameters."""
+def step(
+    model: nn.Module, forward: Callable[..., Any], seed: int = 1, **inputs: Tensor
+) -> list[Tensor | None]:
+    """The bytes of activations that a forward pass saves, and the gradients of all parameters.
+
+    seed: of dropout.
+    """
     resident = {t.untyped_storage().data_ptr() for t in model.state_dict().values()}
     held: dict[int, torch.UntypedStorage] = {}
 
@@ -61,7 +66,7 @@ def step(model: nn.Module, forward: Callable[..., object], **inputs: Tensor) -> 
         return tensor
 
     model.zero_grad()
-    torch.manual_seed(1)  # of dropout
+    torch.manual_seed(seed)
     with saved_tensors_hooks(pack, lambda tensor: tensor):
         output = forward(**inputs)
     size = sum(storage.nbytes() for storage in held.values())
@@ -87,12 +92,14 @@ AOT_EAGER = aot_autograd(
 )
 
 
-def both(model: nn.Module, **inputs: Tensor) -> tuple[list[Tensor | None], list[Tensor | None]]:
-    """`step` of a model, and of the same one compiled as a whole."""
+def both(
+    model: nn.Module, seed: int = 1, **inputs: Tensor
+) -> tuple[list[Tensor | None], list[Tensor | None]]:
+    """`step` of a model, and of the same one compiled as a whole; seed: of dropout in the first."""
     twin = copy.deepcopy(model)
     torch.compiler.reset()
     compiled = torch.compile(twin, fullgraph=True, backend=AOT_EAGER)
-    return step(model, model, **inputs), step(twin, compiled, **inputs)
+    return step(model, model, seed, **inputs), step(twin, compiled, **inputs)
 
 
 def assert_close(
@@ -122,6 +129,17 @@ def test_a_compiled_model_saves_no_more_than_an_eager_one(build, precision, rati
         (eager, *want), (compiled, *got) = both(model, **inputs)
     assert 0 < compiled <= eager
     assert_close(got, want, precision)
+
+
+def test_dropout_of_attention_takes_no_more_bytes_compiled():
+    model, inputs = bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.2)
+    sparsify(model.train(), Recipe("razor", 0.9))
+    torch.manual_seed(1)
+    drawn = int(torch.randint(2**62, (1,)))  # as a compiled program draws it
+    (eager, *want), (compiled, *got) = both(model, drawn, **inputs)
+    assert 0 < compiled < eager  # which keeps the whole state of the generator
+    for a, b in zip(got, want, strict=True):
+        assert (a - b).norm() <= 0.01 * b.norm() + 1e-4  # codes differ by rounding
 
 
 OWN_COPY = pytest.mark.xfail(
@@ -187,7 +205,7 @@ def test_neither_what_has_changed_nor_what_is_seen_in_another_precision_is_share
             x.mul_(torch.linspace(-2, 2, 32))
             y = self.left(x)
             with torch.autocast("cpu", torch.bfloat16):
-                y = y.sigmoid() * self.right(x)
+                y = y.sigmoid() * self.right(x.contiguous())  # the same fake tensor
             z: Tensor = self.head(y.float())
             return z
 
@@ -196,3 +214,16 @@ def test_neither_what_has_changed_nor_what_is_seen_in_another_precision_is_share
     (_, *want), (_, *got) = both(model, x=torch.randn(12, 32))
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_a_graph_may_break_inside_an_attention():
+    def breaks(*_: Any) -> None:
+        torch._dynamo.graph_break()
+
+    model, inputs = decoder()
+    model.model.layers[0].self_attn.q_proj.register_forward_hook(breaks)
+    _, *exact = step(model.train(), model, **inputs)
+    sparsify(model, Recipe("razor", 0.9))
+    torch.compiler.reset()
+    _, *got = step(model, torch.compile(model, backend="eager"), **inputs)
+    assert_close(got, exact, torch.bfloat16)

@@ -198,6 +198,35 @@ def test_checkpointing_that_a_model_lacks_is_refused_before_any_change():
     assert not any(isinstance(m, RazorLayer) for m in model.modules())
 
 
+class PartAttention(nn.Module):
+    """A part that a decoder may have, as in segmentation_models_pytorch."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x):
+        return self.attention(x)
+
+
+class ChannelAttention(nn.Module):
+    """A gate of channels."""
+
+    def __init__(self):
+        super().__init__()
+        self.squeeze = nn.Conv2d(8, 8, 1)
+
+    def forward(self, x):
+        return x * self.squeeze(x.mean((2, 3), keepdim=True)).sigmoid()
+
+
+@pytest.mark.parametrize("part", [nn.Identity, ChannelAttention])
+def test_attention_that_makes_no_product_is_not_unknown(part, caplog):
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), PartAttention(part()), nn.ReLU(), nn.Conv2d(8, 2, 1))
+    sparsify(model, Recipe("razor", 0.5))
+    assert not caplog.messages
+
+
 def test_unknown_attention_stays_stock_and_is_named(caplog):
     class OddAttention(nn.Module):
         def __init__(self):

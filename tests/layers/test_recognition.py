@@ -1,5 +1,7 @@
 """Norms and gated MLPs of classes that nobody has listed, recognized by their values."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -60,15 +62,33 @@ class Scored(nn.Module):
 
 
 class GEGLU(nn.Module):
-    """A gated product of the halves of one layer, gate last, without a layer after it."""
+    """A gated product of the halves of one layer, gate last, without a layer after it.
+
+    It calls its function by a method, and takes arguments that it does not name.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.proj = nn.Linear(WIDTH, 2 * INNER)
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def gelu(self, gate: Tensor) -> Tensor:
+        return F.gelu(gate)
+
+    def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        assert kwargs.get("scale", 1) == 1
         hidden, gate = self.proj(hidden).chunk(2, dim=-1)
-        return hidden * F.gelu(gate)
+        return hidden * self.gelu(gate)
+
+
+class SwiGLU(GEGLU):
+    """A GEGLU with a layer by the name `activation`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.activation = nn.SiLU()
+
+    def gelu(self, gate: Tensor) -> Tensor:
+        return self.activation(gate)
 
 
 class Dropping(nn.Module):
@@ -179,7 +199,7 @@ def t5() -> nn.Module:
     return T5DenseGatedActDense(T5Config(**sizes, dropout_rate=0.2))
 
 
-@pytest.mark.parametrize("build", [lfm2, t5, GEGLU, Dropping])
+@pytest.mark.parametrize("build", [lfm2, t5, GEGLU, SwiGLU, Dropping])
 def test_gated_mlps(build):
     layer = build().train()
     assert razor_for(layer) is OtherGatedMLP
@@ -187,7 +207,7 @@ def test_gated_mlps(build):
     want = run(layer, x)
     bf16 = run(layer, x, torch.bfloat16)
     full = traced_bytes(layer, x)
-    holder = nn.Sequential(layer, nn.Linear(WIDTH if build is not GEGLU else INNER, 2))
+    holder = nn.Sequential(layer, nn.Linear(INNER if isinstance(layer, GEGLU) else WIDTH, 2))
     sparsify(holder, Recipe("half"))
     assert isinstance(layer, OtherGatedMLP)
     half = traced_bytes(layer, x)
@@ -196,7 +216,7 @@ def test_gated_mlps(build):
     assert_close(got, want, 2e-3)
     assert torch.equal(run(layer, x, torch.bfloat16)[0], bf16[0])
     # gate and up in half, where stock keeps them, f(gate) and the product in full.
-    inner = got[0].shape[-1] if build is GEGLU else 0
+    inner = got[0].shape[-1] if build in (GEGLU, SwiGLU) else 0
     assert half < 0.5 * full + 4 * 33 * inner
     restore(holder)
     assert type(layer).__name__ == type(build()).__name__

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.nn.functional import cosine_similarity
 
 import razorctl
@@ -322,3 +323,30 @@ def test_code_between_the_layers_of_a_mixer_is_warned_of(caplog):
     sparsify(model, Recipe("razor", 0.9))
     (said,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
     assert "since it has layers that are not compressed: Mixer (2); " in said
+
+
+COMPILE = {
+    "whole": lambda model: torch.compile(model, backend="eager"),
+    "in place": lambda model: model.compile(backend="eager") or model,
+    "a part": lambda model: nn.Sequential(torch.compile(model, backend="eager")),
+}
+
+
+@pytest.mark.parametrize("how", COMPILE)
+def test_a_compiled_model_is_traced_as_it_was(how):
+    layers = nn.LayerNorm(32), nn.Linear(32, 96), nn.GELU(), nn.Linear(96, 32), nn.Linear(32, 5)
+    model, x = nn.Sequential(*layers), torch.randn(40, 32)
+    twin = copy.deepcopy(model)
+    names = sparsify_within(twin, Recipe("razor", 0.7), x)
+    torch.compiler.reset()
+    counters.clear()
+    compiled = COMPILE[how](model)
+    given = sparsify_within(compiled, Recipe("razor", 0.7), x)
+    assert [name.rpartition("_orig_mod.")[2] for name in given] == list(names)
+    assert saved_bytes(compiled, x) == saved_bytes(twin, x)
+    assert not counters["frames"]
+    for forward in (compiled, twin):
+        forward(x).square().sum().backward()
+    assert counters["frames"]
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-3, atol=1e-4)

@@ -1,9 +1,12 @@
 """Training inside transformers.Trainer."""
 
+from functools import partial
+
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.utils.data import Dataset, IterableDataset
 from transformers import (
     BertForSequenceClassification,
@@ -94,6 +97,18 @@ def test_a_decoder_learns_labels_whose_logits_nothing_computes(tmp_path):
     torch.testing.assert_close(
         torch.tensor(losses(razor)), torch.tensor(losses(full)), atol=0.02, rtol=0
     )
+
+
+def test_it_trains_what_the_trainer_compiles(tmp_path):
+    build = partial(bert, dropout=0.0, num_hidden_layers=1)
+    settings = {"torch_compile": True, "torch_compile_backend": "eager", "max_steps": 2}
+    torch.compiler.reset()
+    counters.clear()
+    compiled = train(tmp_path, Numbered(), razorctl.RazorCallback(HALF), build=build, **settings)
+    assert counters["stats"]["unique_graphs"]
+    assert not counters["graph_break"]
+    eager = train(tmp_path, Numbered(), razorctl.RazorCallback(HALF), build=build, max_steps=2)
+    assert losses(compiled) == pytest.approx(losses(eager), abs=1e-4)
 
 
 def test_logs_have_the_bytes(tmp_path, monkeypatch):

@@ -1,6 +1,5 @@
 """Training through torch.compile: as the eager model trains, or eagerly after one warning."""
 
-import copy
 from dataclasses import replace
 from functools import partial
 from statistics import median
@@ -128,23 +127,19 @@ def test_a_failure_in_a_later_micro_batch_leaves_no_gradient_behind(monkeypatch,
     assert len(said(caplog)) == 1
 
 
-def test_what_a_layer_cannot_compile_is_said_in_its_words(no_codegen, caplog):
+def test_dropout_of_attention_compiles(no_codegen, caplog):
     model, ids = bert().train(), torch.randint(50, (4, 9))
     sparsify(model, Recipe("half"))
-    twin = copy.deepcopy(model)
 
-    def loss(forward: nn.Module) -> torch.Tensor:
-        torch.manual_seed(1)
+    def loss(forward: nn.Module, seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
         return forward(ids).logits.square().sum()
 
     compiled = Compiled(model, COMPILED)
-    assert compiled.step(loss) == compiled.step(loss) == loss(twin)
-    assert not compiled.works
-    assert said(caplog) == [
-        "training goes on without compiling: sparse-flash attention with dropout cannot be "
-        "compiled; set the attention dropout to 0 or choose attention='flash'."
-    ]
-    restore(model)
+    first = compiled.step(loss, 1)
+    assert first == compiled.step(loss, 1) != compiled.step(loss, 2)
+    assert compiled.works
+    assert said(caplog) == []
 
 
 def test_a_profile_says_whether_steps_were_compiled(no_codegen, one_block):
