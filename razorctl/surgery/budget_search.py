@@ -136,6 +136,15 @@ class BudgetSearch:
         """The model that a step is traced on; a real one would not stay as it is."""
         return copy.deepcopy(self.twin) if self.real else self.twin
 
+    def is_close(self, again: Reruns) -> bool:
+        """Whether rules and copies of a way have as many bits as a close gradient needs."""
+        recipe, up_to = again.recipe, METHODS[self.recipe.method].close_up_to
+        assert isinstance(recipe, Tightened)
+        convolution = min(recipe.ratio, recipe.convolution) if _convolves(self.twin) else 0.0
+        few = again.bits is not None and again.bits < 8
+        near = convolution <= closest("convolution", self.width)
+        return not few and near and recipe.ratio <= up_to("attention", self.width)
+
     def way(self) -> Reruns:
         """The way to meet the budget: by rules if they are close, else by blocks that run again.
 
