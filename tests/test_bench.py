@@ -365,6 +365,30 @@ def test_gradients_in_bf16_are_compared_with_exact_ones_in_fp32():
     assert 0.95 < pruned < rounded < 1 - 1e-9
     assert [row["precision"] for row in rows] == ["fp32", "bf16", "bf16"]
     assert rows[1]["full_saved_bytes"] < 0.7 * rows[0]["full_saved_bytes"]
+    assert rows[0]["update"]["cosine"] == pytest.approx(1, abs=1e-9)
+    assert rows[1]["update"]["worst"]["cosine"] <= rows[1]["update"]["cosine"] < 1 - 1e-9
+    assert rows[2]["worst"]["cosine"] <= pruned
+    assert "update" not in rows[2]
+
+
+def test_the_worst_parameter_is_a_part_of_a_fused_projection():
+    pytest.importorskip("onnx")
+    from worst import worst
+
+    want = {
+        "at.qkv.weight": torch.ones(6, 4),
+        "at.qkv.bias": torch.ones(6),
+        "head.weight": torch.ones(9),
+    }
+    got = {name: value.clone() for name, value in want.items()}
+    got["at.qkv.weight"][2:4, :2] = -1  # k
+    got["at.qkv.bias"][2:4] = -1  # whose exact gradient is zero
+    assert worst(got, want) == {
+        "parameter": "at.qkv.weight[k]",
+        "cosine": pytest.approx(0),
+        "relative_error": pytest.approx(2**0.5),
+        "signs": pytest.approx(0.5),
+    }
 
 
 def test_a_step_of_razor_launches_and_calls_no_more_than_it_did():

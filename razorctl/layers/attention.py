@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from razorctl.layers.autocast import compute_dtype, no_autocast, to_compute_dtype
-from razorctl.layers.base import LayerSettings, RazorLayer, save, saved, stock_base
+from razorctl.layers.base import LayerSettings, save, saved, stock_base
 from razorctl.layers.fused_attention import (
     MaskParts,
     SparseFlashFunction,
@@ -21,12 +21,15 @@ from razorctl.layers.fused_attention import (
     fused_attention,
     joint_of,
 )
+from razorctl.layers.large_logits import Measured, drawn, error, unhooked
 from razorctl.layers.once_differentiable import once_differentiable
 from razorctl.ops.dropout import dropout
 from razorctl.rules.base import Rule, Rules
+from razorctl.rules.derived import apart
 from razorctl.rules.prune import Centered
 from razorctl.spans import packing
 
+EXAMPLES = 4  # of a batch, by which attention measures
 WIDEST_HEAD = 256  # columns of a head: the most that fused kernels take
 
 
@@ -118,7 +121,7 @@ def apply_mask(scores: Tensor, mask: Tensor) -> Tensor:
     return scores + mask
 
 
-class Attention(RazorLayer):
+class Attention(Measured):
     """Base of razor attentions, whose forward calls `attend` in place of the stock function.
 
     Attributes:
@@ -222,6 +225,39 @@ class Attention(RazorLayer):
         out: Tensor = StoredFunction.apply(query, key, value, attn_mask, self, scale, dropout_p)
         return out
 
+    def measure(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        """Measures how far the gradient of q and k would be off, by the first EXAMPLES."""
+        assert self.rules is not None
+        views = query, key, value
+        found = self.derived(*views, by=object())
+        options = {**options, "dropout_p": 0.0}
+        some = slice(EXAMPLES if query.dim() > 3 else None)
+        if mask is not None:
+            each = mask.dim() == query.dim() and len(mask) == len(query)
+            mask = mask.detach()[some if each else slice(None)]
+
+        def gradients(q: Tensor, k: Tensor) -> dict[int, Tensor]:
+            q, k, v = (to_compute_dtype(t.detach())[some] for t in (q, k, value))
+            with no_autocast(q.device), unhooked():
+                dout = drawn((*q.shape[:-1], v.shape[-1]), q)
+                return dict(enumerate(attention_gradient(q, k, v, mask, None, dout, options)))
+
+        form = attended(self.rules.of(compute_dtype(query)), None, *views, None, found, options)
+        sources = tuple(map(apart, form.sources))
+        if None in sources:
+            self.large_logits = False
+            return
+        q, k, _ = form.replaced(sources=sources).q_k_v()
+        off = error(gradients(q, k), gradients(query, key))
+        self.settle(off, error({0: q, 1: k}, {0: query, 1: key}))
+
     def again(
         self,
         query: Tensor,
@@ -236,6 +272,8 @@ class Attention(RazorLayer):
         options, parts: as of `fused_attention.attended`.
         """
         assert self.rules is not None
+        if self.measures(query):
+            self.measure(query, key, value, mask, options)
         # A rule that selects elements selects them of q, k and v separately.
         joins = self.rules.wide.tiled and not torch.compiler.is_compiling()
         joint = joint_of(query, key, value) if joins else None

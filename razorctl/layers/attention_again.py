@@ -15,6 +15,7 @@ from torch import nn
 
 from razorctl.layers.base import RazorLayer, stock_type
 from razorctl.layers.code_again import code_of
+from razorctl.layers.large_logits import Measured
 from razorctl.rules.base import Rule
 from razorctl.rules.prune import Centered
 
@@ -32,7 +33,7 @@ class CodeLayer(RazorLayer):
         return self.stock(*args, **kwargs) if code is None else code.first(*args, **kwargs)
 
 
-class AttentionAgain(CodeLayer):
+class AttentionAgain(Measured, CodeLayer):
     """Attention that keeps copies of what its linear layers return, as `sparse-flash` does."""
 
     kind: ClassVar[str] = "attention"

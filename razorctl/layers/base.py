@@ -112,7 +112,8 @@ class RazorLayer(nn.Module):
     def detach(self) -> None:
         """Makes the module its stock class again."""
         del self.rules, self.memo
-        vars(self).pop("place", None)
+        for name in ("place", "large_logits"):
+            vars(self).pop(name, None)
         _become(self, stock_type(self))
 
     def stock(self, *args: Any, **kwargs: Any) -> Tensor:

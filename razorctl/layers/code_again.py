@@ -12,6 +12,7 @@ made again for the layer that it feeds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy as shallow
 from functools import cache
 from typing import Any
 
@@ -23,9 +24,11 @@ from razorctl.layers import layouts
 from razorctl.layers.autocast import compute_dtype
 from razorctl.layers.base import RazorLayer, WeightLayer, flat, name_of, saved, stock_type
 from razorctl.layers.code_forms import RESULT, Code, CodeInputs, CodeOutput, KeptByCode
-from razorctl.layers.code_runs import FirstRun, SecondRun, calling, first_of
+from razorctl.layers.code_runs import FirstRun, Probe, SecondRun, calling, first_of
+from razorctl.layers.large_logits import Measured, error, unhooked
 from razorctl.layers.second_run import Context, Rows, by_position, unknown, without_cache
-from razorctl.rules.packed import Packed
+from razorctl.rules.derived import Cell, apart
+from razorctl.rules.packed import Packed, PackedValues
 
 
 class CodeAgain(Code):
@@ -41,6 +44,8 @@ class CodeAgain(Code):
         self.context = Context(self.owner, self.name, self.parts, run.tensors)
         with calling(self.parts, run.through), run.hooks():
             result = self.call(*args, **kwargs)
+        if run.made and self.likes:
+            self.measure(run, None)
         self.context.end()
         run.end()
         if self.feeds and self.likes:
@@ -79,6 +84,7 @@ class CodeAgain(Code):
 class LayerCode(CodeAgain):
     """Code of a razor layer, which packs by its rules."""
 
+    by_rules = True
     owner: RazorLayer
 
     def derive(self, views: Sequence[Tensor]) -> Sequence[Packed]:
@@ -98,6 +104,36 @@ class LayerCode(CodeAgain):
             if copy is not None and copy.elementwise:
                 return copy
         return owner.rules.of(dtype).pack(flat(x.detach()))
+
+    def measure(self, run: FirstRun, number: int | None) -> None:
+        """Measures by what the code gives to a part, or returns for None."""
+        owner, inputs = self.owner, run.form()
+        copies = dict(enumerate(inputs.sources))
+        exact = {i: PackedValues(x.shape, x.dtype, x) for i, (x, _) in run.made.items()}
+        assert isinstance(owner, Measured)
+        context, state = shallow(self.context), dict(vars(owner))
+        context.end()
+
+        def probed(sources: Mapping[int, Packed]) -> Probe:
+            twins = tuple(apart(copy) or exact[i] for i, copy in sources.items())
+            probe = Probe(self, inputs.replaced(sources=twins, cell=Cell()), number)
+            with context.again(), calling(self.parts, probe.replayed), unhooked():
+                probe.run()
+            return probe
+
+        whole, rough = probed(copies | exact), probed(copies)
+        want = whole.gradients
+        of_copies = error(rough.made, {i: whole.made[i] for i in want})
+        owner.settle(error(rough.gradients, want), of_copies)
+        vars(owner).update({**state, "large_logits": owner.large_logits, "rules": owner.rules})
+        run.inputs = None
+        if owner.large_logits:
+            for i in want:
+                run.copies[i] = self.copy(*run.made[i])
+        elif number is not None:
+            owner.large_logits = None  # another part may tell
+            return
+        run.measures, run.made = False, {}
 
     def offer(self, x: Tensor, inputs: Callable[[], CodeInputs], number: int) -> None:
         memo = self.owner.memo

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -78,6 +78,7 @@ class CodeOutput(Derived):
         number: of the call of a part that got the tensor, or RESULT.
     """
 
+    lasting = False
     code: Any = None
     number: int = RESULT
 
@@ -115,6 +116,8 @@ class Code:
 
     channels: Collection[int] = ()  # how many an image among the arguments has
     context: Context
+    by_rules: ClassVar[bool] = False  # whether rules of the owner pack, and it may `measure`
+    measure: Callable[..., None]
 
     def __init__(
         self,

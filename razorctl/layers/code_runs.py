@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_structure, tree_unflatten
 
+from razorctl.layers.autocast import no_autocast
 from razorctl.layers.base import RazorLayer, save
 from razorctl.layers.code_forms import RESULT, Code, CodeInputs, PartOutput, Place
+from razorctl.layers.large_logits import Measured, drawn
 from razorctl.layers.second_run import (
     Rows,
     empty_cache,
@@ -60,6 +62,9 @@ class FirstRun:
         self.copies: list[Packed] = []
         self.exact: list[Tensor | None] = []
         self.inputs: CodeInputs | None = None
+        owner = code.owner if code.by_rules else None
+        self.measures = isinstance(owner, Measured) and any(map(owner.measures, self.tensors))
+        self.made: dict[int, tuple[Tensor, Rows]] = {}  # what copies are of, where it measures
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
@@ -79,6 +84,8 @@ class FirstRun:
         pop()
         try:
             if args and code.likes:
+                if self.made:
+                    code.measure(self, number)
                 self.offer(args[0], number)
             y: Tensor = forward(*args, **kwargs)
             before = len(code.likes), len(self.copies), len(self.exact)
@@ -126,6 +133,8 @@ class FirstRun:
             self.exact.append(x.detach())
             return Place(len(self.exact) - 1, False, like)
         self.copies.append(copy)
+        if self.measures:
+            self.made[len(self.copies) - 1] = x.detach(), rows
         images = memory_format(x) if rows.images else None
         self.code.packed.append(Place(len(self.copies) - 1, True, like, images))
         return self.code.packed[-1]
@@ -162,16 +171,21 @@ class SecondRun:
         self.calls = 0
         code.kept, code.read = {}, {}
 
-    def run(self) -> None:
-        """Runs the code up to the last tensor that is needed."""
+    def result(self) -> Any:
+        """Runs the code."""
         code = self.code
         places = dict.fromkeys(leaf for leaf in code.leaves if isinstance(leaf, Place))
         made = {place: self.tensor(place) for place in places}
         leaves = [made[leaf] if isinstance(leaf, Place) else leaf for leaf in code.leaves]
         caches = {key: make() for key, make in code.caches.items()}
         args, named = split({**tree_unflatten(leaves, code.tree), **caches})
+        return code.call(*args, **named)
+
+    def run(self) -> None:
+        """Runs the code up to the last tensor that is needed."""
+        code = self.code
         try:
-            result = code.call(*args, **named)
+            result = self.result()
         except _DoneError:
             return
         code.read[RESULT] = first_of(result).detach()
@@ -217,6 +231,39 @@ class SecondRun:
         if place is None or place.number >= len(self.copies if place.packed else self.exact):
             raise _DoneError
         return self.tensor(place)
+
+
+class Probe(SecondRun):
+    """A second run up to the call of a part, or to its end if `last` is None."""
+
+    def __init__(self, code: Code, inputs: CodeInputs, last: int | None) -> None:
+        super().__init__(code, inputs)
+        self.last, self.made = last, dict[int, Tensor]()
+
+    def tensor(self, place: Place) -> Tensor:
+        x = super().tensor(place)
+        if place.packed and x.requires_grad:
+            self.made[place.number] = x
+        return x
+
+    def replayed(self, part: nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Tensor:
+        if self.calls == self.last:
+            raise _DoneError(args[0])
+        return super().replayed(part, forward, *args, **kwargs)
+
+    def run(self) -> None:
+        """Runs it; makes the gradients of copies for a random one of what the run ends with."""
+        self.gradients: dict[int, Tensor] = {}
+        try:
+            end = first_of(self.result())
+        except _DoneError as done:
+            (end,) = done.args
+        if self.made and end.requires_grad:
+            wanted, dout = tuple(self.made.values()), drawn(end.shape, end)
+            with no_autocast(end.device):
+                given = torch.autograd.grad(end, wanted, dout, allow_unused=True)
+            pairs = zip(self.made, given, strict=True)
+            self.gradients = {number: t for number, t in pairs if t is not None}
 
 
 def first_of(result: Any) -> Tensor:

@@ -310,8 +310,10 @@ class MultiheadAttention(Attention):
         if self.rules is None or not gradient or torch.compiler.is_compiling():
             out, weights = weighted_attention(q, k, v, mask, p)
         else:
-            rule, derived = self.rules.of(compute_dtype(q)), self.derived(*heads)
             parts, options = MaskParts(masks, merge.merged), {"dropout_p": p}
+            if self.measures(q):
+                self.measure(*heads, merge.for_heads(*masks), options)
+            rule, derived = self.rules.of(compute_dtype(q)), self.derived(*heads)
             form = attended(rule, None, *heads, mask, derived, options, parts)
             out, weights = WeightedFunction.apply(q, k, v, mask, form)
         y = self._output(_rows(out.transpose(0, 1), self.embed_dim), heads[0])

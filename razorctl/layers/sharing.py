@@ -92,11 +92,16 @@ class Memo:
     Attributes:
         derives: whether activations are made again.
         scaled: the numbers of columns of layer scales.
+        measures: whether attention measures how closely it has to keep q and k.
+        told: whether a warning has named one that keeps more for it.
         handover: of gradients and statistics between layers.
     """
 
-    def __init__(self, derives: bool = False, scaled: Iterable[int] = ()) -> None:
+    def __init__(
+        self, derives: bool = False, scaled: Iterable[int] = (), measures: bool = False
+    ) -> None:
         self.derives, self.scaled = derives, set(scaled)
+        self.measures, self.told = measures, False
         self._viewed: list[tuple[Tensor, Derived]] | None = None
         self._copies = TensorCache[Packed]()
         self._derived = TensorCache[Derived]()
@@ -252,7 +257,11 @@ class Memo:
                 cache.clear()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Memo, (self.derives, tuple(self.scaled))  # copies and pickles start empty
+        return Memo, (
+            self.derives,
+            tuple(self.scaled),
+            self.measures,
+        )  # copies and pickles start empty
 
 
 def _same(x: Tensor) -> Tensor | None:

@@ -82,6 +82,7 @@ class Derived(Packed):
     """
 
     shareable: ClassVar[bool] = True
+    lasting: ClassVar[bool] = True  # whether it can be made at any time
     sources: tuple[Packed, ...]
     others: tuple[Tensor | None, ...] = ()
     cell: Cell | None = field(default=None, compare=False)
@@ -248,6 +249,15 @@ class DerivedLinear(Derived):
         if self.gather is not None:
             self.gather(weight)
         return self.matrix(weight), bias
+
+
+def apart(copy: Packed) -> Packed | None:
+    """A twin to be read beside all readers, which share no value with it; None if it cannot be."""
+    if not isinstance(copy, Derived):
+        return copy
+    sources = [apart(source) for source in copy.sources]
+    known = copy.lasting and None not in sources
+    return copy.replaced(cell=None, sources=tuple(sources)) if known else None
 
 
 def _form(source: Packed) -> tuple[FewBitCopy, int, str | None]:

@@ -105,7 +105,8 @@ class BudgetSearch:
         # What depends on values, such as a choice of experts, may differ at the values of copies,
         # and so the shapes of what is kept.
         self.real = mode_of(twin.parameters()) is None
-        self.known = outputs.traced(self._copy(), inputs, **run)
+        with self._unchanged():
+            self.known = outputs.traced(twin, inputs, **run)
         exact = outputs.guess(twin, self.known)
         self.exact = Outputs(exact, every=True)  # in the search, where no pass is a first
         self._traced: list[tuple[Mapping[str, Any], TracedBlocks]] = []
@@ -141,6 +142,15 @@ class BudgetSearch:
     def _unchanged(self) -> AbstractContextManager[Any]:
         """Inside it a step is traced; a real copy of a model would not stay as it is."""
         return copies(self.twin, (), {}) if self.real else nullcontext()
+
+    def is_close(self, again: Reruns) -> bool:
+        """Whether rules and copies of a way have as many bits as a close gradient needs."""
+        recipe, up_to = again.recipe, METHODS[self.recipe.method].close_up_to
+        assert isinstance(recipe, Tightened)
+        convolution = min(recipe.ratio, recipe.convolution) if _convolves(self.twin) else 0.0
+        few = again.bits is not None and again.bits < 8
+        near = convolution <= closest("convolution", self.width)
+        return not few and near and recipe.ratio <= up_to("attention", self.width)
 
     def way(self) -> Reruns:
         """The way to meet the budget: by rules if they are close, else by blocks that run again.

@@ -144,6 +144,13 @@ def _tried(
             f"{''.join(f': {reason}' for reason in reasons if reason)}; "
             f"the largest that can is {max(0.0, possible):g}."
         )
+    if not search.is_close(again):
+        log.warning(
+            "%s meets ratio %g by copies of so few bits that its gradient is not close to the "
+            "exact one; a smaller ratio brings it closer.",
+            stock_type(twin).__name__,
+            recipe.ratio,
+        )
     return again, search.known
 
 

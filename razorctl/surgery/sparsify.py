@@ -106,7 +106,8 @@ def swap(
     drawn = blocks if recipe.joint == "weights" else None
     derives = any(rule.again for new in chosen if new.rules for rule in new.rules.each)
     rules_of = partial(_rules_of_kind, recipe)
-    settings = LayerSettings(Memo(derives), drawn, recipe.backend, *recipe.int8, rules_of)
+    memo = Memo(derives, measures=recipe.has_byte_budget)
+    settings = LayerSettings(memo, drawn, recipe.backend, *recipe.int8, rules_of)
     for new in chosen:
         _take(new, settings)
     if exact:

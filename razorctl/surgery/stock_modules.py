@@ -17,7 +17,7 @@ from razorctl.layers.own_forward import place
 from razorctl.layers.recognition import razor_for
 from razorctl.layers.registry import razor_of
 from razorctl.recipe import Recipe
-from razorctl.rules.allocation import largest
+from razorctl.rules.allocation import closest, largest
 from razorctl.surgery import reruns
 
 log = logging.getLogger(__name__)
@@ -172,7 +172,9 @@ def warn_of_excess(model: nn.Module, recipe: Recipe) -> None:
     elif count["conv"] > count["linear"] and recipe.ratio > largest("convolution"):
         what = (
             f"{likely} {count['conv']} layers are convolutions, whose inputs are kept in 2 bits at "
-            "least"
+            "least; nor is the gradient close to the exact one, as from ratios up to "
+            f"{closest('convolution', 'wide'):g} in single and "
+            f"{closest('convolution', 'narrow'):g} in half precision"
         )
     elif share >= MUCH:
         what = f"stays stock in about {units.percent(share)} of its layers or weights: {names}"

@@ -27,6 +27,7 @@ from rich.progress import track
 from rich.table import Table
 from timm.models import list_modules
 from torch import Tensor, nn
+from worst import worst
 
 from razorctl import Recipe, restore, sparsify
 from razorctl.layers.base import RazorLayer
@@ -219,14 +220,23 @@ def check(case: Case) -> dict[str, Any]:
         "stock_repeats_itself": equal(again, want) and cosine(again, want) > 1 - 1e-12,
         "cosine": closeness,
         "lowest": lowest(got, want),
+        "worst": worst(got.gradients, want.gradients),
         "seconds": time.perf_counter() - start,
         "faults": [fault for fault, there in faults.items() if there],
     }
 
 
+def off(worst: dict[str, Any]) -> str:
+    """The worst parameter in words, empty if it was not measured."""
+    if not worst:
+        return ""
+    return f"{worst['relative_error']:.3f}, {worst['signs']:.1%} of {worst['parameter']}"
+
+
 def report(rows: list[dict[str, Any]]) -> Table:
     """A table of the rows."""
-    table = Table("module", "model", "swapped", "cosine", "lowest, of", "faults")
+    heads = ("module", "model", "swapped", "cosine", "lowest, of", "error, signs of the worst")
+    table = Table(*heads, "faults")
     for row in rows:
         low = row.get("lowest")
         table.add_row(
@@ -235,6 +245,7 @@ def report(rows: list[dict[str, Any]]) -> Table:
             str(row.get("swapped", "")),
             f"{row['cosine']:.6f}" if low else "",
             f"{low['cosine']:.4f}, {low['parameter']}" if low else "",
+            off(row.get("worst") or {}),
             "; ".join(row["faults"]),
         )
     return table

@@ -15,6 +15,7 @@ def architectures() -> str:
     rows = sorted(document["rows"], key=lambda row: row["cosine"])
     cut = sum(bool(row["options"]) for row in rows)
     faults = [f"`{row['model']}`: {', '.join(row['faults'])}" for row in rows if row["faults"]]
+    each = any(row.get("worst") for row in rows)  # older results have none
     same = not any("forward pass" in fault for fault in faults)
     return (
         f"timm defines its models in {len(rows)} files. Here "
@@ -28,8 +29,18 @@ def architectures() -> str:
         + source("architectures", document)
         + "<details><summary>Every model, lowest cosine first</summary>\n\n"
         + table(
-            ["model", "pixels", "swapped modules", "cosine"],
-            [[f"`{r['model']}`", r["pixels"], r["swapped"], f"{r['cosine']:.5f}"] for r in rows],
+            [
+                "model",
+                "pixels",
+                "swapped modules",
+                "cosine",
+                *(["worst parameter"] if each else []),
+            ],
+            [
+                [f"`{r['model']}`", r["pixels"], r["swapped"], f"{r['cosine']:.5f}"]
+                + ([f"{r['worst']['cosine']:.4f}" if r.get("worst") else ""] if each else [])
+                for r in rows
+            ],
         )
         + "\n</details>\n"
     )

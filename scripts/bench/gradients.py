@@ -8,14 +8,17 @@ autocast as GPUs train. The exact gradient is always that of `full` in fp32, so 
 bf16 says what rounding alone costs. A method whose backward GEMMs run in int8 is also measured with
 an int8 forward pass. The script writes results/gradients.json: the cosine and the relative error of
 the weight gradients of each layer kind, of the gradient of the embedding's output, and of the whole
-gradient, with the bytes that a step keeps. Dropout is off, so that rounding and pruning are the
-only differences. Rows of listed models with random weights and random images stand apart, since
-their gradients are not those of fine-tuning. Rows that are not asked for stay, and with --missing
-those that are there, so that a call goes on where an earlier one was interrupted. The script needs
-the `bench` extra and takes an hour, and seven minutes more where convnets.py and decoder.py train
-first.
+gradient, with the bytes that a step keeps; the cosine, relative error and share of differing signs
+of the worst parameter; and, of `full` and `razor`, those of AdamW's update after UPDATES steps,
+whole and worst, to which small rows count as much as large ones. Dropout is off, so that rounding
+and pruning are the only differences. Rows of listed models with random weights and random images
+stand apart, since their gradients are not those of fine-tuning. Rows that are not asked for stay,
+and with --missing those that are there, so that a call goes on where an earlier one was
+interrupted. The script needs the `bench` extra and takes an hour, and seven minutes more where
+convnets.py and decoder.py train first.
 """
 
+import copy
 import itertools
 import json
 import math
@@ -38,6 +41,7 @@ from record import head, options, write
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
+from worst import parts, worst
 
 from razorctl import Recipe, models, restore
 from razorctl.errors import UsageError
@@ -57,6 +61,8 @@ TASKS = {**pretrained.TASKS, **convnets.TASKS, **decoder.TASKS}
 RANDOM = {"resnet50": 96, "mobilenetv2": 96, "convnext-t": 64, "swin-t": 64, "segformer-b0": 96}
 RANDOM_BATCH = 4
 RANDOM_BATCHES = 2
+UPDATES = 20
+UPDATED = ("full", "razor")  # methods whose updates are measured, on tasks of real data
 FEW = ("full", "backrazor", "int8", "razor")  # methods on random weights
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
 
@@ -142,6 +148,7 @@ class Subject:
             if name != "bias"
         }
         taken = [take(rows, torch.arange(i * size, (i + 1) * size)) for i in range(batches)]
+        self.by_name: dict[str, Tensor] = {}  # of the last gradients
         self.batches = [(task.inputs(batch), batch["labels"]) for batch in taken]
 
     def saved(self, autocast: torch.dtype | None) -> int:
@@ -171,12 +178,30 @@ class Subject:
                     grad = grad if parameter.grad is None else parameter.grad.double()
                     sum_so_far = total.get(id(parameter))
                     total[id(parameter)] = grad if sum_so_far is None else sum_so_far + grad
+        self.by_name = {name: total[id(p)] for name, p in self.model.named_parameters()}
         groups: dict[str, list[Tensor]] = {"all": list(total.values())}
         if self.bottom:
             groups = {"embedding": at_embedding, **groups}
         for parameter, kind in self.kinds.items():
             groups.setdefault(kind, []).append(total[parameter])
         return {kind: torch.cat([t.flatten() for t in parts]) for kind, parts in groups.items()}
+
+    def update(self, autocast: torch.dtype | None = None) -> dict[str, Tensor]:
+        """Parameter -> what UPDATES steps of AdamW change of it; the model is then as before."""
+        start = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        state = copy.deepcopy(self.model.state_dict())
+        optimizer = torch.optim.AdamW(self.model.parameters(), lr=5e-5, weight_decay=0)
+        for number in range(UPDATES):
+            inputs, labels = self.batches[number % len(self.batches)]
+            torch.manual_seed(number)
+            with torch.autocast("cpu", dtype=autocast, enabled=autocast is not None):
+                value = loss(self.model, inputs, labels)
+            optimizer.zero_grad()
+            value.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        changed = {n: (p.detach() - start[n]).double() for n, p in self.model.named_parameters()}
+        self.model.load_state_dict(state)
+        return changed
 
     @contextmanager
     def _watching(self, tell: Callable[[Tensor], None]) -> Iterator[None]:
@@ -209,6 +234,11 @@ def compare(got: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, Close
     }
 
 
+def vector(by_name: dict[str, Tensor]) -> Tensor:
+    """All parameters as one vector."""
+    return torch.cat([each for _, each in parts(by_name)])
+
+
 def named(task: str, precision: str, recipe: Recipe) -> dict[str, Any]:
     """The entries of a row that tell it from others."""
     return {
@@ -221,12 +251,27 @@ def named(task: str, precision: str, recipe: Recipe) -> dict[str, Any]:
 
 
 def measure(
-    subject: Subject, recipe: Recipe, precision: str, exact: dict[str, Tensor], full: int
+    subject: Subject,
+    recipe: Recipe,
+    precision: str,
+    exact: dict[str, Tensor],
+    full: int,
+    each: dict[str, Tensor],
+    update: dict[str, Tensor] | None,
 ) -> dict[str, Any]:
-    """A row of the result."""
+    """A row of the result.
+
+    exact, each, update: the exact gradients by kind and by parameter, and the exact update, None if
+    it is not measured.
+    """
     autocast = PRECISIONS[precision]
     subject.sparsify(recipe, autocast)
     closeness = compare(subject.gradients(autocast), exact)
+    figures: dict[str, Any] = {"worst": worst(subject.by_name, each)}
+    if update is not None:
+        got = subject.update(autocast)
+        whole = compare({"all": vector(got)}, {"all": vector(update)})["all"]
+        figures["update"] = {**asdict(whole), "worst": worst(got, update)}
     saved = subject.saved(autocast)
     restore(subject.model)
     return {
@@ -234,6 +279,7 @@ def measure(
         "saved_bytes": saved,
         "full_saved_bytes": full,
         "closeness": {kind: asdict(value) for kind, value in closeness.items()},
+        **figures,
     }
 
 
@@ -294,12 +340,16 @@ def measured(
     A ratio that the model cannot meet has none.
     """
     subject = Subject(task, task.load(cache)[0], cache, batches, size)
-    exact = subject.gradients()
+    exact, update = subject.gradients(), None
+    each = subject.by_name
+    if task.name not in RANDOM and any(recipe.method in UPDATED for _, recipe in wanted):
+        update = subject.update()
     sizes = {precision: subject.saved(PRECISIONS[precision]) for precision in dict(wanted)}
     for precision, recipe in wanted:
         words = f"{task.name} {precision} {label(recipe, 1)}"
         try:
-            row = measure(subject, recipe, precision, exact, sizes[precision])
+            known = update if recipe.method in UPDATED else None
+            row = measure(subject, recipe, precision, exact, sizes[precision], each, known)
         except UsageError as error:
             print(f"{words}: {error}", file=sys.stderr)
             continue

@@ -57,6 +57,7 @@ def gradients() -> str:
             of_precision([row for row in document["rows"] if row["precision"] == precision], what)
             for precision, what in PRECISIONS.items()
         )
+        + updates(document["rows"])
         + "\nListed models with **random weights**, on random images, "
         f"{document['random_batches']} batches of {document['random_batch_size']}. Fine-tuning has "
         "no such gradients: batch norms of\nrandom weights enlarge any error.\n\n"
@@ -84,6 +85,31 @@ def of_precision(rows: list[Row], what: str) -> str:
             [label(case), *(cell(case, ratio) for ratio in (*ratios, None))]
             for case in dict.fromkeys(map(way, rows))
         ],
+    )
+
+
+def updates(rows: list[Row]) -> str:
+    """The cosines of updates and of worst parameters; empty where results have none yet."""
+    rows = [row for row in rows if "update" in row and not row["int8_forward"]]
+    if not rows:
+        return ""
+
+    def case(row: Row) -> str:
+        return f"{way(row)} {row['ratio'] or ''}".strip()
+
+    def cell(row: Row) -> list[str]:
+        vectors = row["update"], row["update"]["worst"], row["worst"]
+        return [f"{vector.get('cosine', 1):.3f}" for vector in vectors]
+
+    return (
+        "\nAdamW gives every weight a step of one size, so its update of 20 steps sees small rows "
+        "that the whole gradient hides. Cosines to the update of\n`full` in fp32, of all "
+        "parameters and of the worst, q, k and v of a fused projection apart, and of the worst "
+        "parameter's gradient:\n\n"
+        + table(
+            ["task, precision", "case", "update", "its worst", "worst gradient"],
+            [[f"{row['task']}, {row['precision']}", case(row), *cell(row)] for row in rows],
+        )
     )
 
 

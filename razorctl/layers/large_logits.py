@@ -1,0 +1,95 @@
+"""Whether attention keeps q and k by its rules, or closer, since its logits are large.
+
+An error e of a logit multiplies its probability by exp(e), so copies that serve elsewhere do not
+where |q| |k| is large. The first forward pass that keeps measures it, for good: it compares the
+gradient of q and k, for a random gradient of the output, with that of their copies. A model that is
+compiled before its first eager pass is not measured.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from razorctl.layers.base import RazorLayer, name_of
+from razorctl.rules.base import Rules
+from razorctl.rules.dense import Half
+
+log = logging.getLogger(__name__)
+
+LIMIT = 0.02  # of a gradient's squared relative error: a cosine of .99
+AMPLIFIED = 10  # times the error of q and k, from which on the logits are to blame
+
+
+class Measured(RazorLayer):
+    """The base of attention that measures.
+
+    large_logits: whether its logits are large; None until it has measured.
+    """
+
+    large_logits: bool | None = None
+
+    def measures(self, x: Tensor) -> bool:
+        """Whether this pass is to measure: in a trace, a compiled program or a graph none does."""
+        if torch.compiler.is_compiling() or self.large_logits is not None:
+            return False
+        asked = self.memo is not None and self.memo.measures
+        real = type(x) is Tensor and not x.is_meta
+        return asked and real and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+
+    def settle(self, error: float, of_copies: float) -> None:
+        """Takes the errors of a gradient, and of the copies that it is from."""
+        if not error > max(LIMIT, AMPLIFIED * of_copies):
+            self.large_logits = False
+            return
+        self.keep_closer()
+        if self.memo is not None and not self.memo.told:
+            self.memo.told = True
+            log.warning(
+                "the logits of %s are so large that few bits of q and k would give them a gradient "
+                "with a relative error of %.2g; it keeps them in 16 bits, as may other attention "
+                "of the model, which takes more bytes than ratio counts.",
+                name_of(self),
+                error**0.5,
+            )
+
+    def keep_closer(self) -> None:
+        """Keeps in half precision from now on."""
+        self.large_logits, self.rules = True, Rules(Half(), Half())
+
+
+def sizes(model: nn.Module) -> dict[str, bool]:
+    """Whether the logits of each attention are large that has measured, by name."""
+    every = ((n, m.large_logits) for n, m in model.named_modules() if isinstance(m, Measured))
+    return {name: large for name, large in every if large is not None}
+
+
+def put(model: nn.Module, known: Mapping[str, bool]) -> None:
+    """Makes attention keep as it did when `sizes` was called."""
+    for name, large in known.items():
+        layer: Any = model.get_submodule(name)
+        layer.large_logits = large
+        if large:
+            layer.keep_closer()
+
+
+def unhooked() -> AbstractContextManager[Any]:
+    """Inside, no hooks see what autograd keeps, as those of blocks that run again would."""
+    return torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
+
+
+def drawn(shape: Sequence[int], like: Tensor) -> Tensor:
+    """A random gradient, the same each time, without a draw from torch's default generator."""
+    generator = torch.Generator(like.device).manual_seed(0)
+    return torch.randn(shape, generator=generator, device=like.device).to(like.dtype)
+
+
+def error(got: Mapping[int, Tensor], want: Mapping[int, Tensor]) -> float:
+    """The largest squared relative error of tensors, of which one next to none has none."""
+    pairs = [(w.detach().float(), got[i].detach().float()) for i, w in want.items()]
+    squares = [[t.square().nansum().item() for t in (w, g - w)] for w, g in pairs]
+    least = 1e-6 * max((size for size, _ in squares), default=0.0) + 1e-30
+    return max((off / (size + least) for size, off in squares), default=0.0)

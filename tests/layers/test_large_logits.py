@@ -1,0 +1,296 @@
+"""Attention with large logits: what it measures, and how it then keeps q and k."""
+
+import copy
+import logging
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from razorctl import Recipe, restore, saved_bytes, sparsify
+from razorctl.layers import large_logits
+from razorctl.layers.large_logits import AMPLIFIED, LIMIT, Measured, sizes
+from razorctl.rules.dense import Half
+from razorctl.rules.quantized import Quantized
+from razorctl.training import state
+
+
+class OwnAttention(nn.Module):
+    """Attention that razor knows by its code alone, with logits that are not divided."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        return self.o((q @ k.transpose(1, 2)).softmax(-1) @ v)
+
+
+class Scaled(nn.Module):
+    """A layer between an input that is scaled and a classifier."""
+
+    def __init__(self, layer: nn.Module, width: int, scale: float) -> None:
+        super().__init__()
+        self.layer, self.head, self.scale = layer, nn.Linear(width, 5), scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.head(self.layer(x * self.scale).mean(1))
+        return y
+
+
+def encoder(scale: float, **options: Any) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(64, 2, 64, dropout=0.0, batch_first=True, **options)
+    return Scaled(layer, 64, scale), torch.randn(8, 32, 64)
+
+
+def norm_first(scale: float) -> tuple[nn.Module, Tensor]:
+    model, x = encoder(1, norm_first=True)
+    with torch.no_grad():
+        model.layer.self_attn.in_proj_weight.mul_(scale)
+    return model, x
+
+
+def own(scale: float) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    return Scaled(OwnAttention(64), 64, scale), torch.randn(8, 32, 64)
+
+
+def qk_norm(scale: float) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    options = {"img_size": 64, "embed_dim": 64, "depth": 1, "num_heads": 2, "num_classes": 5}
+    model = timm.create_model("vit_tiny_patch16_224", qk_norm=True, **options)
+    for norm in (model.blocks[0].attn.q_norm, model.blocks[0].attn.k_norm):
+        nn.init.constant_(norm.weight, math.sqrt(scale))
+    return model, torch.randn(8, 3, 64, 64)
+
+
+class Text(nn.Module):
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits: Tensor = self.model(ids, use_cache=False).logits[:, -1, :5]
+        return logits
+
+
+def gpt2(scale: float) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    config = transformers.GPT2Config(vocab_size=64, n_embd=64, n_layer=1, n_head=2, **none)
+    model = Text(transformers.GPT2LMHeadModel(config))
+    with torch.no_grad():
+        model.model.transformer.h[0].attn.c_attn.weight.mul_(scale)
+    return model, torch.randint(64, (8, 32))
+
+
+def bloom(scale: float) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    none = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
+    config = transformers.BloomConfig(vocab_size=64, hidden_size=64, n_layer=1, n_head=2, **none)
+    model = Text(transformers.BloomForCausalLM(config))
+    with torch.no_grad():
+        model.model.transformer.h[0].self_attention.query_key_value.weight.mul_(scale)
+    return model, torch.randint(64, (8, 32))
+
+
+LARGE: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "encoder": lambda: encoder(14),
+    "norm_first": lambda: norm_first(14),
+    "own": lambda: own(6),
+    "qk_norm": lambda: qk_norm(60),
+    "gpt2": lambda: gpt2(100),
+    "bloom": lambda: bloom(100),
+}
+
+
+def gradient(model: nn.Module, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """The gradient of all that is called attention."""
+    model.zero_grad()
+    with torch.autocast("cpu", dtype=dtype or torch.bfloat16, enabled=dtype is not None):
+        y = model(x)
+    F.cross_entropy(y.float(), torch.arange(len(x)) % 5).backward()
+    every = model.named_parameters()
+    parts = [p.grad.flatten() for n, p in every if "at" in n or n.startswith("layer.")]
+    return torch.cat(parts)
+
+
+def closeness(model: nn.Module, x: Tensor, exact: Tensor, **options: Any) -> float:
+    return F.cosine_similarity(gradient(model, x, **options), exact, dim=0).item()
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The warnings about logits."""
+    records = [r for r in caplog.records if r.levelno == logging.WARNING]
+    return [r.getMessage() for r in records if r.name == large_logits.__name__]
+
+
+def measured(model: nn.Module) -> Measured:
+    return next(module for module in model.modules() if isinstance(module, Measured))
+
+
+@pytest.mark.parametrize("ratio", [0.5, 0.97])
+@pytest.mark.parametrize("name", LARGE)
+def test_gradients_are_close(name: str, ratio: float) -> None:
+    model, x = LARGE[name]()
+    exact = gradient(model.train(), x)
+    sparsify(model, Recipe("razor", ratio))
+    assert closeness(model, x, exact) >= 0.995
+
+
+@pytest.mark.parametrize("name", ["encoder", "bloom"])
+def test_in_bf16_they_are_as_close_as_those_of_full(name: str) -> None:
+    model, x = LARGE[name]()
+    full = gradient(model.train(), x, torch.bfloat16)
+    sparsify(model, Recipe("razor", 0.9))
+    assert closeness(model, x, full, dtype=torch.bfloat16) >= 0.995
+
+
+@pytest.mark.parametrize(
+    "build", [encoder, norm_first, own, qk_norm, gpt2, bloom], ids=lambda build: build.__name__
+)
+def test_small_logits_change_nothing(
+    build: Callable[[float], tuple[nn.Module, Tensor]], caplog: pytest.LogCaptureFixture
+) -> None:
+    model, x = build(1)
+    sparsify(model.train(), Recipe("razor", 0.97))
+    rules = measured(model).rules
+    kept = saved_bytes(model, x)
+    gradient(model, x)
+    assert set(sizes(model).values()) == {False}
+    assert measured(model).rules is rules
+    assert saved_bytes(model, x) == kept
+    assert not said(caplog)
+
+
+def test_one_warning_names_a_layer_and_its_error(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(64, 2, 64, dropout=0.0, batch_first=True, norm_first=True)
+    model = Scaled(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), 64, 1).train()
+    with torch.no_grad():
+        for each in model.layer.layers:
+            each.self_attn.in_proj_weight.mul_(14)
+    sparsify(model, Recipe("razor", 0.9))
+    x = torch.randn(8, 32, 64)
+    gradient(model, x)
+    assert list(sizes(model).values()) == [True, True]
+    (words,) = said(caplog)
+    assert "layer.layers.0.self_attn (MultiheadAttention)" in words
+    assert "more bytes than ratio counts" in words
+
+
+def test_only_the_first_pass_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = own(6)
+    sparsify(model.train(), Recipe("razor", 0.9))
+    first = gradient(model, x)
+    before = saved_bytes(model, x)
+    monkeypatch.setattr(Measured, "settle", None)
+    assert torch.equal(gradient(model, x), first)
+    assert saved_bytes(model, x) == before
+
+
+@pytest.mark.parametrize("build", [lambda: encoder(14), lambda: own(6)])
+def test_traces_do_not_measure_and_random_states_stay(
+    build: Callable[[], tuple[nn.Module, Tensor]],
+) -> None:
+    model, x = build()
+    sparsify(model.train(), Recipe("razor", 0.9))
+    fewer = saved_bytes(model, x)
+    assert sizes(model) == {}
+    before = torch.get_rng_state()
+    gradient(model, x)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert saved_bytes(model, x) > fewer
+    restore(model)
+    assert "large_logits" not in vars(measured_stock(model))
+
+
+def measured_stock(model: nn.Module) -> nn.Module:
+    return model.layer.self_attn if hasattr(model.layer, "self_attn") else model.layer
+
+
+def test_checkpoints_say_which_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = encoder(14)
+    sparsify(model.train(), Recipe("razor", 0.9))
+    gradient(model, x)
+    kept = state.transient(model)
+    want = gradient(model, x)
+    twin, _ = encoder(14)
+    sparsify(twin.train(), Recipe("razor", 0.9))
+    monkeypatch.setattr(Measured, "settle", None)
+    state.load_transient(twin, kept)
+    assert torch.equal(gradient(twin, x), want)
+    assert sizes(copy.deepcopy(twin)) == sizes(model)
+
+
+def test_baselines_keep_what_their_papers_keep() -> None:
+    model, x = encoder(14)
+    sparsify(model.train(), Recipe("int8"))
+    gradient(model, x)
+    assert sizes(model) == {}
+
+
+@pytest.mark.parametrize(
+    ("error", "of_copies", "large"),
+    [
+        (LIMIT, 0.0, False),
+        (2 * LIMIT, 0.0, True),
+        (1.0, 1.01 / AMPLIFIED, False),  # so few bits are off as far with any logits
+        (1.0, 0.99 / AMPLIFIED, True),
+        (math.nan, 0.0, False),
+    ],
+)
+def test_logits_are_to_blame_where_they_amplify_the_error(
+    error: float, of_copies: float, large: bool
+) -> None:
+    model, _ = encoder(1)
+    sparsify(model, Recipe("razor", 0.97))
+    layer = measured(model)
+    layer.settle(error, of_copies)
+    assert layer.large_logits is large
+    assert isinstance(layer.rules.wide, Half if large else Quantized)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_blocks_measure_once(reentrant: bool) -> None:
+    model, x = encoder(14)
+    exact = gradient(model.train(), x)
+    sparsify(model, Recipe("razor", 0.9))
+    layer = model.layer.forward
+    model.layer.forward = partial(checkpoint, layer, use_reentrant=reentrant)
+    assert closeness(model, x.requires_grad_(), exact) >= 0.995
+
+
+@pytest.mark.parametrize("batch", [8, 32])  # 32 are as many as tokens
+@pytest.mark.parametrize("padded", [False, True])
+def test_masks_take_part(batch: int, padded: bool) -> None:
+    model, _ = encoder(14)
+    x = torch.randn(batch, 32, 64)
+    mask = nn.Transformer.generate_square_subsequent_mask(32).isinf()
+    padding = (torch.arange(32) > 20).expand(batch, 32) if padded else None
+    model.layer.forward = partial(model.layer.forward, src_mask=mask, src_key_padding_mask=padding)
+    exact = gradient(model.train(), x)
+    del model.layer.forward
+    sparsify(model, Recipe("razor", 0.9))
+    model.layer.forward = partial(model.layer.forward, src_mask=mask, src_key_padding_mask=padding)
+    assert closeness(model, x, exact) >= 0.995
+
+
+def test_compiled_programs_do_not_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = encoder(14)
+    sparsify(model.train(), Recipe("razor", 0.9))
+    layer = measured(model)
+    assert layer.measures(x)
+    assert not layer.measures(x.to("meta"))
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert not layer.measures(x)
