@@ -225,6 +225,8 @@ class Attention(Measured):
         out: Tensor = StoredFunction.apply(query, key, value, attn_mask, self, scale, dropout_p)
         return out
 
+    @unhooked()
+    @torch.no_grad()
     def measure(
         self,
         query: Tensor,
@@ -245,7 +247,7 @@ class Attention(Measured):
 
         def gradients(q: Tensor, k: Tensor) -> dict[int, Tensor]:
             q, k, v = (to_compute_dtype(t.detach())[some] for t in (q, k, value))
-            with no_autocast(q.device), unhooked():
+            with no_autocast(q.device):
                 dout = drawn((*q.shape[:-1], v.shape[-1]), q)
                 return dict(enumerate(attention_gradient(q, k, v, mask, None, dout, options)))
 

@@ -1,4 +1,4 @@
-"""What int8 costs the weight gradient of a linear layer, measured in its first backward pass.
+"""The error that int8 brings to the weight gradient of a linear layer, as its first pass shows it.
 
 A row of dW = dy^T x is computed from a column of dy. Where few entries of a column are much larger
 than the others, as p - 1 of the target is beside p of the other classes, the others round to zero,
@@ -32,7 +32,7 @@ class Products(Protocol):
         """dy^T x, [out, columns of x]."""
 
     def exact(self, step: int) -> "Products":
-        """The same for every `step`-th column of dy, in the dtype of dy."""
+        """The products for every `step`-th column of dy, in the dtype of dy."""
 
 
 class Int8Cost:

@@ -7,8 +7,8 @@ compiled before its first eager pass is not measured.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -76,9 +76,11 @@ def put(model: nn.Module, known: Mapping[str, bool]) -> None:
             layer.keep_closer()
 
 
-def unhooked() -> AbstractContextManager[Any]:
+@contextmanager
+def unhooked() -> Iterator[None]:
     """Inside, no hooks see what autograd keeps, as those of blocks that run again would."""
-    return torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        yield
 
 
 def drawn(shape: Sequence[int], like: Tensor) -> Tensor:

@@ -149,8 +149,11 @@ def _costs(run: Callable[..., Any], args: Any) -> tuple[list[OpCost], Any]:
             return found, run(*fake)
 
 
+COMPILED = {"attention_again_grad"}  # in compiled programs alone, which no plan traces
+
+
 def test_every_op_is_here():
-    assert {op.name for op in OPS.values()} == set(CALLS)
+    assert {op.name for op in OPS.values()} == set(CALLS) | COMPILED
 
 
 @pytest.mark.parametrize("name", CALLS)
