@@ -1,9 +1,12 @@
 """The output of a linear layer, made again in int8 from a few-bit copy of its input.
 
 y [rows, out] = f(x) W^T + b, for the x [rows, in] of the copy. The product contracts columns, so
-f(x) and W [out, in] need a scale for each row: scale = max |x| / 127, code = round(x / scale). No
-value of f(x) exists but in a row that is being rounded. Where readers of y take codes, the product
-is rounded to those of an 8-bit copy, and no y exists either.
+f(x) and W [out, in] need a scale for each row: scale = max |x| / 127, code = round(x / scale). With
+the largest magnitudes of the columns of x and r = magnitude ** .25, x W^T = (x / r) (r W)^T: so a
+column that is much larger than the others leaves these codes too (SmoothQuant, Xiao et al. 2023,
+Eq. 4, with another exponent: a larger one coarsens W). No value of f(x) exists but in a row that is
+being rounded. Where readers of y take codes, the product is rounded to those of an 8-bit copy, and
+no y exists either.
 """
 
 from collections.abc import Callable
@@ -31,6 +34,18 @@ def row_operand(copy: FewBitCopy, rows: int, function: str | None) -> tuple[Tens
         scale[part.rows] = scale_of(values, 1)
         codes[part.rows] = values.mul_(inverse(scale[part.rows])).round_()
     return codes, scale
+
+
+def evened(copy: FewBitCopy, function: str | None, weight: Tensor) -> tuple[FewBitCopy, Tensor]:
+    """The copy of x / r, and r W; both as they are with a function or without rows."""
+    if function is not None or not len(copy.scale):
+        return copy, weight
+    first, spacing = affine(copy)
+    last = first + (2**copy.bits - 1) * spacing
+    root = torch.maximum(first.abs(), last.abs()).amax(0).sqrt_().sqrt_()
+    root = torch.where((root > 0) & root.isfinite(), root, 1)
+    bias = None if copy.bias is None else copy.bias / root
+    return copy._replace(scale=copy.scale / root, bias=bias), weight * root
 
 
 def outer(offset: Tensor | None, scale: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -69,6 +84,7 @@ def linear_again(
         offset: b, [out], None for 0.
         dtype: Of y.
     """
+    copy, weight = evened(copy, function, weight)
     codes, scale = row_operand(copy, rows, function)
     outputs, out_scale, _ = int8_rows.body(weight)
     left, right = outer(offset, scale)
@@ -126,6 +142,7 @@ def linear_copy_again(
         offset: b, [out], None for 0.
         dtype: Of the y that the copy stands for, whose range limits the values.
     """
+    copy, weight = evened(copy, function, weight)
     codes, scale = row_operand(copy, rows, function)
     outputs, out_scale, _ = int8_rows.body(weight)
     left, right = outer(offset, scale)

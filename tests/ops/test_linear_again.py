@@ -52,6 +52,16 @@ def test_the_output(affine, function, dtype, device):
     assert (got - want).norm() < 0.02 * want.norm()
 
 
+def test_a_large_column_leaves_the_others_their_codes(device):
+    x = torch.randn(70, 64, device=device)
+    x[:, 3] = 300 + 100 * x[:, 3]
+    copy, weight = copied(x, 8, 40), torch.randn(24, 64, device=device)
+    weight[:, 3] /= 100
+    got = linear_again(copy, 70, None, weight, None, torch.float32)
+    want = dequantize(copy, 70, torch.float32) @ weight.t()
+    assert (got - want).norm() < 0.25 * want.norm()  # .65 by rows of x itself
+
+
 @pytest.mark.parametrize("outputs", [64, 24])
 def test_the_copy_is_that_of_the_output(outputs, device, monkeypatch):
     monkeypatch.setattr("razorctl.ops.gemm.PART", 40 * outputs)

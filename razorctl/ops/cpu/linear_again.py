@@ -34,6 +34,7 @@ def linear_again(
     offset: Tensor | None,
     dtype: torch.dtype,
 ) -> Tensor:
+    copy, weight = op.evened(copy, function, weight)
     codes, scale = row_operand(copy, rows, function)
     outputs, out_scale, _ = int8_rows(weight)
     left, right = op.outer(offset, scale)
@@ -55,6 +56,7 @@ def linear_copy_again(
     offset: Tensor | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    copy, weight = op.evened(copy, function, weight)
     codes, scale = row_operand(copy, rows, function)
     outputs, out_scale, _ = int8_rows(weight)
     left, right = op.outer(offset, scale)

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from razorctl.ops.functions import FUNCTIONS
-from razorctl.ops.linear_again import row_operand
+from razorctl.ops.linear_again import evened, row_operand
 from razorctl.ops.packing import BITS
 from tests import references
 from tests.ops.triton.test_int8 import alike
@@ -25,6 +25,7 @@ def test_row_operands(function, bits, tile_rows, kernels):
     copy = copy._replace(scale=scale, bias=torch.randn(192) if bits % 2 else None)
     weight = activation(9, 200)[:, :192]
     got = kernels.row_operands(copy, 70, function, weight if bits % 2 else weight.t().clone().t())
+    copy, weight = evened(copy, function, weight)
     for codes, each, want in (
         (*got[:2], row_operand(copy, 70, function)),
         (*got[2:], references.int8_rows(weight)),
