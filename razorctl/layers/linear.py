@@ -264,7 +264,7 @@ class Linear(WeightLayer):
 
     @property
     def saving(self) -> bool:
-        return self.rules is not None and super().saving
+        return self.rules is not None and self.training and self.may_save
 
     def forward(self, input: Tensor) -> Tensor:
         return self.multiplied(input, self.bias) if self.saving else self.stock(input)

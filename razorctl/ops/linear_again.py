@@ -2,11 +2,11 @@
 
 y [rows, out] = f(x) W^T + b, for the x [rows, in] of the copy. The product contracts columns, so
 f(x) and W [out, in] need a scale for each row: scale = max |x| / 127, code = round(x / scale). With
-the largest magnitudes of the columns of x and r = magnitude ** .25, x W^T = (x / r) (r W)^T: so a
-column that is much larger than the others leaves these codes too (SmoothQuant, Xiao et al. 2023,
-Eq. 4, with another exponent: a larger one coarsens W). No value of f(x) exists but in a row that is
-being rounded. Where readers of y take codes, the product is rounded to those of an 8-bit copy, and
-no y exists either.
+the largest magnitudes of the columns of x in the first tile and r = magnitude ** .25, it is
+x W^T = (x / r) (r W)^T: so a column that is much larger than the others leaves these codes too
+(SmoothQuant, Xiao et al. 2023, Eq. 4, with another exponent: a larger one coarsens W). No value of
+f(x) exists but in a row that is being rounded. Where readers of y take codes, the product is
+rounded to those of an 8-bit copy, and no y exists either.
 """
 
 from collections.abc import Callable
@@ -36,13 +36,17 @@ def row_operand(copy: FewBitCopy, rows: int, function: str | None) -> tuple[Tens
     return codes, scale
 
 
+FLATTEST = 0.125  # of the largest r; a column that is next to nothing at first may be large later
+
+
 def evened(copy: FewBitCopy, function: str | None, weight: Tensor) -> tuple[FewBitCopy, Tensor]:
     """The copy of x / r, and r W; both as they are with a function or without rows."""
     if function is not None or not len(copy.scale):
         return copy, weight
-    first, spacing = affine(copy)
-    last = first + (2**copy.bits - 1) * spacing
-    root = torch.maximum(first.abs(), last.abs()).amax(0).sqrt_().sqrt_()
+    tile = affine(copy._replace(zero_point=copy.zero_point[:1], scale=copy.scale[:1]))
+    first, last = tile[0], tile[0] + (2**copy.bits - 1) * tile[1]
+    root = torch.maximum(first.abs(), last.abs()).squeeze(0).sqrt_().sqrt_()
+    root = root.clamp(min=FLATTEST * root.max())
     root = torch.where((root > 0) & root.isfinite(), root, 1)
     bias = None if copy.bias is None else copy.bias / root
     return copy._replace(scale=copy.scale / root, bias=bias), weight * root

@@ -215,9 +215,9 @@ def linear(layer: str, inputs: int, outputs: int) -> Iterator[Case]:
     form = f"{BITS} bits {function}"
     launches = f"int8_operand: bounds {form}", f"int8_operand: int8_operand {form}"
     yield Case(int8_operand.int8_operand, f"{layer}, x", operand, launches)
-    if layer != "fc2":  # its output is never made again; and launches of its product, as below
-        of_rows = f"linear_again: row_operands 1024 {form} fp32"
-        launches = f"linear_again: roots {BITS} bits", of_rows
+    if layer != "fc2":  # its output is never made again
+        # And those of its product, as below.
+        launches = (f"linear_again: row_operands 1024 {form} fp32",)
         op = linear_again.linear_copy_again if layer == "fc1" else linear_again.linear_again
         yield Case(op, f"{layer}, y", again, launches)
     form += " fp32 bf16 128 rows"

@@ -1,16 +1,18 @@
 """Kernels of ops.linear_again: int8 rows of f(x) and of a weight by one launch, and their product.
 
 codes = round(f(x) / scale), scale = max |f(x)| / 127 of a row, for the x [rows, columns] of a copy;
-the same of a weight [outputs, columns]. Without a function the columns of x are divided by the
-fourth roots of their largest magnitudes, and those of the weight multiplied.
+the same of a weight [outputs, columns]. Without a function the columns of x are divided
+by `r` of `op.evened`, and those of the weight multiplied.
 """
 
 from collections.abc import Iterator
 from itertools import product
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from razorctl.ops import kernels
 from razorctl.ops import linear_again as op
@@ -19,38 +21,33 @@ from razorctl.ops.op import FewBitCopy
 from razorctl.ops.packing import BITS, GROUP
 from razorctl.ops.triton.gemm import copied_gemm, scaled_gemm
 from razorctl.ops.triton.int8 import codes_of, row_scale, warps_of_row
-from razorctl.ops.triton.int8_operand import BOUNDS, bounds
 from razorctl.ops.triton.launch import all_registers, cdiv, launchable, next_power_of_2
 from razorctl.ops.triton.numbers import activated, inverse
 from razorctl.ops.triton.packing import unpacked_block
 from razorctl.ops.triton.tiles import AHEAD, COPY, tile_affine
 from razorctl.ops.triton.variants import KNOWN, Variant, dtypes
 
+FLATTEST = constexpr(op.FLATTEST)
 WIDEST = 8192  # most columns of a row that a program holds
 ROWS = 16  # of x that a program works on one after the other
 OUTPUTS = 4  # rows of the weight of a program: few, since there are few in all
 VECTOR = 8  # columns whose bytes a thread loads at once
 
 
-@launchable
-def roots_kernel(
-    zero_point, scale, bias, root, tiles, columns,
-    BITS: tl.constexpr, T: tl.constexpr, C: tl.constexpr,
-):  # fmt: skip
-    """A program computes the fourth roots of the largest magnitudes of C columns; 1 for 0."""
-    column = tl.program_id(0) * C + tl.arange(0, C)
-    there = column < columns
-    middle, reach = bounds(
-        zero_point, scale, bias, tiles, column, there, columns, BITS, None, None, T, C
-    )
-    most = tl.sqrt_rn(tl.sqrt_rn(tl.abs(middle) + reach))
-    usable = (most > 0) & (most < float("inf"))
-    tl.store(root + column, tl.where(usable, most, 1.0), mask=there)
+@triton.jit
+def _roots(zero_point, scale, bias, column, columns, BITS: tl.constexpr):
+    """See `r` of `op.evened`, [C]."""
+    first, spacing = tile_affine(zero_point, scale, bias, 0, column, columns)
+    last = first + (2**BITS - 1) * spacing
+    root = tl.sqrt_rn(tl.sqrt_rn(tl.maximum(tl.abs(first), tl.abs(last))))
+    root = tl.where(column < columns, root, 0.0)
+    root = tl.maximum(root, FLATTEST * tl.max(root, 0))
+    return tl.where((root > 0) & (root < float("inf")), root, 1.0)
 
 
 @launchable
 def row_operands_kernel(
-    packed, zero_point, scale, bias, root, codes, code_scale, weight, of_weight, weight_scale,
+    packed, zero_point, scale, bias, codes, code_scale, weight, of_weight, weight_scale,
     rows, columns, tile_rows, outputs, stride,
     FUNCTION: tl.constexpr, BITS: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
     C: tl.constexpr, V: tl.constexpr,
@@ -68,7 +65,7 @@ def row_operands_kernel(
         last = tl.minimum(first + tl.minimum(ROWS, tile_rows - start), rows)
         offset, spacing = tile_affine(zero_point, scale, bias, tile, column, columns)
         if FUNCTION is None:
-            by = tl.load(root + column, mask=column < columns, other=1.0)
+            by = _roots(zero_point, scale, bias, column, columns, BITS)
             offset, spacing = tl.div_rn(offset, by), tl.div_rn(spacing, by)
         for place in tl.range(first, last, num_stages=AHEAD):
             row = place + tl.zeros((1,), tl.int64)
@@ -82,12 +79,14 @@ def row_operands_kernel(
             tl.store(code_scale + row, each)
     else:
         first = (number - of_x).to(tl.int64) * OUTPUTS
+        if FUNCTION is None:
+            by = _roots(zero_point, scale, bias, column, columns, BITS)
         for place in tl.range(first, tl.minimum(first + OUTPUTS, outputs), num_stages=AHEAD):
             row = place + tl.zeros((1,), tl.int64)
             src = weight + row[:, None] * stride + column[None, :]
             values = tl.load(src, mask=inside, other=0.0).to(tl.float32)
             if FUNCTION is None:
-                values *= tl.load(root + column, mask=column < columns, other=0.0)[None, :]
+                values *= by[None, :]
             each = row_scale(values)
             to = of_weight + row[:, None] * columns + column[None, :]
             tl.store(to, codes_of(values, inverse(each)[:, None]), mask=inside)
@@ -120,16 +119,10 @@ def row_operands(
     code_scale = packed.new_empty(rows, 1, dtype=torch.float32)
     of_weight = codes.new_empty(outputs, columns)
     weight_scale = code_scale.new_empty(outputs)
-    root = weight_scale.new_empty(columns)
-    if function is None:
-        roots_kernel[(cdiv(columns, BOUNDS["C"]),)](
-            zero_point, scale, bias, root, tiles, columns, BITS=bits, T=BOUNDS["T"],
-            C=BOUNDS["C"], num_warps=4, num_stages=1,
-        )  # fmt: skip
     held = next_power_of_2(columns)
     warps = warps_of_row(held)
     row_operands_kernel[(tiles * cdiv(tile_rows, ROWS) + cdiv(outputs, OUTPUTS),)](
-        packed, zero_point, scale, bias, root, codes, code_scale, weight, of_weight, weight_scale,
+        packed, zero_point, scale, bias, codes, code_scale, weight, of_weight, weight_scale,
         rows, columns, tile_rows, outputs, weight.stride(0),
         FUNCTION=function, BITS=bits, ROWS=ROWS, OUTPUTS=OUTPUTS, C=held, V=VECTOR,
         num_warps=warps, num_stages=1, maxnreg=all_registers(warps),
@@ -175,15 +168,7 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
     result = {"codes": "*i8", "code_scale": "*fp32"}
     shape = dict.fromkeys(("rows", "columns", "tile_rows", "outputs", "stride"), "i32")
     kinds = dtypes(capability, every) if every else (*dtypes(capability, every), "fp32")
-    of_norm = {**COPY, "scale": "*fp32", "bias": "*fp32", "root": "*fp32"}
-    sizes = {"T": BOUNDS["T"], "C": BOUNDS["C"]}
-    for bits in BITS if every else (5,):
-        signature = {k: kind for k, kind in of_norm.items() if k != "packed"}
-        signature |= {"tiles": "i32", "columns": "i32"}
-        yield Variant(
-            roots_kernel, signature, {"BITS": bits, **sizes}, 4, 1, f"roots {bits} bits",
-            ("tiles",),
-        )  # fmt: skip
+    of_norm = {**COPY, "scale": "*fp32", "bias": "*fp32"}
     for function, bits in product((None, *FUNCTIONS), BITS) if every else some:
         for held, kind in product((1024, 2048, 4096, WIDEST) if every else (WIDEST,), kinds):
             weight = {"weight": f"*{kind}", "of_weight": "*i8", "weight_scale": "*fp32"}
