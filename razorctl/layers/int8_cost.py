@@ -38,8 +38,8 @@ class Products(Protocol):
 class Int8Cost:
     """Whether the gradient GEMMs of a layer may run in int8.
 
-    Nothing is measured in a traced or compiled backward pass, whose values cannot be read, nor of a
-    gradient that the layer after this one makes in int8, since that is no output layer.
+    A traced, compiled or captured backward pass, whose values cannot be read, measures nothing.
+    Neither does a layer whose gradient is made in int8, since it is no output layer.
     """
 
     def __init__(self) -> None:
@@ -53,8 +53,7 @@ class Int8Cost:
         gemms: runs in the dtype of dy from then on if int8 costs too much.
         """
         products = [gemms.product(x) for x in operands]
-        plain = type(gemms.dy) is Tensor and not torch.compiler.is_compiling()
-        if self.measured or not (gemms.weight_int8 and plain):
+        if self.measured or not (gemms.weight_int8 and _readable(gemms.dy)):
             return products
         step = -(-gemms.dy.shape[1] // SAMPLE)
         exact = torch.cat([gemms.exact(step).product(x) for x in operands], 1)
@@ -77,6 +76,12 @@ class Int8Cost:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.measured, self.allowed = state["measured"], state["allowed"]
+
+
+def _readable(x: Tensor) -> bool:
+    """Whether the values of a tensor can be read now."""
+    capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()
+    return type(x) is Tensor and not (capturing or torch.compiler.is_compiling())
 
 
 def _share(got: Tensor, want: Tensor) -> float:
