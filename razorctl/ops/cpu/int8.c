@@ -53,35 +53,46 @@ int razorctl_int8_heads(const void *q, const void *k, const void *v, int dtype,
     return missing;
 }
 
-// factor: of each row, NULL for 1.
+// factor: of each row, NULL for 1. Both passes go along rows, as these lie in memory.
 int razorctl_int8_columns(const void *x, int dtype, int64_t row_stride, const float *factor,
                           int64_t rows, int64_t columns, int8_t *codes, float *scale,
                           int threads) {
+    const int64_t blocks = cdiv(rows, ROWS);
+    uint32_t *largest = calloc((size_t)(blocks * columns + 1), sizeof(uint32_t));
+    float *buffers = malloc((size_t)((blocks + 1) * columns + 1) * sizeof(float));
+    float *restrict by = buffers ? buffers + blocks * columns : NULL;
+    const int missing = !largest || !buffers;
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
-    for (int64_t from = 0; from < columns; from += STRETCH) {
-        const int64_t count = least(STRETCH, columns - from);
-        uint32_t largest[STRETCH] = {0};
-        float buffer[STRETCH], by[STRETCH];
-        for (int64_t row = 0; row < rows; row++) {
-            const float *restrict v = loaded(x, dtype, row * row_stride + from, count, buffer);
+    for (int64_t block = 0; block < (missing ? 0 : blocks); block++) {
+        uint32_t *restrict most = largest + block * columns;
+        for (int64_t row = block * ROWS; row < least(rows, (block + 1) * ROWS); row++) {
+            const float *restrict v =
+                loaded(x, dtype, row * row_stride, columns, buffers + block * columns);
             const float by_row = factor ? factor[row] : 1;
-            for (int64_t j = 0; j < count; j++) {
+            for (int64_t j = 0; j < columns; j++) {
                 uint32_t magnitude = bits_of(v[j] * by_row) & 0x7FFFFFFF;
-                largest[j] = magnitude > largest[j] ? magnitude : largest[j];
+                most[j] = magnitude > most[j] ? magnitude : most[j];
             }
         }
-        for (int64_t j = 0; j < count; j++) {
-            scale[from + j] = scale_of(largest[j]);
-            by[j] = inverse(scale[from + j]);
-        }
-        for (int64_t row = 0; row < rows; row++) {
-            const float *restrict v = loaded(x, dtype, row * row_stride + from, count, buffer);
-            const float by_row = factor ? factor[row] : 1;
-            int8_t *restrict to = codes + row * columns + from;
-            for (int64_t j = 0; j < count; j++) to[j] = code_of(v[j] * by_row * by[j]);
-        }
     }
-    return 0;
+    for (int64_t j = 0; j < (missing ? 0 : columns); j++) {
+        uint32_t most = 0;
+        for (int64_t block = 0; block < blocks; block++)
+            most = largest[block * columns + j] > most ? largest[block * columns + j] : most;
+        scale[j] = scale_of(most);
+        by[j] = inverse(scale[j]);
+    }
+#pragma omp parallel for num_threads(threads) schedule(dynamic)
+    for (int64_t block = 0; block < (missing ? 0 : blocks); block++)
+        for (int64_t row = block * ROWS; row < least(rows, (block + 1) * ROWS); row++) {
+            const float *restrict v =
+                loaded(x, dtype, row * row_stride, columns, buffers + block * columns);
+            const float by_row = factor ? factor[row] : 1;
+            int8_t *restrict to = codes + row * columns;
+            for (int64_t j = 0; j < columns; j++) to[j] = code_of(v[j] * by_row * by[j]);
+        }
+    free(largest), free(buffers);
+    return missing;
 }
 
 // NaN counts as 0.
