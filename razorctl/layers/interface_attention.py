@@ -146,7 +146,7 @@ class _Handing:
 
 
 def _handing(value: Any) -> Any:
-    """`_Handing` in place of a cache, or of the parts of that of an encoder and a decoder."""
+    """`_Handing` in place of a cache, or of both parts of an `EncoderDecoderCache`."""
     if isinstance(value, DynamicCache):
         return _Handing(value)
     if isinstance(value, EncoderDecoderCache) and not torch.compiler.is_compiling():

@@ -2,8 +2,8 @@
 
 An error e of a logit multiplies its probability by exp(e), so copies that serve elsewhere do not
 where |q| |k| is large. The first forward pass that keeps measures it, for good: it compares the
-gradient of q and k, for a random gradient of the output, with that of their copies. A model that is
-compiled before its first eager pass is not measured.
+gradients of q and k with those computed from their copies, for a random gradient of the output. A
+model that is compiled before its first eager pass is not measured.
 """
 
 import logging
@@ -78,7 +78,7 @@ def put(model: nn.Module, known: Mapping[str, bool]) -> None:
 
 @contextmanager
 def unhooked() -> Iterator[None]:
-    """Inside, no hooks see what autograd keeps, as those of blocks that run again would."""
+    """Inside, tensors that autograd saves reach no hook, such as one of a recomputed block."""
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
         yield
 

@@ -1,4 +1,4 @@
-"""The forward of an instance, which runs in place of that of its class.
+"""The forward of an instance, which runs in place of its class's forward.
 
 accelerate's hooks put a wrapper there, which calls the bound method that it keeps in another place.
 """
@@ -13,7 +13,7 @@ PLACES = ("_old_forward", "forward")  # what a hook of accelerate wraps runs ins
 
 
 class InPlace:
-    """Base of what runs in place of a forward: `inner`, or else that of the class."""
+    """Base of callables that replace a forward: `inner`, or else the class's forward."""
 
     inner: Any = None
 
