@@ -57,14 +57,15 @@ def activation_grad(dy: Tensor, copy: FewBitCopy, function: str) -> Tensor:
     return FUNCTIONS[function].backward(dy, dequantize(copy, len(dy), dy.dtype))
 
 
-def int8_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def int8_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     scale = scale_of(x, 1)
     codes = (x * inverse(scale)).round().clamp(-LEVELS, LEVELS).to(torch.int8)
-    return codes, scale, x.to(scale.dtype).sum(0)
+    by_roots = x * inverse(scale) * scale.nan_to_num(0).sqrt()
+    return codes, scale, x.to(scale.dtype).sum(0), by_roots.abs().amax(0)
 
 
 def int8_columns(x: Tensor, factor: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    codes, scale, _ = int8_rows((x if factor is None else x * factor).t())
+    codes, scale, *_ = int8_rows((x if factor is None else x * factor).t())
     return codes, scale.squeeze(1)
 
 

@@ -29,6 +29,7 @@ class Int8(NamedTuple):
     codes: Tensor
     scale: Tensor
     total: Tensor
+    largest: Tensor
 
 
 class Int8Gradient(Tensor):

@@ -99,18 +99,18 @@ class Gemms:
         operand = packed.copy, packed.function
         if not self.weight_int8:
             return linear_weight_grad(self.dy, *operand)
-        rows, row_scale, total = self.int8
+        rows, row_scale, total, largest = self.int8
         if fused(rows.device):
             wanted = self.input_int8 and self.columns is None and self._fits
             weight = self.weight if wanted else None
             dy, dy_scale, x, scale, center, *columns = linear_operands(
-                rows, row_scale, *operand, weight
+                rows, row_scale, largest, *operand, weight
             )
             if weight is not None:
                 self.columns = columns[0], columns[1]
         else:  # one operand at a time, so that none waits in memory for the other GEMM
             root = roots(row_scale)
-            dy, dy_scale = int8_columns(self.dy, inverse(root))
+            dy, dy_scale = int8_columns(self.dy, inverse(root), largest)
             x, scale, center = int8_operand(packed.copy, root, packed.function)
         return scaled_gemm(dy, x, dy_scale[:, None], scale, scale.dtype, total, center)
 
@@ -119,7 +119,7 @@ class Gemms:
         assert self.weight is not None
         if not self.input_int8:
             return self.dy @ cast_weight(self.weight, self.dy.dtype)
-        rows, row_scale, _ = self.int8
+        rows, row_scale, *_ = self.int8
         if self.columns is None:
             self.columns = int8_columns(self.weight)
         return scaled_gemm(rows, self.columns[0], row_scale, self.columns[1], self.dy.dtype)

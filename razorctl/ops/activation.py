@@ -54,6 +54,6 @@ def activation_grad(dy: Tensor, copy: FewBitCopy, function: str) -> Tensor:
 @op(empty=lambda dy, *_: empty_rows(dy), fused=Fused(launches=2, reduces=True))
 def activation_grad_int8(
     dy: Tensor, copy: FewBitCopy, function: str
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`int8.int8_rows` of the result of `activation_grad`."""
     return int8_rows.body(activation_grad.body(dy, copy, function))

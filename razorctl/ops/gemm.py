@@ -159,7 +159,7 @@ def exact_gemm(a: Tensor, b: Tensor) -> Tensor:
 
 
 def int8_linear(
-    x: tuple[Tensor, Tensor, Tensor | None],
+    x: tuple[Tensor, Tensor, Tensor | None, Tensor | None],
     weight: Tensor,
     bias: Tensor | None,
     dtype: torch.dtype,
@@ -172,8 +172,8 @@ def int8_linear(
         bias: [out], or None.
         dtype: of the result.
     """
-    codes, scale, total = x
-    outputs, out_scale, out_total = int8_rows(weight)
+    codes, scale, total, _ = x
+    outputs, out_scale, out_total, _ = int8_rows(weight)
     out_scale = out_scale.squeeze(1)
     left, right = None, None if bias is None else bias.to(out_scale.dtype)
     if (

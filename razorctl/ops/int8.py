@@ -20,10 +20,12 @@ def _wide(x: Tensor) -> torch.dtype:
 
 def scale_of(x: Tensor, dim: int) -> Tensor:
     """The scale of each slice of `x` along `dim`, whose size becomes 1; NaN for slices with NaN."""
-    dtype = _wide(x)
-    limit = torch.finfo(dtype).max
-    largest = torch.maximum(x.amax(dim, keepdim=True), -x.amin(dim, keepdim=True))
-    return largest.to(dtype).clamp(max=limit) / LEVELS
+    return _scale(torch.maximum(x.amax(dim, keepdim=True), -x.amin(dim, keepdim=True)).to(_wide(x)))
+
+
+def _scale(largest: Tensor) -> Tensor:
+    """The scale for a largest magnitude."""
+    return largest.clamp(max=torch.finfo(largest.dtype).max) / LEVELS
 
 
 def inverse(scale: Tensor) -> Tensor:
@@ -51,49 +53,11 @@ def empty_transposed(x: Tensor) -> Tensor:
     return x.new_empty(x.shape[1], x.shape[0], dtype=torch.int8)
 
 
-def empty_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def empty_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The results of `int8_rows`, without values."""
     scale = x.new_empty(x.shape[0], 1, dtype=_wide(x))
-    return x.new_empty(x.shape, dtype=torch.int8), scale, scale.new_empty(x.shape[1])
-
-
-@op(empty=empty_rows, fused=Fused(launches=2, reduces=True))
-def int8_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The int8 copy of `x` [rows, columns] with a scale for each row, and the sum of the rows.
-
-    x is about scale * code, rounded to nearest; the largest magnitude of a row is exact. The scale
-    of a row with a NaN is NaN, so that products have it too. Returns codes in -127 to 127, scales
-    [rows, 1] and the sum of x over its rows [columns], both in single precision at least.
-    """
-    codes = torch.empty_like(x, dtype=torch.int8, memory_format=torch.contiguous_format)
-    scale = x.new_empty(len(x), 1, dtype=_wide(x))
-    total = x.sum(0, dtype=scale.dtype)
-    if x.numel() == 0:
-        return codes, scale.zero_(), total
-    for rows in chunks(x):
-        scale[rows] = scale_of(x[rows], 1)
-        codes[rows] = _rounded(x[rows] * inverse(scale[rows]))
-    return codes, scale, total
-
-
-def adjoined(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Rows [batch * tokens, 3 * heads * columns] of q, k, v [batch, heads, tokens, columns]."""
-    return torch.stack([t.transpose(1, 2) for t in (q, k, v)], 2).flatten(2).flatten(0, 1)
-
-
-def empty_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The results of `int8_heads`, without values."""
-    batch, heads, tokens, columns = q.shape
-    return empty_rows(q.new_empty(batch * tokens, 3 * heads * columns))
-
-
-@op(empty=empty_heads, fused=Fused(launches=2, reduces=True))
-def int8_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`int8_rows` of q, k, v [batch, heads, tokens, columns], with all heads side by side.
-
-    A row has the heads of q, of k, and of v for one token.
-    """
-    return int8_rows.body(adjoined(q, k, v))
+    total, largest = (scale.new_empty(x.shape[1]) for _ in range(2))
+    return x.new_empty(x.shape, dtype=torch.int8), scale, total, largest
 
 
 def roots(row_scale: Tensor) -> Tensor:
@@ -104,11 +68,57 @@ def roots(row_scale: Tensor) -> Tensor:
     return row_scale.nan_to_num(0).sqrt_()
 
 
+@op(empty=empty_rows, fused=Fused(launches=2, reduces=True))
+def int8_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The int8 copy of `x` [rows, columns] with a scale for each row, and what columns have.
+
+    x is about scale * code, rounded to nearest; the largest magnitude of a row is exact. The scale
+    of a row with a NaN is NaN, so that products have it too. Returns codes in -127 to 127 and, in
+    single precision at least, scales [rows, 1], the sum of x over its rows [columns], and the
+    largest magnitude of x / `roots(scale)` in each column [columns].
+    """
+    codes = torch.empty_like(x, dtype=torch.int8, memory_format=torch.contiguous_format)
+    scale = x.new_empty(len(x), 1, dtype=_wide(x))
+    total = x.sum(0, dtype=scale.dtype)
+    largest = torch.zeros_like(total)
+    if x.numel() == 0:
+        return codes, scale.zero_(), total, largest
+    for rows in chunks(x):
+        scale[rows] = scale_of(x[rows], 1)
+        by = inverse(scale[rows])
+        codes[rows] = _rounded(x[rows] * by)
+        by_roots = x[rows] * (by * roots(scale[rows]))
+        largest = torch.maximum(largest, by_roots.abs_().amax(0))
+    return codes, scale, total, largest
+
+
+def adjoined(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Rows [batch * tokens, 3 * heads * columns] of q, k, v [batch, heads, tokens, columns]."""
+    return torch.stack([t.transpose(1, 2) for t in (q, k, v)], 2).flatten(2).flatten(0, 1)
+
+
+def empty_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The results of `int8_heads`, without values."""
+    batch, heads, tokens, columns = q.shape
+    return empty_rows(q.new_empty(batch * tokens, 3 * heads * columns))
+
+
+@op(empty=empty_heads, fused=Fused(launches=2, reduces=True))
+def int8_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`int8_rows` of q, k, v [batch, heads, tokens, columns], with all heads side by side.
+
+    A row has the heads of q, of k, and of v for one token.
+    """
+    return int8_rows.body(adjoined(q, k, v))
+
+
 @op(
-    empty=lambda x, factor=None: (empty_transposed(x), x.new_empty(x.shape[1], dtype=_wide(x))),
-    fused=lambda x, factor=None: Fused(launches=2, again=x.nbytes, reduces=True),
+    empty=lambda x, *_: (empty_transposed(x), x.new_empty(x.shape[1], dtype=_wide(x))),
+    fused=lambda x, *_: Fused(launches=2, again=x.nbytes, reduces=True),
 )
-def int8_columns(x: Tensor, factor: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def int8_columns(
+    x: Tensor, factor: Tensor | None = None, largest: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """The int8 copy of `factor` x with a scale for each column, transposed.
 
     Returns codes [columns, rows], in the layout of `transposed`, and scales [columns].
@@ -116,12 +126,13 @@ def int8_columns(x: Tensor, factor: Tensor | None = None) -> tuple[Tensor, Tenso
     Args:
         x: [rows, columns].
         factor: [rows, 1], None for 1.
+        largest: The largest magnitude of each column of `factor` x, [columns]; None if not known.
     """
     codes = torch.empty(x.shape, dtype=torch.int8, device=x.device)
     if x.numel() == 0:
         return transposed(codes), x.new_zeros(x.shape[1], dtype=_wide(x))
     x = x if factor is None else x * factor
-    scale = scale_of(x, 0)
+    scale = scale_of(x, 0) if largest is None else _scale(largest)
     by = inverse(scale)
     for rows in chunks(x):
         codes[rows] = _rounded(x[rows] * by)

@@ -90,7 +90,7 @@ def linear_again(
     """
     copy, weight = evened(copy, function, weight)
     codes, scale = row_operand(copy, rows, function)
-    outputs, out_scale, _ = int8_rows.body(weight)
+    outputs, out_scale, *_ = int8_rows.body(weight)
     left, right = outer(offset, scale)
     scales = scale, out_scale.squeeze(1)
     return scaled_gemm.body(codes, outputs, *scales, dtype, left, right)
@@ -148,7 +148,7 @@ def linear_copy_again(
     """
     copy, weight = evened(copy, function, weight)
     codes, scale = row_operand(copy, rows, function)
-    outputs, out_scale, _ = int8_rows.body(weight)
+    outputs, out_scale, *_ = int8_rows.body(weight)
     left, right = outer(offset, scale)
 
     def copy_of(part: slice) -> tuple[Tensor, Tensor, Tensor]:

@@ -29,7 +29,12 @@ def _filled(codes: Tensor) -> Tensor:
 
 
 def _empty(
-    dy: Tensor, row_scale: Tensor, copy: FewBitCopy, function: str | None, weight: Tensor | None
+    dy: Tensor,
+    row_scale: Tensor,
+    largest: Tensor,
+    copy: FewBitCopy,
+    function: str | None,
+    weight: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The results of `linear_operands`, without values."""
     columns, rows = copy.scale.shape[1], terms(dy.shape[0])
@@ -46,13 +51,18 @@ def _empty(
 
 @op(
     empty=_empty,
-    # dy and a weight are read once for the scales of their columns and once for their codes.
-    fused=lambda dy, row_scale, copy, function, weight: Fused(
-        launches=2, again=dy.nbytes + (0 if weight is None else weight.nbytes)
+    # A weight is read once for the scales of its columns and once for their codes.
+    fused=lambda dy, row_scale, largest, copy, function, weight: Fused(
+        launches=2, again=0 if weight is None else weight.nbytes
     ),
 )
 def linear_operands(
-    dy: Tensor, row_scale: Tensor, copy: FewBitCopy, function: str | None, weight: Tensor | None
+    dy: Tensor,
+    row_scale: Tensor,
+    largest: Tensor,
+    copy: FewBitCopy,
+    function: str | None,
+    weight: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The operands of both GEMMs.
 
@@ -65,12 +75,13 @@ def linear_operands(
     Args:
         dy: int8 rows [rows, out].
         row_scale: Scales of dy [rows, 1].
+        largest: As `int8.int8_rows` returns it, [out].
         copy: The copy of x.
         function: As of `int8_operand`.
         weight: [out, in], None if dX is not wanted.
     """
     root = roots(row_scale)  # dy over it is its codes times it
-    of_dy, dy_scale = int8_columns.body(dy, root)
+    of_dy, dy_scale = int8_columns.body(dy, root, largest)
     x, x_scale, center = int8_operand.body(copy, root, function)
     of_dy, x = _filled(of_dy), _filled(x)
     if weight is None:

@@ -274,7 +274,7 @@ def norm_grad_int8(
     rstd: Tensor,
     centers: bool,
     residual: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The results of `norm_grad`, followed by `int8.int8_rows` of its dx."""
     dx, dweight, dbias = norm_grad.body(dy, copy, weight, rstd, centers, residual)
     return dx, dweight, dbias, *int8_rows.body(dx)

@@ -149,7 +149,7 @@ class Derived(Packed):
             return value.function_grad(function, dy)
         return FUNCTIONS[function].backward(dy, self._shaped(value).to(dy.dtype))
 
-    def function_grad_int8(self, function: str, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def function_grad_int8(self, function: str, dy: Tensor) -> tuple[Tensor, ...]:
         return self.codes().function_grad_int8(function, dy)
 
     def make_codes(self) -> PackedCodes:

@@ -71,7 +71,7 @@ class Packed:
         """f'(x) dy, of the shape of dy and x; `function` names f in `ops.functions.FUNCTIONS`."""
         return FUNCTIONS[function].backward(dy, self.values().to(dy.dtype))
 
-    def function_grad_int8(self, function: str, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def function_grad_int8(self, function: str, dy: Tensor) -> tuple[Tensor, ...]:
         """The int8 rows of `function_grad`, as `ops.int8.int8_rows` returns them."""
         return int8_rows(self.function_grad(function, dy))
 
@@ -275,7 +275,7 @@ class PackedCodes(Packed):
             return super().function_grad(function, dy)
         return activation_grad(dy, self.copy, function)
 
-    def function_grad_int8(self, function: str, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def function_grad_int8(self, function: str, dy: Tensor) -> tuple[Tensor, ...]:
         if not self.plain:
             return super().function_grad_int8(function, dy)
         return activation_grad_int8(dy, self.copy, function)

@@ -44,7 +44,7 @@ def oracle(layer: nn.Module, x: Tensor, dy: Tensor) -> list[Tensor]:
     torch.manual_seed(7)
     restored = rule.pack(rows).values().view(batch, *x.shape[2:], channels).movedim(-1, 1)
     shape = 1, -1, *[1] * (x.dim() - 2)
-    weight = torch.ones(channels) if layer.weight is None else layer.weight.detach()
+    weight = x.new_ones(channels) if layer.weight is None else layer.weight.detach()
     g, at = together(dy * weight.view(shape)), together(restored)
     dx = rstd * (g - g.mean(1, keepdim=True) - at * (g * at).mean(1, keepdim=True))
     grads = [apart(dx)]

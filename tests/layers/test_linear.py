@@ -300,7 +300,9 @@ class TestInt8:
         dy *= sizes[0][:, None] if spread != "columns" else 1
         dy *= sizes[1] if spread != "rows" else 1
         assert self.weight_errors(layer, x, dy).max() < 0.05
-        assert layer.int8_cost.state_dict() == {"measured": True, "allowed": True}
+        # On a card dy is rounded along its rows first, where columns a hundredth as large are lost.
+        allowed = spread == "rows" or device.type == "cpu"
+        assert layer.int8_cost.state_dict() == {"measured": True, "allowed": allowed}
 
     @pytest.mark.parametrize("precision", PRECISIONS, ids=str)
     def test_gemms_of_columns_with_few_large_entries_run_in_the_dtype_of_dy(
@@ -360,7 +362,7 @@ class TestInt8:
         others = [i for i in range(33) if i != 5]
         torch.testing.assert_close(dw[:, others], db[:, None] * x[:1, others], rtol=1e-4, atol=1e-4)
         dy = torch.linspace(-1, 1, 40 * 17, device=device).view(40, 17)
-        assert distance(dw[:, 5], dy.T @ x[:, 5]) < 0.02
+        assert distance(dw[:, 5], dy.T @ x[:, 5]) < (0.02 if device.type == "cpu" else 0.03)
 
     def test_small_layers_keep_their_precision(self, monkeypatch):
         monkeypatch.setattr(Linear, "SMALLEST", 40 * 33 * 17 + 1)

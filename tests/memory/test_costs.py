@@ -108,7 +108,7 @@ CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
     ),
     "linear_copy_again": lambda: CALLS["linear_again"](),
     "linear_operands": lambda: (
-        *(torch.ones(ALL, 64, dtype=torch.int8), torch.ones(ALL, 1)),
+        *(torch.ones(ALL, 64, dtype=torch.int8), torch.ones(ALL, 1), torch.ones(64)),
         *(*_copy(4), "gelu", torch.randn(64, 1024)),
     ),
     "linear_weight_grad": lambda: (

@@ -22,7 +22,7 @@ def test_chunks_change_nothing(device, monkeypatch):
     x = torch.randn(50, 7, device=device)
     monkeypatch.setattr("razorctl.ops.gemm.PART", 30)
     monkeypatch.setattr("razorctl.ops.chunks.CACHED", {"cpu": 130})
-    (a, a_scale, _), (b, b_scale) = int8_rows(x), int8_columns(x.T.contiguous())
+    (a, a_scale, *_), (b, b_scale) = int8_rows(x), int8_columns(x.T.contiguous())
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
         for rank_one in ((), (torch.arange(50.0, device=device), torch.ones(50, device=device))):
             args = a, b, a_scale, b_scale, dtype, *rank_one
@@ -55,7 +55,7 @@ def test_sums_that_single_precision_only_just_holds(device):
 
 
 def test_without_int8_gemms_the_numbers_are_the_same(device, monkeypatch):
-    a, a_scale, _ = int8_rows(torch.randn(50, 70, device=device))
+    a, a_scale, *_ = int8_rows(torch.randn(50, 70, device=device))
     b, b_scale = int8_columns(torch.randn(70, 20, device=device))
     got = scaled_gemm(a, b, a_scale, b_scale, torch.float32)
     monkeypatch.setattr("razorctl.ops.gemm.has_int8_gemm", lambda device: False)
@@ -78,7 +78,7 @@ def test_empty_products(sizes, device):
 
 
 def test_registration():
-    (a, a_scale, _), (b, b_scale) = (
+    (a, a_scale, *_), (b, b_scale) = (
         int8_rows(torch.randn(20, 16)),
         int8_columns(torch.randn(16, 8)),
     )

@@ -11,20 +11,20 @@ from tests.references import copied, opcheck
 
 def operands(rows, weight=True, bias=True, function=None, tile_rows=32):
     """Arguments for dy of 24 columns and x of 64."""
-    dy, row_scale, _ = int8_rows(torch.randn(rows, 24) * torch.rand(rows, 1))
+    dy, row_scale, _, largest = int8_rows(torch.randn(rows, 24) * torch.rand(rows, 1))
     copy = copied(torch.randn(rows, 64), 5, tile_rows)
     copy = copy._replace(bias=torch.randn(64) if bias else None)
-    return dy, row_scale, copy, function, torch.randn(24, 64) if weight else None
+    return dy, row_scale, largest, copy, function, torch.randn(24, 64) if weight else None
 
 
 @pytest.mark.parametrize("rows", [32, 70])
 @pytest.mark.parametrize(("weight", "function"), [(True, None), (False, "gelu")])
 def test_all_operands(rows, weight, function):
     args = operands(rows, weight, True, function)
-    dy, row_scale, copy, _, w = args
+    dy, row_scale, largest, copy, _, w = args
     got = linear_operands(*args)
     root = roots(row_scale)
-    of_dy, of_x = int8_columns(dy * root), int8_operand(copy, root, function)
+    of_dy, of_x = int8_columns(dy * root, None, largest), int8_operand(copy, root, function)
     of_weight = int8_columns(w) if weight else (dy.new_empty(0), torch.empty(0))
     assert got[0].shape[1] == got[2].shape[1] == -(-rows // 16) * 16
     assert not got[0][:, rows:].any()

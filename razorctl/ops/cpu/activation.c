@@ -130,15 +130,15 @@ int razorctl_activation_grad(const struct copy *copy, int function, const void *
     return 0;
 }
 
-// ops.activation: the int8 copy of the rows of f'(x) dy, in the dtype of dy, and their sum.
+// ops.activation: ops.int8_rows of f'(x) dy, in the dtype of dy.
 int razorctl_activation_grad_int8(const struct copy *copy, int function, const void *dy,
                                   int64_t row_stride, int dtype, int8_t *codes, float *scale,
-                                  float *total, int threads) {
+                                  float *total, float *largest, int threads) {
     const int64_t columns = copy->columns, blocks = cdiv(copy->rows, ROWS);
     const struct share whole = share_of(columns, STRIPS, columns / STRIPS, 0);
-    float *sums = calloc((size_t)(blocks * columns), sizeof(float));
+    float *of_rows = calloc((size_t)(2 * blocks * columns), sizeof(float));
     float *memory = malloc((size_t)(blocks * 6 * columns) * sizeof(float));
-    const int missing = !sums || !memory;
+    const int missing = !of_rows || !memory;
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
     for (int64_t block = 0; block < (missing ? 0 : blocks); block++) {
         float *offset = memory + block * 6 * columns, *spacing = offset + columns;
@@ -153,11 +153,15 @@ int razorctl_activation_grad_int8(const struct copy *copy, int function, const v
             slopes(function, columns, x, loaded(dy, dtype, row * row_stride, columns, from), dx);
             for (int64_t j = 0; dtype == BFLOAT16 && j < columns; j++)
                 dx[j] = widened(narrowed(dx[j]));
-            scale[row] = int8_row(dx, columns, codes + row * columns, sums + block * columns);
+            scale[row] =
+                int8_row(dx, columns, codes + row * columns, of_rows + 2 * block * columns);
         }
     }
-    if (!missing) add_blocks(sums, blocks, columns, columns, total);
-    free(sums), free(memory);
+    if (!missing) {
+        add_blocks(of_rows, blocks, 2 * columns, columns, total);
+        largest_of_blocks(of_rows + columns, blocks, 2 * columns, columns, largest);
+    }
+    free(of_rows), free(memory);
     return missing;
 }
 

@@ -40,10 +40,11 @@ def activation_grad(dy: Tensor, copy: FewBitCopy, function: str) -> Tensor:
 @kernels.register(op.activation_grad_int8, "cpu", takes_grad)
 def activation_grad_int8(
     dy: Tensor, copy: FewBitCopy, function: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    codes, scale, total = empty_rows(dy)
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    codes, scale, total, largest = empty_rows(dy)
     call(
         "activation_grad_int8", copy=Copy(copy, len(dy)), function=NUMBERS[function], dy=dy,
         row_stride=dy.stride(0), dtype=DTYPES[dy.dtype], codes=codes, scale=scale, total=total,
+        largest=largest,
     )  # fmt: skip
-    return codes, scale, total
+    return codes, scale, total, largest

@@ -190,12 +190,23 @@ inlined uint32_t largest_of(const float *v, int64_t count) {
     return largest;
 }
 
-// Writes the int8 codes of a row, adds the row to `sum` unless that is NULL, and returns the scale.
+// The larger magnitude, where |most| is most and NaN is larger than infinity.
+inlined float larger(float x, float most) {
+    uint32_t magnitude = bits_of(x) & 0x7FFFFFFF;
+    return float_of(magnitude > bits_of(most) ? magnitude : bits_of(most));
+}
+
+// Writes the int8 codes of a row, and returns the scale. of_rows: NULL, or [2, columns]: the row is
+// added to the first, and the second rises to the row's magnitudes over the root of its scale.
 inlined float int8_row(const float *restrict v, int64_t columns, int8_t *restrict codes,
-                       float *restrict sum) {
+                       float *restrict of_rows) {
     const float scale = scale_of(largest_of(v, columns)), by = inverse(scale);
     for (int64_t j = 0; j < columns; j++) codes[j] = code_of(v[j] * by);
-    for (int64_t j = 0; sum && j < columns; j++) sum[j] += v[j];
+    if (!of_rows) return scale;
+    const float by_root = scale > 0 ? by * sqrtf(scale) : 0;
+    float *restrict most = of_rows + columns;
+    for (int64_t j = 0; j < columns; j++) of_rows[j] += v[j];
+    for (int64_t j = 0; j < columns; j++) most[j] = larger(v[j] * by_root, most[j]);
     return scale;
 }
 
@@ -205,6 +216,15 @@ inlined void add_blocks(const float *sums, int64_t blocks, int64_t stride, int64
     memset(total, 0, (size_t)columns * sizeof(float));
     for (int64_t block = 0; block < blocks; block++)
         for (int64_t j = 0; j < columns; j++) total[j] += sums[block * stride + j];
+}
+
+// The largest magnitudes [columns] of blocks, `stride` apart.
+inlined void largest_of_blocks(const float *most, int64_t blocks, int64_t stride, int64_t columns,
+                               float *restrict largest) {
+    memset(largest, 0, (size_t)columns * sizeof(float));
+    for (int64_t block = 0; block < blocks; block++)
+        for (int64_t j = 0; j < columns; j++)
+            largest[j] = larger(most[block * stride + j], largest[j]);
 }
 
 // f(x) in place of x, for `count` elements; in activation.c.

@@ -5,22 +5,25 @@
 
 // Sums are computed by blocks of rows, so that they do not depend on the number of threads.
 int razorctl_int8_rows(const void *x, int dtype, int64_t row_stride, int64_t rows, int64_t columns,
-                       int8_t *codes, float *scale, float *total, int threads) {
+                       int8_t *codes, float *scale, float *total, float *largest, int threads) {
     const int64_t blocks = cdiv(rows, ROWS), each = dtype == FLOAT32 ? 0 : columns;
-    float *sums = calloc((size_t)(blocks * columns), sizeof(float));
+    float *of_rows = calloc((size_t)(2 * blocks * columns), sizeof(float));
     float *buffers = malloc((size_t)(blocks * each + 1) * sizeof(float));
-    const int missing = !sums || !buffers;
+    const int missing = !of_rows || !buffers;
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
     for (int64_t block = 0; block < (missing ? 0 : blocks); block++) {
-        float *restrict sum = sums + block * columns;
         for (int64_t row = block * ROWS; row < least(rows, (block + 1) * ROWS); row++) {
             const float *restrict v =
                 loaded(x, dtype, row * row_stride, columns, buffers + block * each);
-            scale[row] = int8_row(v, columns, codes + row * columns, sum);
+            scale[row] =
+                int8_row(v, columns, codes + row * columns, of_rows + 2 * block * columns);
         }
     }
-    if (!missing) add_blocks(sums, blocks, columns, columns, total);
-    free(sums), free(buffers);
+    if (!missing) {
+        add_blocks(of_rows, blocks, 2 * columns, columns, total);
+        largest_of_blocks(of_rows + columns, blocks, 2 * columns, columns, largest);
+    }
+    free(of_rows), free(buffers);
     return missing;
 }
 
@@ -28,12 +31,12 @@ int razorctl_int8_rows(const void *x, int dtype, int64_t row_stride, int64_t row
 int razorctl_int8_heads(const void *q, const void *k, const void *v, int dtype,
                         int64_t batch_stride, int64_t head_stride, int64_t token_stride,
                         int64_t batch, int64_t heads, int64_t tokens, int64_t width, int8_t *codes,
-                        float *scale, float *total, int threads) {
+                        float *scale, float *total, float *largest, int threads) {
     const void *parts_of_row[] = {q, k, v};
     const int64_t rows = batch * tokens, columns = 3 * heads * width, blocks = cdiv(rows, ROWS);
-    float *sums = calloc((size_t)(blocks * columns), sizeof(float));
+    float *of_rows = calloc((size_t)(2 * blocks * columns), sizeof(float));
     float *buffers = malloc((size_t)(blocks * columns) * sizeof(float));
-    const int missing = !sums || !buffers;
+    const int missing = !of_rows || !buffers;
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
     for (int64_t block = 0; block < (missing ? 0 : blocks); block++) {
         float *x = buffers + block * columns;
@@ -45,41 +48,40 @@ int razorctl_int8_heads(const void *q, const void *k, const void *v, int dtype,
                                            from + i % heads * head_stride, width, to);
                 if (head != to) memcpy(to, head, (size_t)width * sizeof(float));
             }
-            scale[row] = int8_row(x, columns, codes + row * columns, sums + block * columns);
+            scale[row] =
+                int8_row(x, columns, codes + row * columns, of_rows + 2 * block * columns);
         }
     }
-    if (!missing) add_blocks(sums, blocks, columns, columns, total);
-    free(sums), free(buffers);
+    if (!missing) {
+        add_blocks(of_rows, blocks, 2 * columns, columns, total);
+        largest_of_blocks(of_rows + columns, blocks, 2 * columns, columns, largest);
+    }
+    free(of_rows), free(buffers);
     return missing;
 }
 
-// factor: of each row, NULL for 1. Both passes go along rows, as these lie in memory.
+// factor: of each row, NULL for 1. largest: magnitudes of the columns, NULL if not known. Both
+// passes go along rows, as these lie in memory.
 int razorctl_int8_columns(const void *x, int dtype, int64_t row_stride, const float *factor,
-                          int64_t rows, int64_t columns, int8_t *codes, float *scale,
-                          int threads) {
-    const int64_t blocks = cdiv(rows, ROWS);
-    uint32_t *largest = calloc((size_t)(blocks * columns + 1), sizeof(uint32_t));
+                          const float *largest, int64_t rows, int64_t columns, int8_t *codes,
+                          float *scale, int threads) {
+    const int64_t blocks = cdiv(rows, ROWS), of_blocks = largest ? 0 : blocks;
+    float *most = calloc((size_t)(of_blocks * columns + 1), sizeof(float));
     float *buffers = malloc((size_t)((blocks + 1) * columns + 1) * sizeof(float));
     float *restrict by = buffers ? buffers + blocks * columns : NULL;
-    const int missing = !largest || !buffers;
+    const int missing = !most || !buffers;
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
-    for (int64_t block = 0; block < (missing ? 0 : blocks); block++) {
-        uint32_t *restrict most = largest + block * columns;
+    for (int64_t block = 0; block < (missing ? 0 : of_blocks); block++)
         for (int64_t row = block * ROWS; row < least(rows, (block + 1) * ROWS); row++) {
             const float *restrict v =
                 loaded(x, dtype, row * row_stride, columns, buffers + block * columns);
             const float by_row = factor ? factor[row] : 1;
-            for (int64_t j = 0; j < columns; j++) {
-                uint32_t magnitude = bits_of(v[j] * by_row) & 0x7FFFFFFF;
-                most[j] = magnitude > most[j] ? magnitude : most[j];
-            }
+            float *restrict of_block = most + block * columns;
+            for (int64_t j = 0; j < columns; j++) of_block[j] = larger(v[j] * by_row, of_block[j]);
         }
-    }
+    if (!missing && !largest) largest_of_blocks(most, blocks, columns, columns, scale);
     for (int64_t j = 0; j < (missing ? 0 : columns); j++) {
-        uint32_t most = 0;
-        for (int64_t block = 0; block < blocks; block++)
-            most = largest[block * columns + j] > most ? largest[block * columns + j] : most;
-        scale[j] = scale_of(most);
+        scale[j] = scale_of(bits_of(largest ? largest[j] : scale[j]));
         by[j] = inverse(scale[j]);
     }
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
@@ -91,7 +93,7 @@ int razorctl_int8_columns(const void *x, int dtype, int64_t row_stride, const fl
             int8_t *restrict to = codes + row * columns;
             for (int64_t j = 0; j < columns; j++) to[j] = code_of(v[j] * by_row * by[j]);
         }
-    free(largest), free(buffers);
+    free(most), free(buffers);
     return missing;
 }
 

@@ -36,7 +36,7 @@ def linear_again(
 ) -> Tensor:
     copy, weight = op.evened(copy, function, weight)
     codes, scale = row_operand(copy, rows, function)
-    outputs, out_scale, _ = int8_rows(weight)
+    outputs, out_scale, *_ = int8_rows(weight)
     left, right = op.outer(offset, scale)
     return scaled_gemm(codes, outputs, scale, out_scale.squeeze(1), dtype, left, right)
 
@@ -58,7 +58,7 @@ def linear_copy_again(
 ) -> tuple[Tensor, Tensor, Tensor]:
     copy, weight = op.evened(copy, function, weight)
     codes, scale = row_operand(copy, rows, function)
-    outputs, out_scale, _ = int8_rows(weight)
+    outputs, out_scale, *_ = int8_rows(weight)
     left, right = op.outer(offset, scale)
 
     def copy_of(part: slice) -> tuple[Tensor, Tensor, Tensor]:

@@ -41,21 +41,22 @@ static void one_row(const struct work *in, int64_t columns, const float *restric
     for (int64_t j = 0; residual && j < columns; j++) dx[j] += residual[j];
 }
 
-// weight: ones if the norm has none. residual: added to dx; may be missing. codes, scale, total:
-// the int8 copy of the rows of dx, and their sum; may be missing.
+// weight: ones if the norm has none. residual: added to dx; may be missing. codes, scale, total,
+// largest: ops.int8_rows of dx; may be missing.
 int razorctl_norm_grad(const struct copy *copy, const void *dy, int dtype, int64_t row_stride,
                        const float *weight, const float *rstd, int centers, const void *residual,
                        int residual_dtype, int64_t residual_stride, float *dx, float *dw, float *db,
-                       int8_t *codes, float *scale, float *total, int threads) {
+                       int8_t *codes, float *scale, float *total, float *largest,
+                       int threads) {
     const int64_t columns = copy->columns, blocks = cdiv(copy->rows, ROWS);
     const struct share whole = share_of(columns, STRIPS, columns / STRIPS, 0);
-    float *sums = calloc((size_t)(3 * blocks * columns), sizeof(float));
+    float *sums = calloc((size_t)(4 * blocks * columns), sizeof(float));
     float *memory = malloc((size_t)(blocks * WORK * columns) * sizeof(float));
     const int missing = !sums || !memory;
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
     for (int64_t block = 0; block < (missing ? 0 : blocks); block++) {
         const struct work in = work_in(memory + block * WORK * columns, columns);
-        float *partial = sums + 3 * block * columns;
+        float *partial = sums + 4 * block * columns;
         const int64_t start = block * ROWS;
         for (int64_t row = start; row < least(copy->rows, start + ROWS); row++) {
             if (row == start || row % copy->tile_rows == 0)
@@ -72,9 +73,12 @@ int razorctl_norm_grad(const struct copy *copy, const void *dy, int dtype, int64
         }
     }
     if (!missing) {
-        add_blocks(sums, blocks, 3 * columns, columns, dw);
-        add_blocks(sums + columns, blocks, 3 * columns, columns, db);
-        if (codes) add_blocks(sums + 2 * columns, blocks, 3 * columns, columns, total);
+        add_blocks(sums, blocks, 4 * columns, columns, dw);
+        add_blocks(sums + columns, blocks, 4 * columns, columns, db);
+        if (codes) {
+            add_blocks(sums + 2 * columns, blocks, 4 * columns, columns, total);
+            largest_of_blocks(sums + 3 * columns, blocks, 4 * columns, columns, largest);
+        }
     }
     free(sums), free(memory);
     return missing;

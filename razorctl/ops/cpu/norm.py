@@ -52,7 +52,7 @@ def norm_grad(
     centers: bool,
     residual: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _grad(dy, copy, weight, rstd, centers, residual, (None, None, None))
+    return _grad(dy, copy, weight, rstd, centers, residual, 4 * (None,))
 
 
 @kernels.register(op.norm_grad_int8, "cpu", takes_grad)
@@ -63,7 +63,7 @@ def norm_grad_int8(
     rstd: Tensor,
     centers: bool,
     residual: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     int8 = empty_rows(dy)
     return *_grad(dy, copy, weight, rstd, centers, residual, int8), *int8
 
@@ -75,18 +75,18 @@ def _grad(
     rstd: Tensor,
     centers: bool,
     residual: Tensor | None,
-    int8: tuple[Tensor | None, Tensor | None, Tensor | None],
+    int8: tuple[Tensor | None, ...],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of x, weight and bias; fills `int8` with the int8 copy of the first."""
     rows, columns = dy.shape
     weight = torch.ones(columns) if weight is None else weight.float().contiguous()
     dx, dw, db = torch.empty(dy.shape), torch.empty(columns), torch.empty(columns)
-    codes, scale, total = int8
+    codes, scale, total, largest = int8
     call(
         "norm_grad", copy=Copy(copy, rows), dy=dy, dtype=DTYPES[dy.dtype], row_stride=dy.stride(0),
         weight=weight, rstd=rstd.contiguous(), centers=int(centers), residual=residual,
         residual_dtype=0 if residual is None else DTYPES[residual.dtype],
         residual_stride=0 if residual is None else residual.stride(0),
-        dx=dx, dw=dw, db=db, codes=codes, scale=scale, total=total,
+        dx=dx, dw=dw, db=db, codes=codes, scale=scale, total=total, largest=largest,
     )  # fmt: skip
     return dx, dw, db

@@ -15,7 +15,7 @@ from razorctl.ops.functions import FUNCTIONS
 from razorctl.ops.op import FewBitCopy
 from razorctl.ops.packing import BITS
 from razorctl.ops.triton import copies, int8
-from razorctl.ops.triton.int8 import codes_of, row_scale
+from razorctl.ops.triton.int8 import codes_of, raised, row_scale
 from razorctl.ops.triton.launch import all_registers, cdiv, launchable, next_power_of_2
 from razorctl.ops.triton.numbers import inverse, slope
 from razorctl.ops.triton.packing import unpacked_block
@@ -59,7 +59,10 @@ def activation_grad_int8_kernel(
     FUNCTION: tl.constexpr, BITS: tl.constexpr,
     ROWS: tl.constexpr, C: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
-    """A program computes ROWS whole rows of a tile, one by one, and stores their sum."""
+    """A program computes ROWS whole rows of a tile, one by one.
+
+    sums: as of `int8.int8_rows_kernel`.
+    """
     along = tl.cdiv(tile_rows, ROWS)
     tile = (tl.program_id(0) // along).to(tl.int64)
     start = tl.program_id(0) % along * ROWS
@@ -67,7 +70,7 @@ def activation_grad_int8_kernel(
     last = tl.minimum(first + tl.minimum(ROWS, tile_rows - start), rows)
     column = tl.arange(0, C)
     inside = (column < columns)[None, :]
-    total = tl.zeros((1, C), tl.float32)
+    total, most = tl.zeros((1, C), tl.float32), tl.zeros((1, C), tl.int32)
     for number in tl.range(first, last, num_stages=AHEAD):
         row = number + tl.zeros((1,), tl.int64)
         numbers = unpacked_block(packed, row, column, columns, inside, BITS, V)
@@ -80,11 +83,15 @@ def activation_grad_int8_kernel(
         result = result.to(dy.dtype.element_ty).to(tl.float32)
         at = row[:, None] * columns + column[None, :]
         each = row_scale(result)
-        tl.store(codes + at, codes_of(result, inverse(each)[:, None]), mask=inside)
+        factor = inverse(each)[:, None]
+        tl.store(codes + at, codes_of(result, factor), mask=inside)
         tl.store(code_scale + row, each)
         total += result
+        most = raised(most, result, factor, each[:, None])
     to = sums + tl.program_id(0).to(tl.int64) * columns + column[None, :]
     tl.store(to, total, mask=inside)
+    to += tl.num_programs(0).to(tl.int64) * columns
+    tl.store(to, most.to(tl.float32, bitcast=True), mask=inside)
 
 
 def takes_grad(dy: Tensor, copy: FewBitCopy, function: str) -> bool:
@@ -122,7 +129,7 @@ def _held(columns: int, dtype: torch.dtype, bits: int, function: str) -> tuple[i
 )
 def activation_grad_int8(
     dy: Tensor, copy: FewBitCopy, function: str
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     rows, columns = dy.shape
     if columns * dy.itemsize > WIDEST:
         return int8.int8_rows(activation_grad(dy, copy, function))
@@ -130,7 +137,7 @@ def activation_grad_int8(
     codes = dy.new_empty(rows, columns, dtype=torch.int8)
     each = dy.new_empty(rows, 1, dtype=torch.float32)
     programs = scale.shape[0] * cdiv(tile_rows, ROWS)
-    sums = each.new_empty(1, programs, columns)
+    sums = each.new_empty(2, programs, columns)
     held, warps, most = _held(columns, dy.dtype, bits, function)
     activation_grad_int8_kernel[(programs,)](
         dy, packed, zero_point, scale, codes, each, sums,
@@ -138,8 +145,8 @@ def activation_grad_int8(
         FUNCTION=function, BITS=bits, ROWS=ROWS, C=held, V=VECTOR // dy.dtype.itemsize,
         num_warps=warps, num_stages=1, maxnreg=most,
     )  # fmt: skip
-    (total,) = column_sums(sums)
-    return codes, each, total
+    total, largest = column_sums(sums, largest=True)
+    return codes, each, total, largest
 
 
 @kernels.register(

@@ -14,7 +14,7 @@ from triton.language import constexpr
 from razorctl.ops import int8 as op
 from razorctl.ops import kernels
 from razorctl.ops.triton.launch import cdiv, launchable, next_power_of_2
-from razorctl.ops.triton.numbers import inverse, nearest
+from razorctl.ops.triton.numbers import inverse, low_byte, magnitude
 from razorctl.ops.triton.sums import column_sums
 from razorctl.ops.triton.sums import variant as sums_variant
 from razorctl.ops.triton.tiles import VECTOR
@@ -32,12 +32,6 @@ COLUMNS_REGISTERS = 64  # of a thread: without a limit ptxas may take 40 and spi
 
 
 @triton.jit
-def _magnitude(x):
-    """The bits of |x|, in the order of magnitudes, with NaN above infinity."""
-    return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-
-
-@triton.jit
 def _scale(bits):
     """The scale of values up to a magnitude, given by its bits; NaN for NaN."""
     scale = tl.div_rn(tl.minimum(bits.to(tl.float32, bitcast=True), LARGEST), 127.0)
@@ -47,34 +41,55 @@ def _scale(bits):
 @triton.jit
 def row_scale(x):
     """The scale of each row of `x`, along the last axis; NaN for a row with NaN."""
-    return _scale(tl.max(_magnitude(x), len(x.shape) - 1))
+    return _scale(tl.max(magnitude(x), len(x.shape) - 1))
 
 
 @triton.jit
 def codes_of(x, factor):
     """x factor, rounded to nearest, as int8."""
-    return tl.minimum(tl.maximum(nearest(x * factor), -LEVELS), LEVELS).to(tl.int8)
+    return low_byte(tl.minimum(tl.maximum(x * factor, -LEVELS), LEVELS))
+
+
+@triton.jit
+def root(row_scale):
+    """See `op.roots`."""
+    return tl.sqrt_rn(tl.where(row_scale > 0, row_scale, 0.0))
+
+
+@triton.jit
+def raised(most, x, factor, row_scale):
+    """The bits `most`, or those of |x| over the root of its row's scale where these are larger.
+
+    factor: 1 / row_scale.
+    """
+    return tl.maximum(most, magnitude(x * factor * tl.sqrt(tl.maximum(row_scale, 0.0))))
 
 
 @launchable
 def int8_rows_kernel(
     x, codes, scale, sums, rows, columns, stride, each, C: tl.constexpr, V: tl.constexpr
 ):
-    """A program copies `each` whole rows, one by one, and stores their sum.
+    """A program copies `each` whole rows, one by one.
 
-    V: columns that a thread loads and stores at once.
+    sums: [2, programs, columns], receives their sum and, of x over the roots of their scales, the
+    largest magnitudes. V: columns that a thread loads and stores at once.
     """
     column = tl.max_contiguous(tl.arange(0, C), V)
     there = column < columns
     first = tl.program_id(0).to(tl.int64) * each
-    total = tl.zeros((C,), tl.float32)
+    total, most = tl.zeros((C,), tl.float32), tl.zeros((C,), tl.int32)
     for row in range(first, tl.minimum(first + each, rows)):
         values = tl.load(x + row * stride + column, mask=there, other=0.0).to(tl.float32)
         spacing = row_scale(values)
-        tl.store(codes + row * columns + column, codes_of(values, inverse(spacing)), mask=there)
+        factor = inverse(spacing)
         tl.store(scale + row, spacing)
         total += values
-    tl.store(sums + tl.program_id(0).to(tl.int64) * columns + column, total, mask=there)
+        most = raised(most, values, factor, spacing)
+        tl.store(codes + row * columns + column, codes_of(values, factor), mask=there)
+    to = sums + tl.program_id(0).to(tl.int64) * columns + column
+    tl.store(to, total, mask=there)
+    to += tl.num_programs(0).to(tl.int64) * columns
+    tl.store(to, most.to(tl.float32, bitcast=True), mask=there)
 
 
 @launchable
@@ -95,12 +110,14 @@ def int8_heads_kernel(
     first = tl.program_id(0).to(tl.int64) * ROWS
     of_q = tl.zeros((C,), tl.float32)
     of_k, of_v = of_q, of_q
+    most_q = tl.zeros((C,), tl.int32)
+    most_k, most_v = most_q, most_q
     for row in range(first, tl.minimum(first + ROWS, rows)):
         start = row // tokens * batch_stride + row % tokens * token_stride
         in_q = tl.load(q + start + at, mask=there, other=0.0).to(tl.float32)
         in_k = tl.load(k + start + at, mask=there, other=0.0).to(tl.float32)
         in_v = tl.load(v + start + at, mask=there, other=0.0).to(tl.float32)
-        most = tl.maximum(_magnitude(in_q), tl.maximum(_magnitude(in_k), _magnitude(in_v)))
+        most = tl.maximum(magnitude(in_q), tl.maximum(magnitude(in_k), magnitude(in_v)))
         spacing = _scale(tl.max(most, 0))
         factor = inverse(spacing)
         to = codes + row * 3 * columns + column
@@ -111,10 +128,17 @@ def int8_heads_kernel(
         of_q += in_q
         of_k += in_k
         of_v += in_v
+        most_q = raised(most_q, in_q, factor, spacing)
+        most_k = raised(most_k, in_k, factor, spacing)
+        most_v = raised(most_v, in_v, factor, spacing)
     to = sums + tl.program_id(0).to(tl.int64) * 3 * columns + column
     tl.store(to, of_q, mask=there)
     tl.store(to + columns, of_k, mask=there)
     tl.store(to + 2 * columns, of_v, mask=there)
+    to += tl.num_programs(0).to(tl.int64) * 3 * columns
+    tl.store(to, most_q.to(tl.float32, bitcast=True), mask=there)
+    tl.store(to + columns, most_k.to(tl.float32, bitcast=True), mask=there)
+    tl.store(to + 2 * columns, most_v.to(tl.float32, bitcast=True), mask=there)
 
 
 @triton.jit
@@ -127,80 +151,67 @@ def _tile(number, rows, columns, R: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
-def roots(row_scale, row, rows):
-    """See `op.roots`."""
-    each = tl.load(row_scale + row, mask=row < rows, other=0.0)
-    return tl.sqrt_rn(tl.where(each > 0, each, 0.0))
+def largest_of(partial, blocks, column, there, columns):
+    """The bits of the largest magnitude of each column in [blocks, columns]."""
+    largest = tl.zeros((16, column.shape[0]), tl.int32)
+    for first in range(0, blocks, 16):
+        block = first + tl.arange(0, 16)
+        src = partial + block[:, None] * columns + column[None, :]
+        values = tl.load(src, mask=(block < blocks)[:, None] & there[None, :], other=0.0)
+        largest = tl.maximum(largest, magnitude(values))
+    return tl.max(largest, 0)
 
 
 @triton.jit
-def _values(x, row_scale, factor, row, column, inside, rows, stride):
-    """A block of x times the roots of its rows' scales, or times their factors, if not None."""
-    src = x + row[:, None] * stride + column[None, :]
-    values = tl.load(src, mask=inside, other=0).to(tl.float32)
-    if row_scale is not None:
-        values *= roots(row_scale, row, rows)[:, None]
-    if factor is not None:
-        values *= tl.load(factor + row, mask=row < rows, other=0.0)[:, None]
-    return values
-
-
-@triton.jit
-def leave_largest(
-    number, x, row_scale, factor, partial, rows, columns, stride, R: tl.constexpr, C: tl.constexpr
-):
-    """Stores the largest magnitude of each column of a block of R rows; NaN is the largest.
-
-    row_scale, factor: as of `_values`.
-    """
+def leave_largest(number, x, partial, rows, columns, stride, R: tl.constexpr, C: tl.constexpr):
+    """Stores the largest magnitude of each column of a block of R rows; NaN is the largest."""
     row, column, inside = _tile(number, rows, columns, R, C)
-    values = _values(x, row_scale, factor, row, column, inside, rows, stride)
+    values = tl.load(x + row[:, None] * stride + column[None, :], mask=inside, other=0)
     block = number // tl.cdiv(columns, C)
     to = partial + block.to(tl.int64) * columns + column
-    largest = tl.max(_magnitude(values), 0).to(tl.float32, bitcast=True)
+    largest = tl.max(magnitude(values.to(tl.float32)), 0).to(tl.float32, bitcast=True)
     tl.store(to, largest, mask=column < columns)
 
 
 @triton.jit
 def copy_columns(
-    number, x, row_scale, factor, partial, codes, scale, rows, columns, stride, terms,
+    number, x, row_scale, partial, blocks, codes, scale, rows, columns, stride, terms,
     R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Copies a block, transposed, by the magnitudes of its columns in `partial`.
+    """Copies a block, transposed, by the magnitudes of its columns in `partial` [blocks, columns].
 
-    row_scale, factor: as of `_values`. terms: the length of the transposed rows, which are padded
-    with zeros.
+    row_scale: not None for int8 rows, which count as their codes times `root` of it. terms: the
+    length of the transposed rows, which are padded with zeros.
     """
     row, column, inside = _tile(number, rows, columns, R, C)
-    there, blocks = column < columns, tl.cdiv(rows, R)
-    largest = tl.zeros((16, C), tl.int32)
-    for first in range(0, blocks, 16):
-        block = first + tl.arange(0, 16)
-        src = partial + block[:, None] * columns + column[None, :]
-        values = tl.load(src, mask=(block < blocks)[:, None] & there[None, :], other=0.0)
-        largest = tl.maximum(largest, _magnitude(values))
-    spacing = _scale(tl.max(largest, 0))
+    there = column < columns
+    spacing = _scale(largest_of(partial, blocks, column, there, columns))
     if number < tl.cdiv(columns, C):
         tl.store(scale + column, spacing, mask=there)
-    values = _values(x, row_scale, factor, row, column, inside, rows, stride)
+    src = x + row[:, None] * stride + column[None, :]
+    values = tl.load(src, mask=inside, other=0).to(tl.float32)
+    if row_scale is not None:
+        values *= root(tl.load(row_scale + row, mask=row < rows, other=0.0))[:, None]
     to = codes + column[None, :].to(tl.int64) * terms + row[:, None]
     padded = (row < terms)[:, None] & there[None, :]
     tl.store(to, codes_of(values, inverse(spacing)[None, :]), mask=padded)
 
 
 @launchable
-def largest_kernel(x, factor, partial, rows, columns, stride, R: tl.constexpr, C: tl.constexpr):
+def largest_kernel(x, partial, rows, columns, stride, R: tl.constexpr, C: tl.constexpr):
     """See `leave_largest`."""
-    leave_largest(tl.program_id(0), x, None, factor, partial, rows, columns, stride, R, C)
+    leave_largest(tl.program_id(0), x, partial, rows, columns, stride, R, C)
 
 
 @launchable
 def int8_columns_kernel(
-    x, factor, partial, codes, scale, rows, columns, stride, R: tl.constexpr, C: tl.constexpr
+    x, partial, codes, scale, rows, columns, stride, R: tl.constexpr, C: tl.constexpr
 ):
     """See `copy_columns`."""
-    number = tl.program_id(0)
-    copy_columns(number, x, None, factor, partial, codes, scale, rows, columns, stride, rows, R, C)
+    copy_columns(
+        tl.program_id(0), x, None, partial, tl.cdiv(rows, R), codes, scale,
+        rows, columns, stride, rows, R, C,
+    )  # fmt: skip
 
 
 def warps_of_row(columns: int) -> int:
@@ -214,19 +225,19 @@ def takes(x: Tensor) -> bool:
 
 
 @kernels.register(op.int8_rows, "cuda", takes)
-def int8_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def int8_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     rows, columns = x.shape
     codes = x.new_empty(rows, columns, dtype=torch.int8)
     scale = x.new_empty(rows, 1, dtype=torch.float32)
     each = min(ROWS, cdiv(rows, PROGRAMS))
-    sums = x.new_empty(1, cdiv(rows, each), columns, dtype=torch.float32)
+    sums = x.new_empty(2, cdiv(rows, each), columns, dtype=torch.float32)
     held = next_power_of_2(columns)
     int8_rows_kernel[(sums.shape[1],)](
         x, codes, scale, sums, rows, columns, x.stride(0), each,
         C=held, V=VECTOR // x.dtype.itemsize, num_warps=warps_of_row(held), num_stages=1,
     )  # fmt: skip
-    (total,) = column_sums(sums)
-    return codes, scale, total
+    total, largest = column_sums(sums, largest=True)
+    return codes, scale, total, largest
 
 
 def takes_heads(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -244,19 +255,19 @@ def takes_heads(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 @kernels.register(op.int8_heads, "cuda", takes_heads)
-def int8_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def int8_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     batch, heads, tokens, width = q.shape
     rows, columns = batch * tokens, heads * width
     codes = q.new_empty(rows, 3 * columns, dtype=torch.int8)
     scale = q.new_empty(rows, 1, dtype=torch.float32)
-    sums = q.new_empty(1, cdiv(rows, ROWS), 3 * columns, dtype=torch.float32)
+    sums = q.new_empty(2, cdiv(rows, ROWS), 3 * columns, dtype=torch.float32)
     held = next_power_of_2(columns)
     int8_heads_kernel[(sums.shape[1],)](
         q, k, v, codes, scale, sums, rows, tokens, width, columns, *q.stride()[:3],
         ROWS=ROWS, C=held, V=VECTOR // q.dtype.itemsize, num_warps=warps_of_row(held), num_stages=1,
     )  # fmt: skip
-    (total,) = column_sums(sums)
-    return codes, scale, total
+    total, largest = column_sums(sums, largest=True)
+    return codes, scale, total, largest
 
 
 def _programs(rows: int, columns: int) -> tuple[int]:
@@ -266,18 +277,20 @@ def _programs(rows: int, columns: int) -> tuple[int]:
 @kernels.register(
     op.int8_columns,
     "cuda",
-    lambda x, factor=None: takes(x) and (factor is None or factor.dtype == torch.float32),
+    lambda x, factor=None, largest=None: takes(x) and factor is None and largest is None,
 )
-def int8_columns(x: Tensor, factor: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def int8_columns(
+    x: Tensor, factor: Tensor | None = None, largest: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     rows, columns = x.shape
     shape = rows, columns, x.stride(0)
     codes = x.new_empty(columns, rows, dtype=torch.int8)
     scale = x.new_empty(columns, dtype=torch.float32)
     partial = scale.new_empty(cdiv(rows, TILE["R"]), columns)
     grid, options = _programs(rows, columns), {"num_warps": TILE_WARPS, "num_stages": 1}
-    largest_kernel[grid](x, factor, partial, *shape, **TILE, **options)
+    largest_kernel[grid](x, partial, *shape, **TILE, **options)
     options["maxnreg"] = COLUMNS_REGISTERS
-    int8_columns_kernel[grid](x, factor, partial, codes, scale, *shape, **TILE, **options)
+    int8_columns_kernel[grid](x, partial, codes, scale, *shape, **TILE, **options)
     return codes, scale
 
 
@@ -302,7 +315,6 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
             sizes = {"ROWS": ROWS, "C": held, "V": group}
             label = f"int8_heads {held} {dtype}"
             yield Variant(int8_heads_kernel, signature, sizes, warps_of_row(held), 1, label)
-        x |= {"factor": "*fp32"}
         signature = {**x, "partial": "*fp32", **shape}
         yield Variant(largest_kernel, signature, TILE, TILE_WARPS, 1, f"largest {dtype}")
         signature = {**x, "partial": "*fp32", **result, **shape}

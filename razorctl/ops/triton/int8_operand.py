@@ -19,7 +19,7 @@ from razorctl.ops.int8 import LEVELS as CODES
 from razorctl.ops.op import FewBitCopy
 from razorctl.ops.packing import BITS, GROUP
 from razorctl.ops.triton.launch import cdiv, launchable
-from razorctl.ops.triton.numbers import activated, inverse, nearest
+from razorctl.ops.triton.numbers import activated, inverse, low_byte
 from razorctl.ops.triton.packing import unpacked_block
 from razorctl.ops.triton.tiles import COPY, PARTS, block_count, block_of_tile, tile_affine
 from razorctl.ops.triton.variants import Variant
@@ -120,7 +120,7 @@ def int8_operand_kernel(
         BITS, FUNCTION, V,
     )  # fmt: skip
     to = codes + column[None, :].to(tl.int64) * rows + row[:, None]
-    tl.store(to, nearest(values * relative[:, None]).to(tl.int8), mask=inside)
+    tl.store(to, low_byte(values * relative[:, None]), mask=inside)
 
 
 @triton.jit
@@ -143,7 +143,7 @@ def centered(
 def tile_of(tile_rows: int) -> tuple[dict[str, int], int]:
     """The sizes of a program and its warps, for tiles of `tile_rows`."""
     rows = 128 if tile_rows > 64 else 64 if tile_rows > 32 else 32
-    return {"R": rows, "C": 64, "V": VECTOR}, rows // 16
+    return {"R": rows, "C": 32, "V": VECTOR}, 4
 
 
 def takes(copy: FewBitCopy, row_scale: Tensor, function: str | None) -> bool:

@@ -16,10 +16,10 @@ from razorctl.ops.functions import FUNCTIONS
 from razorctl.ops.op import FewBitCopy
 from razorctl.ops.packing import BITS as ALL_BITS
 from razorctl.ops.triton import int8, int8_operand
-from razorctl.ops.triton.int8 import copy_columns, leave_largest, roots
+from razorctl.ops.triton.int8 import copy_columns, leave_largest, root
 from razorctl.ops.triton.int8_operand import BOUNDS, bounds, centered, largest_scale, tile_of
 from razorctl.ops.triton.launch import cdiv, launchable
-from razorctl.ops.triton.numbers import inverse, nearest
+from razorctl.ops.triton.numbers import inverse, low_byte
 from razorctl.ops.triton.tiles import COPY, block_count, block_of_tile
 from razorctl.ops.triton.variants import DTYPES, Variant, dtypes
 
@@ -28,19 +28,18 @@ REGISTERS = 128  # of a thread: without a limit ptxas may take 80 and spill
 
 @launchable
 def scales_kernel(
-    zero_point, scale, bias, row_scale, column_scale, center, workspace, dy, weight,
+    zero_point, scale, bias, row_scale, column_scale, center, workspace, weight,
     tiles, rows, columns, outputs, stride,
     BITS: tl.constexpr, FUNCTION: tl.constexpr, LOWEST: tl.constexpr,
     T: tl.constexpr, N: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """A program computes the scales of C columns of x, or largest magnitudes of dy or the weight.
+    """A program computes the scales of C columns of x, or largest magnitudes of the weight.
 
     workspace: receives `factor` of `bounds_kernel`, [columns], 1 / the largest root of a row's
-    scale in the first of the next [columns], and `partial` of `leave_largest` of dy and the weight.
+    scale in the first of the next [columns], and `partial` of `leave_largest` of the weight.
     """
-    factor, fold, of_dy = workspace, workspace + columns, workspace + 2 * columns
+    factor, fold, partial = workspace, workspace + columns, workspace + 2 * columns
     number, across = tl.program_id(0), tl.cdiv(columns, C)
-    before_weight = across + tl.cdiv(rows, R) * tl.cdiv(outputs, C)
     if number < across:
         column = number * C + tl.arange(0, C)
         there = column < columns
@@ -52,29 +51,15 @@ def scales_kernel(
         tl.store(center + column, middle, mask=there)
         tl.store(factor + column, inverse(spacing), mask=there)
         tl.store(fold, inverse(tl.sqrt_rn(largest)))
-    elif number < before_weight:
-        leave_largest(number - across, dy, row_scale, None, of_dy, rows, outputs, outputs, R, C)
     if weight is not None:
-        if number >= before_weight:
-            of_weight = of_dy + tl.cdiv(rows, R).to(tl.int64) * outputs
-            leave_largest(
-                number - before_weight,
-                weight,
-                None,
-                None,
-                of_weight,
-                outputs,
-                columns,
-                stride,
-                R,
-                C,
-            )
+        if number >= across:
+            leave_largest(number - across, weight, partial, outputs, columns, stride, R, C)
 
 
 @launchable
 def codes_kernel(
     packed, zero_point, scale, bias, row_scale, center, workspace, x,
-    dy, of_dy, dy_scale, weight, of_weight, weight_scale,
+    dy, largest, of_dy, dy_scale, weight, of_weight, weight_scale,
     rows, terms, columns, tile_rows, outputs, stride,
     BITS: tl.constexpr, FUNCTION: tl.constexpr, R: tl.constexpr, C: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
@@ -93,24 +78,28 @@ def codes_kernel(
             BITS, FUNCTION, V,
         )  # fmt: skip
         to = x + column[None, :].to(tl.int64) * terms + row[:, None]
-        relative = roots(row_scale, row, rows) * tl.load(fold)
-        tl.store(to, nearest(values * relative[:, None]).to(tl.int8), mask=inside)
+        each = tl.load(row_scale + row, mask=row < rows, other=0.0)
+        tl.store(to, low_byte(values * (root(each) * tl.load(fold))[:, None]), mask=inside)
     elif number < before_weight:
         copy_columns(
-            number - of_x, dy, row_scale, None, partial, of_dy, dy_scale,
+            number - of_x, dy, row_scale, largest, 1, of_dy, dy_scale,
             rows, outputs, outputs, terms, R, C,
         )  # fmt: skip
     if weight is not None:
         if number >= before_weight:
             copy_columns(
-                number - before_weight, weight, None, None,
-                partial + tl.cdiv(rows, R).to(tl.int64) * outputs, of_weight, weight_scale,
-                outputs, columns, stride, outputs, R, C,
+                number - before_weight, weight, None, partial, tl.cdiv(outputs, R), of_weight,
+                weight_scale, outputs, columns, stride, outputs, R, C,
             )  # fmt: skip
 
 
 def takes(
-    dy: Tensor, row_scale: Tensor, copy: FewBitCopy, function: str | None, weight: Tensor | None
+    dy: Tensor,
+    row_scale: Tensor,
+    largest: Tensor,
+    copy: FewBitCopy,
+    function: str | None,
+    weight: Tensor | None,
 ) -> bool:
     """Whether the kernels take these arguments."""
     fits = weight is None or int8.takes(weight)
@@ -120,7 +109,12 @@ def takes(
 
 @kernels.register(op.linear_operands, "cuda", takes)
 def linear_operands(
-    dy: Tensor, row_scale: Tensor, copy: FewBitCopy, function: str | None, weight: Tensor | None
+    dy: Tensor,
+    row_scale: Tensor,
+    largest: Tensor,
+    copy: FewBitCopy,
+    function: str | None,
+    weight: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     packed, zero_point, scale, bits, tile_rows, bias = copy
     (rows, outputs), (tiles, columns) = dy.shape, scale.shape
@@ -131,7 +125,7 @@ def linear_operands(
     dy_scale, column_scale = row_scale.new_empty(outputs), row_scale.new_empty(columns)
     center = torch.empty_like(column_scale)
     across, down = cdiv(columns, width), 0 if weight is None else cdiv(outputs, height)
-    workspace = row_scale.new_empty((2 + down) * columns + cdiv(rows, height) * outputs)
+    workspace = row_scale.new_empty((2 + down) * columns)
     if weight is None:
         of_weight, weight_scale, stride = dy.new_empty(0), center.new_empty(0), 0
     else:
@@ -139,15 +133,15 @@ def linear_operands(
         stride = weight.stride(0)
     lowest = None if function is None else FUNCTIONS[function].lowest
     both = cdiv(rows, height) * cdiv(outputs, width) + down * across
-    scales_kernel[(across + both,)](
-        zero_point, scale, bias, row_scale, column_scale, center, workspace, dy, weight,
+    scales_kernel[(across + down * across,)](
+        zero_point, scale, bias, row_scale, column_scale, center, workspace, weight,
         tiles, rows, columns, outputs, stride, BITS=bits, FUNCTION=function, LOWEST=lowest,
         T=BOUNDS["T"], N=BOUNDS["N"], R=height, C=width, num_warps=warps, num_stages=1,
         maxnreg=REGISTERS,
     )  # fmt: skip
     codes_kernel[(block_count(rows, columns, tile_rows, sizes) + both,)](
         packed, zero_point, scale, bias, row_scale, center, workspace, x,
-        dy, of_dy, dy_scale, weight, of_weight, weight_scale,
+        dy, largest, of_dy, dy_scale, weight, of_weight, weight_scale,
         rows, terms, columns, tile_rows, outputs, stride, BITS=bits, FUNCTION=function, **sizes,
         num_warps=warps, num_stages=1, maxnreg=REGISTERS,
     )  # fmt: skip
@@ -166,6 +160,7 @@ def _variants(function: str | None, bits: int, dtype: str, every: bool) -> Itera
     lowest = None if function is None else FUNCTIONS[function].lowest
     chosen = {"BITS": bits, "FUNCTION": function}
     names = "row_scale", "center", "workspace"
+    of_columns = "dy_scale", "largest", "weight_scale"
     floats = dict.fromkeys(names, "*fp32") | {"weight": f"*{dtype}"}
     sizes_of = dict.fromkeys(("rows", "columns", "outputs", "stride"), "i32")
     lengths = {"terms": "i32", "tile_rows": "i32"}
@@ -180,14 +175,14 @@ def _variants(function: str | None, bits: int, dtype: str, every: bool) -> Itera
             shape = {"R": sizes["R"], "C": sizes["C"], "T": BOUNDS["T"], "N": BOUNDS["N"]}
             yield Variant(
                 scales_kernel,
-                {**scale_kinds, **floats, "column_scale": "*fp32", "dy": "*i8", "tiles": "i32"}
+                {**scale_kinds, **floats, "column_scale": "*fp32", "tiles": "i32"}
                 | sizes_of,
                 {**chosen, "LOWEST": lowest, **shape}, warps, 1, f"scales {label}", ("tiles",),
                 REGISTERS,
             )  # fmt: skip
             yield Variant(
                 codes_kernel,
-                {**copy, **floats, **of_codes, "dy_scale": "*fp32", "weight_scale": "*fp32"}
+                {**copy, **floats, **of_codes, **dict.fromkeys(of_columns, "*fp32")}
                 | {**sizes_of, **lengths},
                 {**chosen, **sizes}, warps, 1, f"codes {label}", most_registers=REGISTERS,
             )  # fmt: skip

@@ -21,7 +21,7 @@ from razorctl.ops import norm as op
 from razorctl.ops.op import FewBitCopy
 from razorctl.ops.packing import BITS
 from razorctl.ops.triton import copies
-from razorctl.ops.triton.int8 import codes_of, row_scale
+from razorctl.ops.triton.int8 import codes_of, raised, row_scale
 from razorctl.ops.triton.launch import cdiv, launchable, next_power_of_2
 from razorctl.ops.triton.numbers import inverse
 from razorctl.ops.triton.packing import unpacked_block
@@ -120,8 +120,8 @@ def norm_grad_kernel(
 ):  # fmt: skip
     """A program computes ROWS whole rows of a tile, one by one.
 
-    sums: [2 or 3, programs, columns], receives the sums of dy x_hat, of dy, and of dx if `codes`,
-    its int8 copy, is not None.
+    sums: [2 or 4, programs, columns], receives the sums of dy x_hat, of dy, and, if `codes` are not
+    None, those of `int8.int8_rows_kernel` of dx.
     """
     along = tl.cdiv(tile_rows, ROWS)
     tile = (tl.program_id(0) // along).to(tl.int64)
@@ -134,7 +134,7 @@ def norm_grad_kernel(
     if weight is not None:
         by = tl.load(weight + column, mask=there, other=0.0).to(tl.float32)[None, :]
     dweight, dbias = tl.zeros((1, C), tl.float32), tl.zeros((1, C), tl.float32)
-    total = tl.zeros((1, C), tl.float32)
+    total, most = tl.zeros((1, C), tl.float32), tl.zeros((1, C), tl.int32)
     STAGES: tl.constexpr = AHEAD if C <= 1024 else 1  # wider rows leave no registers for it
     for number in tl.range(first, last, num_stages=STAGES):
         row = number + tl.zeros((1,), tl.int64)
@@ -156,10 +156,11 @@ def norm_grad_kernel(
         tl.store(dx + at, result, mask=there[None, :])
         if codes is not None:
             each = row_scale(result)
-            copied = codes_of(result, inverse(each)[:, None])
-            tl.store(codes + at, copied, mask=there[None, :])
+            factor = inverse(each)[:, None]
+            tl.store(codes + at, codes_of(result, factor), mask=there[None, :])
             tl.store(code_scale + row, each)
             total += result
+            most = raised(most, result, factor, each[:, None])
         dweight += d * x_hat
         dbias += d
     to = sums + tl.program_id(0).to(tl.int64) * columns + column[None, :]
@@ -168,6 +169,8 @@ def norm_grad_kernel(
     tl.store(to + further, dbias, mask=there[None, :])
     if codes is not None:
         tl.store(to + 2 * further, total, mask=there[None, :])
+        bits = most.to(tl.float32, bitcast=True)
+        tl.store(to + 3 * further, bits, mask=there[None, :])
 
 
 def _whole_rows(columns: int) -> tuple[dict[str, int], int]:
@@ -279,7 +282,7 @@ def _grad(
     codes: Tensor | None = None,
     code_scale: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """dx, the gradients of weight and bias, and the sum of dx if there are `codes`, each [columns].
+    """dx, the gradients of weight and bias, and what columns of dx have if there are `codes`.
 
     Fills codes [rows, columns] and code_scale [rows, 1] with the int8 copy of dx.
     """
@@ -287,7 +290,7 @@ def _grad(
     rows, columns = dy.shape
     dx = rstd.new_empty(rows, columns)
     programs = scale.shape[0] * cdiv(tile_rows, ROWS)
-    kinds = 2 if codes is None else 3
+    kinds = 2 if codes is None else 4
     sums = dy.new_empty(kinds, programs, columns, dtype=torch.float32)
     held, warps = _held(columns)
     norm_grad_kernel[(programs,)](
@@ -296,7 +299,7 @@ def _grad(
         CENTERS=centers, BITS=bits, ROWS=ROWS, C=held, V=VECTOR // dy.dtype.itemsize,
         num_warps=warps, num_stages=1,
     )  # fmt: skip
-    return dx, *column_sums(sums)
+    return dx, *column_sums(sums, largest=codes is not None)
 
 
 def takes_grad(
@@ -334,12 +337,12 @@ def norm_grad_int8(
     rstd: Tensor,
     centers: bool,
     residual: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     codes, code_scale = dy.new_empty(dy.shape, dtype=torch.int8), rstd.new_empty(dy.shape[0], 1)
-    dx, dweight, dbias, total = _grad(
+    dx, dweight, dbias, total, largest = _grad(
         dy, copy, weight, rstd, centers, residual, codes=codes, code_scale=code_scale
     )
-    return dx, dweight, dbias, codes, code_scale, total
+    return dx, dweight, dbias, codes, code_scale, total, largest
 
 
 def variants(capability: int, every: bool = False) -> Iterator[Variant]:

@@ -100,3 +100,15 @@ def slope(x, FUNCTION: tl.constexpr):
     else:
         tl.static_assert(FUNCTION == "leaky-relu")
         return tl.where(x > 0, 1.0, 0.01)
+
+
+@triton.jit
+def magnitude(x):
+    """The bits of |x|, in the order of magnitudes, with NaN above infinity."""
+    return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def low_byte(x):
+    """x of -127 to 127, rounded to nearest, as int8; conversions have a quarter of the rate."""
+    return (x + 12582912.0).to(tl.int32, bitcast=True).to(tl.int8)

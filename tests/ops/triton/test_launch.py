@@ -55,7 +55,7 @@ def test_a_second_launch_of_a_kind_skips_triton(launched):
     through_triton, again = launched
     x, partial = torch.ones(3, 64), torch.ones(1, 64)
     for _ in range(2):
-        int8.largest_kernel[(1,)](x, None, partial, 3, 64, 64, C=64, R=128, num_warps=8)
+        int8.largest_kernel[(1,)](x, partial, 3, 64, 64, C=64, R=128, num_warps=8)
     assert len(through_triton) == len(again) == 1
     (grid, args), (first_grid, first_args) = again[0], through_triton[0]
     assert grid == (*first_grid, 1, 1)
@@ -81,7 +81,7 @@ def test_a_launch_of_another_kind_goes_through_triton(launched, change):
     usual = {"x": torch.ones(3, 64), "rows": 3, "grid": (1,), "R": 128, "num_warps": 8}
     for kind in (usual, usual | change):
         x, rows, grid, r, warps = kind.values()
-        int8.largest_kernel[grid](x, None, x, rows, 64, 64, R=r, C=64, num_warps=warps)
+        int8.largest_kernel[grid](x, x, rows, 64, 64, R=r, C=64, num_warps=warps)
     assert len(through_triton) == 2
     assert not again
 
@@ -90,7 +90,7 @@ def test_plans_are_forgotten_before_they_are_too_many(launched, monkeypatch):
     monkeypatch.setattr(launch, "MOST_PLANS", 2)
     x = torch.ones(3, 64)
     for rows in range(1, 4):
-        int8.largest_kernel[(1,)](x, None, x, rows, 64, 64, R=128, C=64)
+        int8.largest_kernel[(1,)](x, x, rows, 64, 64, R=128, C=64)
     assert len(int8.largest_kernel.plans) == 1
 
 
