@@ -1,4 +1,4 @@
-"""Finds which bits `razor` gives to which layer kind; writes razorctl/rules/allocations.json.
+"""Finds which bits `razor` gives to which layer kind; writes results/allocate.json.
 
     .venv/bin/python scripts/bench/allocate.py
 
@@ -10,8 +10,9 @@ add up over layer kinds, so they are known for every combination. It does so at 
 which differ in what is made again in the backward pass. For each family of models the combinations
 that no other beats in ratio, error and level are written. The error of a combination is that of the
 worst task, and of two that are as bad on it the one that is better on all tasks is written. The
-ratio is the one that it meets on every model but UNBOUNDED. The errors of tasks that are not asked
-for are those of the file. The script needs the `bench` extra and takes half an hour.
+ratio is the one that it meets on every model but UNBOUNDED. chosen.py then writes those that
+`razor` has for each ratio to razorctl/rules/allocations.json. The errors of tasks that are not
+asked for are those of the file. The script needs the `bench` extra and takes half an hour.
 """
 
 import itertools
@@ -40,7 +41,6 @@ from razorctl import Recipe, restore, sparsify
 from razorctl.memory.fake_mode import TraceMode
 from razorctl.memory.saved import Forward, traced_bytes
 from razorctl.methods import CLOSE, EXACT, FAMILIES, Family
-from razorctl.rules.allocation import FILE
 
 # The layer kinds of each family of models; the rules of one do not depend on those of the other.
 KINDS: dict[Family, tuple[str, ...]] = {
@@ -329,8 +329,7 @@ def flat(levels: list[dict[tuple[str, str], float]]) -> list[dict[str, float]]:
 
 
 def main() -> None:
-    parser = options(__doc__)
-    parser.set_defaults(out=FILE)
+    parser = options(__doc__, "allocate")
     parser.add_argument("--batches", type=int, default=BATCHES)
     parser.add_argument("--tasks", nargs="*", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--cache", type=Path, default=CACHE)

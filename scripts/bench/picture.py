@@ -5,13 +5,12 @@
 The script writes scripts/assets/memory-time-{light,dark}.svg, the peak memory of a step against its
 time, by method, from results/frontier_cpu.json, and scripts/assets/bytes-error-{light,dark}.svg,
 the kept bytes of `razor` against the error of its gradient, by what is made again, from
-allocations.json. Each picture has its points as text too. `--check` draws nothing, and exits with 1
-if a picture was drawn from other results.
+results/allocate.json. Each picture has its points as text too. `--check` draws nothing, and exits
+with 1 if a picture was drawn from other results.
 """
 
 import argparse
 import itertools
-import json
 import math
 import sys
 from collections.abc import Callable
@@ -19,8 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from pages import MIB, ROOT, load
-
-from razorctl.rules.allocation import FILE
 
 INK = {"light": "#1f2328", "dark": "#e6edf3"}
 GRID = {"light": "#d1d9e0", "dark": "#3d444d"}
@@ -37,7 +34,7 @@ SHOWN = {
     "prebackrazor++ at 0.9": ("PreBackRazor++ 0.9", APPROXIMATE, (8, 11), "right"),
     "razor at 0.9": ("razor 0.9", RAZOR, (0, -26), "center"),
 }
-LEVELS: dict[int, tuple[str, dict[str, str], str]] = {  # of allocations.json
+LEVELS: dict[int, tuple[str, dict[str, str], str]] = {  # of results/allocate.json
     0: ("nothing", EXACT, "--"),
     2: ("functions and attention", EXACT, "-"),
     3: ("q, k, v too: two copies a block", APPROXIMATE, "-"),
@@ -62,8 +59,7 @@ def fronts() -> dict[tuple[str, int], list[tuple[float, float]]]:
 
     They are those of combinations for models with attention that none up to the level beats.
     """
-    document = json.loads(FILE.read_text())
-    fronts = document["choices"]["attention"]
+    fronts = load("allocate")["choices"]["attention"]
     lines: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for (width, choices), level in itertools.product(fronts.items(), LEVELS):
         least = math.inf

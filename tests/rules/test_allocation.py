@@ -1,12 +1,15 @@
 """The rules of `razor` for every ratio, as the measured table has them."""
 
+import json
 from itertools import pairwise
 from typing import Any
 
 import pytest
+from chosen import ENOUGH, document, finer
+from pages import load
 
 from razorctl.methods import FAMILIES, Family
-from razorctl.rules.allocation import ENOUGH, RESERVE, _best, _bits, _choices, front
+from razorctl.rules.allocation import FILE, RESERVE, _best, _choices
 
 EVERY = [(family, width) for family in FAMILIES for width in RESERVE]
 RATIOS = [number / 1000 for number in range(990)]
@@ -18,6 +21,10 @@ def picked(family: Family, width: str) -> list[dict[str, Any]]:
     return [by_rules[str(_best(family, width, ratio))] for ratio in RATIOS]
 
 
+def test_the_file_has_what_is_chosen_of_the_measured() -> None:
+    assert json.loads(FILE.read_text()) == document()
+
+
 @pytest.mark.parametrize(("family", "width"), EVERY)
 def test_a_larger_ratio_keeps_no_more_and_errs_no_less(family: Family, width: str) -> None:
     for less, more in pairwise(picked(family, width)):
@@ -27,12 +34,10 @@ def test_a_larger_ratio_keeps_no_more_and_errs_no_less(family: Family, width: st
 
 @pytest.mark.parametrize(("family", "width"), EVERY)
 def test_no_larger_ratio_that_is_close_keeps_more_bits(family: Family, width: str) -> None:
-    choices = front(family, width)
+    choices = _choices(family, width)
     for number, choice in enumerate(choices):
         for other in choices[number + 1 :]:
-            pairs = [(bits, _bits(choice)[kind]) for kind, bits in _bits(other).items()]
-            finer = all(b >= a for b, a in pairs) and any(b > a for b, a in pairs)
-            assert not finer or other["error"] > ENOUGH
+            assert not finer(other, choice) or other["error"] > ENOUGH
 
 
 @pytest.mark.parametrize(("family", "width"), EVERY)
@@ -40,6 +45,6 @@ def test_no_choice_is_left_that_keeps_less_and_errs_less_as_it_is_made_again(
     family: Family, width: str
 ) -> None:
     for choice in picked(family, width):
-        for other in _choices(family, width):
+        for other in load("allocate")["choices"][family][width]:
             if other["level"] <= choice["level"] and other["ratio"] >= choice["ratio"]:
                 assert other["error"] >= choice["error"]

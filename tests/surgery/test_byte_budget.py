@@ -2,12 +2,13 @@
 
 import copy
 import itertools
-import json
 
 import pytest
 import torch
+from chosen import ENOUGH
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pages import load
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn.functional import cosine_similarity
@@ -19,7 +20,7 @@ from razorctl.layers.base import RazorLayer
 from razorctl.layers.registry import swaps
 from razorctl.memory.saved import traced_bytes
 from razorctl.methods import CLOSE, FAMILIES
-from razorctl.rules.allocation import ENOUGH, FILE, RESERVE, _choices, allocate, closest, largest
+from razorctl.rules.allocation import RESERVE, _choices, allocate, closest, largest
 from razorctl.rules.registry import RULES
 from razorctl.surgery.byte_budget import sparsify_within
 from razorctl.surgery.reruns import attached
@@ -55,13 +56,13 @@ RATIOS = (0.5, 0.7, 0.8, 0.85, 0.9, 0.92, 0.95, 0.97, largest())
 class TestAllocations:
     @pytest.mark.parametrize("family", FAMILIES)
     def test_choices_are_a_frontier_of_known_rules(self, family, width):
-        choices = _choices(family, width)
+        measured = load("allocate")
+        choices, levels = measured["choices"][family][width], measured["levels"]
         assert len(choices) > 8
         kinds = {swap.kind for swap in swaps().values()} | {"patch"}
         for one, other in itertools.permutations(choices, 2):
             worse = [one[figure] >= other[figure] for figure in ("error", "total", "level")]
             assert one["ratio"] > other["ratio"] or not all(worse)
-        levels = json.loads(FILE.read_text())["levels"]
         for choice in choices:
             assert set(choice["rules"]) <= kinds
             assert set(choice["rules"].values()) <= set(RULES)
