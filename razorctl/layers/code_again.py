@@ -21,11 +21,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from razorctl.layers import layouts
-from razorctl.layers.autocast import compute_dtype
+from razorctl.layers.autocast import compute_dtype, no_autocast
 from razorctl.layers.base import RazorLayer, WeightLayer, flat, name_of, saved, stock_type
 from razorctl.layers.code_forms import RESULT, Code, CodeInputs, CodeOutput, KeptByCode
-from razorctl.layers.code_runs import FirstRun, Probe, SecondRun, calling, first_of
-from razorctl.layers.large_logits import Measured, error, unhooked
+from razorctl.layers.code_runs import FirstRun, SecondRun, calling, first_of
+from razorctl.layers.large_logits import Measured, drawn, error, unhooked
 from razorctl.layers.second_run import Context, Rows, by_position, unknown, without_cache
 from razorctl.rules.derived import Cell, apart
 from razorctl.rules.packed import Packed, PackedValues
@@ -45,7 +45,7 @@ class CodeAgain(Code):
         with calling(self.parts, run.through), run.hooks():
             result = self.call(*args, **kwargs)
         if run.made and self.likes:
-            self.measure(run, None)
+            self.measure(run, first_of(result))
         self.context.end()
         run.end()
         if self.feeds and self.likes:
@@ -54,8 +54,7 @@ class CodeAgain(Code):
 
     def unpack(self, kept: KeptByCode) -> Tensor:
         if kept.number not in self.kept:
-            (inputs,) = saved(self.keeper.grad_fn)
-            self.again(inputs)
+            self.again(self.trial or saved(self.keeper.grad_fn)[0])
         if kept.number not in self.kept:
             raise self.differs()
         return self.kept.pop(kept.number)
@@ -105,35 +104,38 @@ class LayerCode(CodeAgain):
                 return copy
         return owner.rules.of(dtype).pack(flat(x.detach()))
 
-    def measure(self, run: FirstRun, number: int | None) -> None:
-        """Measures by what the code gives to a part, or returns for None."""
-        owner, inputs = self.owner, run.form()
-        copies = dict(enumerate(inputs.sources))
-        exact = {i: PackedValues(x.shape, x.dtype, x) for i, (x, _) in run.made.items()}
+    def measure(self, run: FirstRun, end: Tensor) -> None:
+        """Measures by the gradients of what parts return, or of arguments, for one of `end`."""
+        owner, inputs, context = self.owner, run.form(), self.context
         assert isinstance(owner, Measured)
-        context, state = shallow(self.context), dict(vars(owner))
-        context.end()
+        given = {id(x) for x, *_ in run.leaves} if self.parts else set()
+        tensors = {i: x for i, (x, _) in run.made.items() if x.requires_grad and id(x) not in given}
+        tensors = {i: x for i, x in tensors.items() if i not in run.measured}
+        if not (tensors and end.requires_grad):
+            return
+        whole = [PackedValues(x.shape, x.dtype, x.detach()) for x, _ in run.made.values()]
+        rough = [apart(copy) or x for copy, x in zip(run.copies, whole, strict=True)]
 
-        def probed(sources: Mapping[int, Packed]) -> Probe:
-            twins = tuple(apart(copy) or exact[i] for i, copy in sources.items())
-            probe = Probe(self, inputs.replaced(sources=twins, cell=Cell()), number)
-            with context.again(), calling(self.parts, probe.replayed), unhooked():
-                probe.run()
-            return probe
+        def gradients(sources: Sequence[Packed]) -> dict[int, Tensor]:
+            self.trial = inputs.replaced(sources=tuple(sources), cell=Cell())
+            dout = drawn(end.shape, end)
+            with no_autocast(end.device), unhooked():
+                found = torch.autograd.grad(
+                    end, [*tensors.values()], dout, retain_graph=True, allow_unused=True
+                )
+            return {i: t for i, t in zip(tensors, found, strict=True) if t is not None}
 
-        whole, rough = probed(copies | exact), probed(copies)
-        want = whole.gradients
-        of_copies = error(rough.made, {i: whole.made[i] for i in want})
-        owner.settle(error(rough.gradients, want), of_copies)
-        vars(owner).update({**state, "large_logits": owner.large_logits, "rules": owner.rules})
-        run.inputs = None
+        self.context = shallow(context)
+        self.context.end()
+        want, got = gradients(whole), gradients(rough)
+        self.trial, self.context, self.kept = None, context, {}
+        values = {i: self.packed[i].read(rough[i]) for i in want}
+        owner.settle(error(got, want), error(values, {i: tensors[i] for i in want}))
+        run.measured |= want.keys()
         if owner.large_logits:
             for i in want:
                 run.copies[i] = self.copy(*run.made[i])
-        elif number is not None:
-            owner.large_logits = None  # another part may tell
-            return
-        run.measures, run.made = False, {}
+            run.inputs, run.measures, run.made = None, False, {}
 
     def offer(self, x: Tensor, inputs: Callable[[], CodeInputs], number: int) -> None:
         memo = self.owner.memo

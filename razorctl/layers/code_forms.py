@@ -140,6 +140,7 @@ class Code:
         self.tree: Any = None
         self.caches: dict[Any, Callable[[], Any]] = {}  # makes those that the second run fills
         self.keeper: Any = None
+        self.trial: CodeInputs | None = None  # which the second run gets while it measures
 
     def pack(self, t: Tensor) -> KeptByCode:
         """The object that autograd holds in place of a tensor that the code keeps."""

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_structure, tree_unflatten
 
-from razorctl.layers.autocast import no_autocast
 from razorctl.layers.base import RazorLayer, save
 from razorctl.layers.code_forms import RESULT, Code, CodeInputs, PartOutput, Place
-from razorctl.layers.large_logits import Measured, drawn
+from razorctl.layers.large_logits import Measured
 from razorctl.layers.second_run import (
     Rows,
     empty_cache,
@@ -65,6 +64,7 @@ class FirstRun:
         owner = code.owner if code.by_rules else None
         self.measures = isinstance(owner, Measured) and any(map(owner.measures, self.tensors))
         self.made: dict[int, tuple[Tensor, Rows]] = {}  # what copies are of, where it measures
+        self.measured = set[int]()  # the numbers of copies whose gradient was compared
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
@@ -85,7 +85,7 @@ class FirstRun:
         try:
             if args and code.likes:
                 if self.made:
-                    code.measure(self, number)
+                    code.measure(self, args[0])
                 self.offer(args[0], number)
             y: Tensor = forward(*args, **kwargs)
             before = len(code.likes), len(self.copies), len(self.exact)
@@ -134,7 +134,7 @@ class FirstRun:
             return Place(len(self.exact) - 1, False, like)
         self.copies.append(copy)
         if self.measures:
-            self.made[len(self.copies) - 1] = x.detach(), rows
+            self.made[len(self.copies) - 1] = x, rows
         images = memory_format(x) if rows.images else None
         self.code.packed.append(Place(len(self.copies) - 1, True, like, images))
         return self.code.packed[-1]
@@ -231,39 +231,6 @@ class SecondRun:
         if place is None or place.number >= len(self.copies if place.packed else self.exact):
             raise _DoneError
         return self.tensor(place)
-
-
-class Probe(SecondRun):
-    """A second run up to the call of a part, or to its end if `last` is None."""
-
-    def __init__(self, code: Code, inputs: CodeInputs, last: int | None) -> None:
-        super().__init__(code, inputs)
-        self.last, self.made = last, dict[int, Tensor]()
-
-    def tensor(self, place: Place) -> Tensor:
-        x = super().tensor(place)
-        if place.packed and x.requires_grad:
-            self.made[place.number] = x
-        return x
-
-    def replayed(self, part: nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Tensor:
-        if self.calls == self.last:
-            raise _DoneError(args[0])
-        return super().replayed(part, forward, *args, **kwargs)
-
-    def run(self) -> None:
-        """Runs it; makes the gradients of copies for a random one of what the run ends with."""
-        self.gradients: dict[int, Tensor] = {}
-        try:
-            end = first_of(self.result())
-        except _DoneError as done:
-            (end,) = done.args
-        if self.made and end.requires_grad:
-            wanted, dout = tuple(self.made.values()), drawn(end.shape, end)
-            with no_autocast(end.device):
-                given = torch.autograd.grad(end, wanted, dout, allow_unused=True)
-            pairs = zip(self.made, given, strict=True)
-            self.gradients = {number: t for number, t in pairs if t is not None}
 
 
 def first_of(result: Any) -> Tensor:

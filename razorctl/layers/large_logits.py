@@ -9,10 +9,11 @@ model that is compiled before its first eager pass is not measured.
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from razorctl.layers.base import RazorLayer, name_of
 from razorctl.rules.base import Rules
@@ -61,19 +62,19 @@ class Measured(RazorLayer):
         self.large_logits, self.rules = True, Rules(Half(), Half())
 
 
-def sizes(model: nn.Module) -> dict[str, bool]:
-    """Whether the logits of each attention are large that has measured, by name."""
-    every = ((n, m.large_logits) for n, m in model.named_modules() if isinstance(m, Measured))
-    return {name: large for name, large in every if large is not None}
+@dataclass
+class LargeLogits:
+    """The measurement of an attention, for checkpoints."""
 
+    layer: Measured
 
-def put(model: nn.Module, known: Mapping[str, bool]) -> None:
-    """Makes attention keep as it did when `sizes` was called."""
-    for name, large in known.items():
-        layer: Any = model.get_submodule(name)
-        layer.large_logits = large
-        if large:
-            layer.keep_closer()
+    def state_dict(self) -> dict[str, bool | None]:
+        return {"large": self.layer.large_logits}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.layer.large_logits = state["large"]
+        if state["large"]:
+            self.layer.keep_closer()
 
 
 @contextmanager

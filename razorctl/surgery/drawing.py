@@ -11,6 +11,7 @@ from torch import nn
 
 from razorctl.layers.base import RazorLayer
 from razorctl.layers.int8_cost import Int8Cost
+from razorctl.layers.large_logits import LargeLogits, Measured
 from razorctl.layers.linear import Linear
 from razorctl.sampling.joint import MARK, Blocks, refuse_compilation
 from razorctl.sampling.reduction import mean_over_processes
@@ -39,17 +40,19 @@ def detach(module: nn.Module) -> None:
     delattr(module, MARK)
 
 
-def draws(model: nn.Module) -> dict[str, Blocks | Sampler | Int8Cost]:
-    """The draws of blocks and of columns in a sparsified model, and what int8 costs, by name.
+def draws(model: nn.Module) -> dict[str, Blocks | Sampler | Int8Cost | LargeLogits]:
+    """The draws of blocks and of columns in a sparsified model, and what was measured, by name.
 
     They learn from gradients, and are not in the model's state dict.
     """
-    by_name: dict[str, Blocks | Sampler | Int8Cost] = {}
+    by_name: dict[str, Blocks | Sampler | Int8Cost | LargeLogits] = {}
     for name, module in model.named_modules():
         if attached(module):
             by_name[f"{name}:blocks"] = getattr(module, MARK)
         if isinstance(module, Linear):
             by_name[f"{name}:int8"] = module.int8_cost
+        if isinstance(module, Measured):
+            by_name[f"{name}:logits"] = LargeLogits(module)
         if isinstance(module, RazorLayer) and module.rules is not None:
             for number, rule in enumerate(module.rules.each):
                 if rule.sampler is not None:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from razorctl import documents
-from razorctl.layers.large_logits import put, sizes
 from razorctl.surgery.drawing import draws
 from razorctl.training import parallel, tensors
 
@@ -50,7 +49,6 @@ def transient(model: nn.Module) -> dict[str, Any]:
     weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     changing = {
         "draws": {name: each.state_dict() for name, each in draws(model).items()},
-        "logits": sizes(model),
         "buffers": {k: v for k, v in model.state_dict().items() if k not in weights},
     }
     return {"random": random_states(), **tree_map_only(Tensor, torch.clone, changing)}
@@ -59,9 +57,8 @@ def transient(model: nn.Module) -> dict[str, Any]:
 def load_transient(model: nn.Module, state: Mapping[str, Any]) -> None:
     """Restores the result of `transient`, or its copy in a checkpoint."""
     for name, each in draws(model).items():
-        if name in state["draws"]:  # an older checkpoint has none of int8
+        if name in state["draws"]:  # an older checkpoint has none of int8 or logits
             each.load_state_dict(state["draws"][name])
-    put(model, state.get("logits", {}))
     model.load_state_dict(state["buffers"], strict=False)
     set_random_states(state["random"])
 

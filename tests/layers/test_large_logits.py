@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from razorctl import Recipe, restore, saved_bytes, sparsify
 from razorctl.layers import large_logits
-from razorctl.layers.large_logits import AMPLIFIED, LIMIT, Measured, sizes
+from razorctl.layers.large_logits import AMPLIFIED, LIMIT, Measured
 from razorctl.rules.dense import Half
 from razorctl.rules.quantized import Quantized
 from razorctl.training import state
@@ -133,6 +133,12 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     """The warnings about logits."""
     records = [r for r in caplog.records if r.levelno == logging.WARNING]
     return [r.getMessage() for r in records if r.name == large_logits.__name__]
+
+
+def sizes(model: nn.Module) -> dict[str, bool]:
+    """Whether the logits of each attention are large that has measured, by name."""
+    every = ((n, m.large_logits) for n, m in model.named_modules() if isinstance(m, Measured))
+    return {name: large for name, large in every if large is not None}
 
 
 def measured(model: nn.Module) -> Measured:
