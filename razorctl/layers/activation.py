@@ -105,6 +105,11 @@ class Activation(RazorLayer):
     """Base of razor activations."""
 
     kind: ClassVar[str] = "activation"
+    formula: ClassVar[str | None] = None  # the name of f, if it depends on the class alone
+
+    @classmethod
+    def function_of(cls, module: nn.Module) -> str | None:
+        return cls.formula
 
     @classmethod
     def fits(cls, module: nn.Module, rule: Rule) -> bool:
@@ -175,33 +180,25 @@ class GELU(Activation):
 class TanhGELU(Activation):
     """The tanh approximation of GELU."""
 
-    @classmethod
-    def function_of(cls, module: nn.Module) -> str:
-        return "gelu-tanh"
+    formula = "gelu-tanh"
 
 
 class QuickGELU(Activation):
     """Quick GELU: x sigmoid(1.702 x)."""
 
-    @classmethod
-    def function_of(cls, module: nn.Module) -> str:
-        return "quick-gelu"
+    formula = "quick-gelu"
 
 
 class SiLU(Activation):
     """SiLU: x sigmoid(x)."""
 
-    @classmethod
-    def function_of(cls, module: nn.Module) -> str:
-        return "silu"
+    formula = "silu"
 
 
 class Hardswish(Activation):
     """Hard swish: x min(max(x + 3, 0), 6) / 6."""
 
-    @classmethod
-    def function_of(cls, module: nn.Module) -> str:
-        return "hardswish"
+    formula = "hardswish"
 
 
 class TwoSlopesFunction(torch.autograd.Function):
@@ -256,19 +253,14 @@ class TwoSlopes(Activation):
 class ReLU(TwoSlopes):
     """max(x, 0)."""
 
-    @classmethod
-    def function_of(cls, module: nn.Module) -> str | None:
-        return "relu"
+    formula = "relu"
 
 
 class ReLU6(TwoSlopes):
     """min(max(x, 0), 6)."""
 
+    formula = "relu6"
     between = 0.0, 6.0
-
-    @classmethod
-    def function_of(cls, module: nn.Module) -> str | None:
-        return "relu6"
 
 
 class LeakyReLU(TwoSlopes):
