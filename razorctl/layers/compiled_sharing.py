@@ -1,8 +1,8 @@
 """Sharing of copies in a program that torch.compile traces.
 
-A copy is an attribute of its activation: the tracer follows attributes, and the copy is dropped
+Copies are an attribute of their activation: the tracer follows attributes, and they are dropped
 with the activation. After a change in place the traced tensor is still the same object, so the
-version of the tracer's fake tensor is noted with the copy, and so is its node in the graph, since
+version of the tracer's fake tensor is noted with them, and so is its node in the graph, since
 the output of an operation that changes nothing may be the same fake tensor. `comptime` functions,
 which run during tracing, note and compare both, and the program gets the answer as a constant.
 Another graph has another fake tensor, so it finds nothing.
@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch._dynamo.comptime import comptime
-
-from razorctl.layers.layouts import DERIVED
 
 if TYPE_CHECKING:
     from razorctl.rules.packed import Packed
@@ -30,42 +28,28 @@ class _Tracer:
 
 def offer(x: Tensor, layout: Hashable, copy: "Packed") -> None:
     """See `sharing.Memo.offer`."""
-    if layout == DERIVED:  # beside a copy in another layout
-        x.razor_derived = copy  # type: ignore[attr-defined]
-        comptime(_note_derived)
-    else:
-        x.razor_copy = layout, copy  # type: ignore[attr-defined]
-        comptime(_note_copy)
+    comptime(_look)
+    others = x.razor_copies if _unchanged() else ()  # type: ignore[attr-defined]
+    x.razor_copies = ((layout, copy), *others)  # type: ignore[attr-defined]
+    comptime(_note)
 
 
 def find(x: Tensor, layout: Hashable) -> "Packed | None":
     """The copy of `x` in that layout, if there is one and x has not changed since."""
-    if layout == DERIVED:
-        comptime(_look_for_derived)
-        return x.razor_derived if _unchanged() else None  # type: ignore[attr-defined]
-    comptime(_look_for_copy)
-    if not _unchanged():
-        return None
-    layout_of_copy, copy = x.razor_copy  # type: ignore[attr-defined]
-    return copy if layout_of_copy == layout else None
+    comptime(_look)
+    if _unchanged():
+        for layout_of_copy, copy in x.razor_copies:  # type: ignore[attr-defined]
+            if layout_of_copy == layout:
+                return copy  # type: ignore[no-any-return]
+    return None
 
 
-def _note_copy(context: Any) -> None:
-    context.get_local("x").as_fake().noted_copy = _now(context)
+def _note(context: Any) -> None:
+    context.get_local("x").as_fake().noted = _now(context)
 
 
-def _note_derived(context: Any) -> None:
-    context.get_local("x").as_fake().noted_derived = _now(context)
-
-
-def _look_for_copy(context: Any) -> None:
-    fake = context.get_local("x").as_fake()
-    _Tracer.unchanged = getattr(fake, "noted_copy", None) == _now(context)
-
-
-def _look_for_derived(context: Any) -> None:
-    fake = context.get_local("x").as_fake()
-    _Tracer.unchanged = getattr(fake, "noted_derived", None) == _now(context)
+def _look(context: Any) -> None:
+    _Tracer.unchanged = getattr(context.get_local("x").as_fake(), "noted", None) == _now(context)
 
 
 def _now(context: Any) -> tuple[Any, int]:
