@@ -179,10 +179,6 @@ class Attention(Measured):
         width: int = module.head_dim  # type: ignore[assignment]
         return width
 
-    @classmethod
-    def columns(cls, module: nn.Module) -> int:
-        return cls.head_width(module) or 1
-
     def softmax(self, scores: Tensor) -> Tensor:
         """Softmax over keys, as the stock eager attention computes it."""
         if self.softmax_dtype is None:

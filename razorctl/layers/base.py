@@ -85,7 +85,7 @@ class RazorLayer(nn.Module):
 
     @classmethod
     def columns(cls, module: nn.Module) -> int:
-        """The number of columns that the rule of `module` will see; 1 if that may vary."""
+        """The number of columns that the rule of `module` will see; 1 where no column is drawn."""
         return 1
 
     @classmethod

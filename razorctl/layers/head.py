@@ -227,11 +227,6 @@ class Head(LazyLayer):
     bias: Tensor | None
 
     @classmethod
-    def columns(cls, module: nn.Module) -> int:
-        assert isinstance(module, nn.Linear)
-        return module.in_features
-
-    @classmethod
     def fits(cls, module: nn.Module, rule: Rule) -> bool:
         return isinstance(rule, Dense)
 

@@ -28,10 +28,6 @@ class Adapter(CodeLayer):
     disable_adapters: bool
 
     @classmethod
-    def columns(cls, module: nn.Module) -> int:
-        return getattr(module, "in_features", 1)
-
-    @classmethod
     def fits(cls, module: nn.Module, rule: Rule) -> bool:
         assert isinstance(module, BaseTunerLayer)
         return rule.tiled and stock_type(module.get_base_layer()) in linear_types()

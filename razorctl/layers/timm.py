@@ -113,11 +113,6 @@ class SEModule(Excitation):
     gate: Layer
     add_maxpool: bool
 
-    @classmethod
-    def columns(cls, module: nn.Module) -> int:
-        channels: int = module.fc1.in_channels  # type: ignore[assignment, union-attr]
-        return channels
-
     def gate_of(self, x: Tensor) -> Tensor:
         hidden = self.act(self.bn(self.fc1(_squeezed(x, self.add_maxpool))))
         return self.gate(self.fc2(hidden))
@@ -130,11 +125,6 @@ class EffectiveSEModule(Excitation):
     gate: Layer
     add_maxpool: bool
 
-    @classmethod
-    def columns(cls, module: nn.Module) -> int:
-        channels: int = module.fc.in_channels  # type: ignore[assignment, union-attr]
-        return channels
-
     def gate_of(self, x: Tensor) -> Tensor:
         return self.gate(self.fc(_squeezed(x, self.add_maxpool)))
 
@@ -146,11 +136,6 @@ class SqueezeExcite(Excitation):
     act1: Layer
     conv_expand: Layer
     gate: Layer
-
-    @classmethod
-    def columns(cls, module: nn.Module) -> int:
-        channels: int = module.conv_reduce.in_channels  # type: ignore[assignment, union-attr]
-        return channels
 
     def gate_of(self, x: Tensor) -> Tensor:
         return self.gate(self.conv_expand(self.act1(self.conv_reduce(_squeezed(x)))))
@@ -167,11 +152,6 @@ class ConvNeXtBlock(Gate):
     gamma: Tensor | None
     use_conv_mlp: bool
 
-    @classmethod
-    def columns(cls, module: nn.Module) -> int:
-        block: Any = module
-        return 1 if block.gamma is None else block.gamma.numel()
-
     def forward(self, x: Tensor) -> Tensor:
         if not self.saving or self.gamma is None:
             return self.stock(x)
@@ -187,11 +167,6 @@ class ImageLayerScale(Gate):
     """timm's layer scale of images."""
 
     gamma: Tensor
-
-    @classmethod
-    def columns(cls, module: nn.Module) -> int:
-        gamma: Tensor = module.gamma  # type: ignore[assignment]
-        return gamma.numel()
 
     @classmethod
     def fits(cls, module: nn.Module, rule: Rule) -> bool:

@@ -16,11 +16,6 @@ class SqueezeExcitation(Excitation):
 
     _scale: Callable[[Tensor], Tensor]
 
-    @classmethod
-    def columns(cls, module: nn.Module) -> int:
-        channels: int = module.fc1.in_channels  # type: ignore[assignment, union-attr]
-        return channels
-
     def gate_of(self, x: Tensor) -> Tensor:
         return self._scale(x)
 
@@ -31,11 +26,6 @@ class CNBlock(Gate):
     block: Callable[[Tensor], Tensor]
     stochastic_depth: Callable[[Tensor], Tensor]
     layer_scale: Tensor
-
-    @classmethod
-    def columns(cls, module: nn.Module) -> int:
-        scale: Tensor = module.layer_scale  # type: ignore[assignment]
-        return scale.numel()
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.saving:
