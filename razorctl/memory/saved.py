@@ -25,7 +25,7 @@ from torch.utils.hooks import RemovableHandle
 
 from razorctl.errors import UsageError, ValuesError
 from razorctl.layers.base import stock_type
-from razorctl.layers.outputs import unseen
+from razorctl.layers.outputs import guessed
 from razorctl.layers.sharded import refuse_sharded
 from razorctl.memory.draws import hold_largest
 from razorctl.memory.fake import copies, fakes, mode_of, tensors_of, whole_rows, without_caches
@@ -44,10 +44,8 @@ def traced_bytes(
 ) -> int:
     """The bytes of `byte_budget.saved_bytes`, which are not compared with a byte budget here."""
 
-    def trace(twin: nn.Module, batch: Any) -> int:
-        return sum(s.size for s in _trace(twin, batch, autocast, forward, lambda: None))
-
-    return on_copies(trace, model, inputs)
+    parts = traced_bytes_by_module(model, inputs, autocast=autocast, forward=forward)
+    return sum(parts.values())
 
 
 def on_copies(trace: Callable[[nn.Module, Any], T], model: nn.Module, inputs: Any) -> T:
@@ -223,9 +221,9 @@ def _trace(
         return run_forward(model, inputs, autocast, forward)
 
     with tracing(model, mode_of(tensors_of(model, inputs))):
-        notes = unseen(model)
+        notes = guessed(model)
         hold_largest(model, partial(kept_storages, model, run))
-        if unseen(model):
+        if any(note.found is None for note in notes):
             run()
         for note in notes:
             note.version = None

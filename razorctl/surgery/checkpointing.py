@@ -90,14 +90,9 @@ def attach(module: nn.Module) -> None:
     setattr(module, MARK, hooked)
 
 
-def attached(module: nn.Module) -> bool:
-    """Whether `attach` switched on the checkpointing of this very module."""
-    return hasattr(module, MARK)
-
-
 def detach(module: nn.Module) -> None:
     """Switches checkpointing off, if `attach` switched it on."""
-    if attached(module):
+    if hasattr(module, MARK):
         enable, disable = _switches(module)
         switch = getattr(module, disable)
         switch(False) if enable == disable else switch()

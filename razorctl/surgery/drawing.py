@@ -25,14 +25,9 @@ def attach(model: nn.Module, blocks: Blocks) -> None:
     model.register_forward_pre_hook(_draw)
 
 
-def attached(module: nn.Module) -> bool:
-    """Whether this very module has a draw."""
-    return MARK in vars(module)
-
-
 def detach(module: nn.Module) -> None:
     """Removes the draw of a module, if it has one."""
-    if not attached(module):
+    if MARK not in vars(module):
         return
     for number, hook in list(module._forward_pre_hooks.items()):
         if hook is _draw:
@@ -47,7 +42,7 @@ def draws(model: nn.Module) -> dict[str, Blocks | Sampler | Int8Cost | LargeLogi
     """
     by_name: dict[str, Blocks | Sampler | Int8Cost | LargeLogits] = {}
     for name, module in model.named_modules():
-        if attached(module):
+        if MARK in vars(module):
             by_name[f"{name}:blocks"] = getattr(module, MARK)
         if isinstance(module, Linear):
             by_name[f"{name}:int8"] = module.int8_cost

@@ -56,14 +56,9 @@ def attach(model: nn.Module, trained: frozenset[str]) -> None:
     setattr(model, MARK, before)
 
 
-def attached(module: nn.Module) -> bool:
-    """Whether `attach` froze parameters of this very module."""
-    return hasattr(module, MARK)
-
-
 def detach(module: nn.Module) -> None:
     """Unfreezes the parameters that `attach` froze, if any."""
-    if attached(module):
+    if hasattr(module, MARK):
         for name in getattr(module, MARK):
             module.get_parameter(name).requires_grad_(True)
         delattr(module, MARK)

@@ -8,8 +8,7 @@ wrongly is compressed. A compiled model, and one whose parts alone are called, k
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,20 +29,18 @@ class Exact:
     """The linear layers that stay exact in a sparsified model.
 
     names: those that stay stock. mend: compresses one of them, by name. found: what a forward pass
-    has shown; None until then. after: changes to make after the step of that pass, when no part of
-    it runs again. version: of the weights in that pass; None if it is over.
+    has shown; None until then. version: of the weights in that pass; None if its step is over.
     """
 
     names: frozenset[str]
     mend: Mapping[str, Callable[[], None]]
     found: Outputs | None
-    after: list[Callable[[], None]] = field(default_factory=list)
     version: int | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        """A copy within the step, whose weights count anew, looks at a pass of its own."""
-        fresh = Exact(self.names, self.mend, None)
-        return vars(self if self.version is None else fresh)
+    def wrong(self) -> frozenset[str]:
+        """The names of those that are no output layers."""
+        found = self.found
+        return self.names - found.names if found and found.every else frozenset()
 
 
 def traced(
@@ -79,11 +76,6 @@ def attach(model: nn.Module, exact: Exact) -> None:
     model.register_forward_hook(_look)
 
 
-def attached(module: nn.Module) -> bool:
-    """Whether this very module is a model with such a note."""
-    return MARK in vars(module)
-
-
 def detach(module: nn.Module) -> None:
     """Removes the note of a model, if there is one."""
     vars(module).pop(MARK, None)
@@ -99,25 +91,29 @@ def _look(model: nn.Module, inputs: Any, output: Any) -> None:
     if exact.found is not None or not _trains(model):
         return
     exact.found, exact.version = find(model, output), _version(model)
-    layers = [x for x in map(model.get_submodule, exact.found.names) if isinstance(x, Linear)]
+    layers = _compressed(model, exact.found)
     for layer in layers:
         layer.int8_weight_grad = layer.int8_input_grad = False
-    wrong = exact.names - exact.found.names if exact.found.every else frozenset()
-    # Under a joint budget, which has counted them, layers stay as they are.
-    exact.after = [partial(setattr, x, "rules", None) for x in layers if x.blocks is None]
-    exact.after += [exact.mend[name] for name in wrong & exact.mend.keys()]
-    _say(model, exact.found, exact.names if layers or wrong else frozenset())
+    _say(model, exact.found, exact.names if layers or exact.wrong() else frozenset())
 
 
 def _mend(model: nn.Module, inputs: Any) -> None:
-    """Makes the changes after the first step."""
+    """Mends the guess after the first step, when no part of its pass runs again."""
     exact: Exact = vars(model)[MARK]
     if exact.found is not None and _trains(model) and exact.version != _version(model):
         detach(model)
         setattr(model, MARK, exact)
         exact.version = None
-        for change in exact.after:
-            change()
+        for layer in _compressed(model, exact.found):
+            if layer.blocks is None:  # a joint budget has counted the others
+                layer.rules = None  # type: ignore[assignment]
+        for name in exact.wrong() & exact.mend.keys():
+            exact.mend[name]()
+
+
+def _compressed(model: nn.Module, found: Outputs) -> list[Linear]:
+    """The output layers that were taken for others."""
+    return [x for x in map(model.get_submodule, found.names) if isinstance(x, Linear)]
 
 
 def _trains(model: nn.Module) -> bool:

@@ -167,9 +167,9 @@ def sparsified(model: nn.Module) -> bool:
 
 def _changed(module: nn.Module) -> bool:
     """Whether `sparsify` has changed this very module."""
-    parts = adapters, checkpointing, drawing, freezing, outputs, torchao
-    ours = isinstance(module, RazorLayer) or own_forward.runs(module)
-    return ours or any(part.attached(module) for part in parts)
+    marks = {part.MARK for part in (adapters, checkpointing, drawing, freezing, outputs)}
+    ours = isinstance(module, RazorLayer) or own_forward.runs(module) or torchao.attached(module)
+    return ours or not marks.isdisjoint(vars(module))
 
 
 def _drawn(new: Swap) -> bool:
