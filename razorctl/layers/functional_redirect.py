@@ -2,11 +2,12 @@
 
 import threading
 from functools import cache
-from types import FunctionType
 from typing import Any
 
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
+
+from razorctl.layers.twin import decorated
 
 # The name of a function -> the method that is called in its place, if the layer has it.
 METHODS = {"scaled_dot_product_attention": "attend", "linear": "functional_linear"}
@@ -49,10 +50,7 @@ def _twin(forward: Any) -> Any:
     names, variables = forward.__code__.co_names, forward.__globals__
     if variables.get("F") is not F or "F" not in names or "functional" in names:
         return None
-    variables = {**variables, "F": _functional}
-    twin = FunctionType(forward.__code__, variables, closure=forward.__closure__)
-    twin.__defaults__, twin.__kwdefaults__ = forward.__defaults__, forward.__kwdefaults__
-    return twin
+    return decorated(forward, {**variables, "F": _functional})
 
 
 def redirected(layer: Any, forward: Any, *args: Any, **kwargs: Any) -> Any:

@@ -53,16 +53,20 @@ class TimmAttention(Attention):
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         if not self.saving or self.rules is None:
             return super().forward(*args, **kwargs)  # type: ignore[no-any-return]
-        if torch.compiler.is_compiling():
-            if self.memo is not None:
-                self.memo.note_views(True)
-            with FunctionalRedirect(self):
-                y: Tensor = super().forward(*args, **kwargs)
-            if self.memo is not None:
-                self.memo.note_views(False)
-            return y
+        if self.memo is not None:
+            self.memo.note_views(True)
+        y = self.attended(*args, **kwargs)
+        if self.memo is not None:
+            self.memo.note_views(False)
+        return y
+
+    def attended(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The stock forward, with `attend` in place of fused attention."""
         stock: Any = super().forward
-        return redirected(self, stock.__func__, *args, **kwargs)  # type: ignore[no-any-return]
+        if not torch.compiler.is_compiling():
+            return redirected(self, stock.__func__, *args, **kwargs)  # type: ignore[no-any-return]
+        with FunctionalRedirect(self):
+            return stock(*args, **kwargs)  # type: ignore[no-any-return]
 
 
 class JointBiasAttention(TimmAttention):
@@ -78,20 +82,6 @@ class JointBiasAttention(TimmAttention):
     attn_drop: Any
     proj: Any
     proj_drop: Any
-
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        if not self.saving or self.rules is None:
-            return super().forward(*args, **kwargs)
-        if self.memo is not None:
-            self.memo.note_views(True)
-        y = self.attended(*args, **kwargs)
-        if self.memo is not None:
-            self.memo.note_views(False)
-        return y
-
-    def attended(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """The stock forward, with `attend` in place of fused attention."""
-        raise NotImplementedError
 
     def joint(self, x: Tensor) -> tuple[Tensor, ...]:
         """q, k, v of x [batch, tokens, ...], each [batch, heads, tokens, columns]."""
