@@ -7,7 +7,6 @@ what layers of their kind keep; all else is stock.
 """
 
 import dis
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache, partial
@@ -30,7 +29,7 @@ from razorctl.layers.activation import (
 )
 from razorctl.layers.base import LayerSettings, RazorLayer, stock_base
 from razorctl.layers.dropout import dropped
-from razorctl.layers.twin import decorated
+from razorctl.layers.twin import decorated, running
 from razorctl.rules.base import Rule, Rules
 
 # Functions of torch -> the stock layers that compute the same, and their razor classes.
@@ -59,29 +58,12 @@ class Called(nn.Module):
         return self.function(x)
 
 
-class _Running:
-    """The module whose forward runs: of each thread, or of the program that is compiled."""
-
-    module: "RazorLayer | None" = None
-
-
-class _RunningThread(threading.local, _Running):
-    pass
-
-
-_compiled, _eager = _Running(), _RunningThread()
-
-
-def _running() -> Any:
-    return (_compiled if torch.compiler.is_compiling() else _eager).module
-
-
 def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """`F.dropout`, with a mask in bits."""
-    running = _running()
-    if inplace or not training or running is None:
+    module = running().module
+    if inplace or not training or module is None:
         return F.dropout(x, p, training, inplace)
-    return dropped(running, x, p)
+    return dropped(module, x, p)
 
 
 def _replacing(stock: Any) -> Callable[..., Tensor]:
@@ -91,8 +73,9 @@ def _replacing(stock: Any) -> Callable[..., Tensor]:
         given = tuple(
             (name, value) for name, value in kwargs.items() if value != DEFAULTS.get(name)
         )
-        running = _running() if len(args) == 1 else None  # none if the forward has passed it on
-        layer = None if running is None else running.razor_functions.get((stock, given))
+        # None if the forward has passed it on.
+        module = running().module if len(args) == 1 else None
+        layer = None if module is None else module.razor_functions.get((stock, given))
         y: Tensor = stock(*args, **kwargs) if layer is None else layer(*args)
         return y
 
@@ -269,12 +252,12 @@ class Calling(RazorLayer):
         assert twin.function is not None
         if not self.saving or not (torch.compiler.is_compiling() or twin.current()):
             return self.stock(*args, **kwargs)
-        running = _compiled if torch.compiler.is_compiling() else _eager
-        before, running.module = running.module, self
+        place = running()
+        before, place.module = place.module, self
         try:
             return twin.function(self, *args, **kwargs)
         finally:
-            running.module = before
+            place.module = before
 
 
 class CallingActivation(Calling):

@@ -6,7 +6,6 @@ Eager attention stays eager: its own function runs forward, and again in the bac
 """
 
 import sys
-import threading
 from copy import copy as shallow_copy
 from functools import cache, partial
 from inspect import unwrap
@@ -29,7 +28,7 @@ from razorctl.layers.code_again import LayerCode, code_of
 from razorctl.layers.code_runs import first_of
 from razorctl.layers.known_forwards import forward_names
 from razorctl.layers.second_run import unknown
-from razorctl.layers.twin import decorated
+from razorctl.layers.twin import decorated, running
 from razorctl.rules.derived import DerivedCall
 
 
@@ -161,19 +160,6 @@ INPUTS = ("query", "key", "value", "attention_mask")
 ROTARY = "apply_rotary_pos_emb"
 
 
-class _Running:
-    """The attention whose forward runs: of each thread, or of the program that is compiled."""
-
-    attention: "InterfaceAttention | None" = None
-
-
-class _RunningThread(threading.local, _Running):
-    pass
-
-
-_compiled, _eager_thread = _Running(), _RunningThread()
-
-
 @cache
 def redirecting(forward: Any) -> Any:
     """A forward with the code of `forward` that asks `Functions`, and turns by `rotary`.
@@ -188,10 +174,10 @@ def redirecting(forward: Any) -> Any:
     stock: Any = variables.get(ROTARY)
 
     def rotary(*args: Any, **kwargs: Any) -> Any:
-        running = _compiled if torch.compiler.is_compiling() else _eager_thread
-        if running.attention is None:  # a graph that begins inside the forward does not know it
+        attention = running().module
+        if attention is None:  # a graph that begins inside the forward does not know it
             return stock(*args, **kwargs)
-        return running.attention.rotary(stock, *args, **kwargs)
+        return attention.rotary(stock, *args, **kwargs)
 
     changed: dict[str, Any] = {name: Functions(variables[name]) for name in asked}
     changed |= {} if stock is None else {ROTARY: rotary}
@@ -202,12 +188,12 @@ def redirecting(forward: Any) -> Any:
         return twin
 
     def run(attention: "InterfaceAttention", *args: Any, **kwargs: Any) -> Any:
-        running = _compiled if torch.compiler.is_compiling() else _eager_thread
-        running.attention = attention
+        place = running()
+        before, place.module = place.module, attention
         try:
             return twin(attention, *args, **kwargs)
         finally:
-            running.attention = None  # a model that is gone frees its memory
+            place.module = before  # a model that is gone frees its memory
 
     return run
 

@@ -1,7 +1,10 @@
 """Functions with the code of another and other globals, under the same decorators."""
 
+import threading
 from types import CellType, FunctionType
 from typing import Any
+
+import torch
 
 CHECKPOINTING = "forward_with_checkpointing"
 
@@ -30,3 +33,21 @@ def decorated(forward: Any, scope: dict[str, Any]) -> Any:
     copy = FunctionType(forward.__code__, variables, closure=closure)
     copy.__defaults__, copy.__kwdefaults__ = forward.__defaults__, forward.__kwdefaults__
     return copy
+
+
+class _Running:
+    """The module whose forward runs: of each thread, or of the program that is compiled."""
+
+    module: Any = None
+
+
+class _RunningThread(threading.local, _Running):
+    pass
+
+
+_compiled, _eager = _Running(), _RunningThread()
+
+
+def running() -> Any:
+    """The place of the razor module whose forward runs; its `module` is None outside of any."""
+    return _compiled if torch.compiler.is_compiling() else _eager
