@@ -66,10 +66,10 @@ def find(model: nn.Module, outputs: Any) -> Outputs:
     return Outputs(frozenset(first - deeper - {""}), every)
 
 
-def guessed(model: nn.Module) -> list[Any]:
-    """The notes of models in `model` whose first step has not mended the guess yet."""
+def unseen(model: nn.Module) -> list[Any]:
+    """The notes of models in `model` whose first pass is to show their output layers."""
     notes = (vars(module).get(MARK) for module in model.modules())
-    return [n for n in notes if n is not None and (n.found is None or n.version is not None)]
+    return [note for note in notes if note is not None and note.found is None]
 
 
 def _read(

@@ -25,7 +25,7 @@ from torch.utils.hooks import RemovableHandle
 
 from razorctl.errors import UsageError, ValuesError
 from razorctl.layers.base import stock_type
-from razorctl.layers.outputs import guessed
+from razorctl.layers.outputs import unseen
 from razorctl.layers.sharded import refuse_sharded
 from razorctl.memory.draws import hold_largest
 from razorctl.memory.fake import copies, fakes, mode_of, tensors_of, whole_rows, without_caches
@@ -221,9 +221,9 @@ def _trace(
         return run_forward(model, inputs, autocast, forward)
 
     with tracing(model, mode_of(tensors_of(model, inputs))):
-        notes = guessed(model)
+        notes = unseen(model)
         hold_largest(model, partial(kept_storages, model, run))
-        if any(note.found is None for note in notes):
+        if unseen(model):
             run()
         for note in notes:
             note.version = None

@@ -37,6 +37,11 @@ class Exact:
     found: Outputs | None
     version: int | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy within the step, whose weights count anew, looks at a pass of its own."""
+        fresh = Exact(self.names, self.mend, None)
+        return vars(self if self.version is None else fresh)
+
     def wrong(self) -> frozenset[str]:
         """The names of those that are no output layers."""
         found = self.found
