@@ -44,7 +44,7 @@ class CodeAgain(Code):
         self.context = Context(self.owner, self.name, self.parts, run.tensors)
         with calling(self.parts, run.through), run.hooks():
             result = self.call(*args, **kwargs)
-        if run.made and self.likes:
+        if run.measures and self.likes:
             self.measure(run, first_of(result))
         self.context.end()
         run.end()
@@ -108,7 +108,7 @@ class LayerCode(CodeAgain):
         """Measures by the gradients of what parts return, or of arguments, for one of `end`."""
         owner, inputs, context = self.owner, run.form(), self.context
         assert isinstance(owner, Measured)
-        given = {id(x) for x, *_ in run.leaves} if self.parts else set()
+        given = {id(x) for x, *_ in run.leaves} if self.outputs else set()
         tensors = {i: x for i, (x, _) in run.made.items() if x.requires_grad and id(x) not in given}
         tensors = {i: x for i, x in tensors.items() if i not in run.measured}
         if not (tensors and end.requires_grad):

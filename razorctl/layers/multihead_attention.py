@@ -19,13 +19,11 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.overrides import has_torch_function
 
 from razorctl.layers.attention import WIDEST_HEAD, Attention
-from razorctl.layers.autocast import compute_dtype, no_autocast
-from razorctl.layers.base import LayerSettings, RazorLayer, Swaps, save, saved
-from razorctl.layers.fused_attention import Attended, MaskParts, attended
+from razorctl.layers.base import LayerSettings, RazorLayer, Swaps, name_of
+from razorctl.layers.code_again import LayerCode
+from razorctl.layers.fused_attention import MaskParts
 from razorctl.layers.linear import Linear
-from razorctl.layers.once_differentiable import once_differentiable
 from razorctl.layers.projection import Projection
-from razorctl.ops.random import replaying
 from razorctl.rules.base import Rule, Rules
 from razorctl.rules.derived import DerivedCall
 
@@ -83,44 +81,6 @@ def weighted_attention(
     if dropout_p > 0.0:
         weights = F.dropout(weights, p=dropout_p)
     return torch.bmm(weights, v), weights
-
-
-class WeightedFunction(torch.autograd.Function):
-    """`weighted_attention`, which runs again in the backward pass with packed q, k, v."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None,
-        attended: Attended,
-    ) -> tuple[Tensor, Tensor]:
-        save(ctx, attended)
-        ctx.set_materialize_grads(False)
-        return weighted_attention(q, k, v, mask, attended.options["dropout_p"])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        (attended,) = saved(ctx)
-        given = [number for number, dy in enumerate(gradients) if dy is not None]
-        dys = [dy for dy in gradients if dy is not None]
-        with no_autocast(dys[0].device):
-            inputs = [t.flatten(0, 1).detach().requires_grad_() for t in attended.q_k_v()]
-            q, k, v = inputs
-            mask = attended.mask
-            if mask is not None:
-                mask = mask.detach().to(q.dtype)
-                if ctx.needs_input_grad[3]:
-                    inputs.append(mask.requires_grad_())
-            with torch.enable_grad(), replaying(attended.state, q.device):
-                outputs = weighted_attention(q, k, v, mask, attended.options["dropout_p"])
-            ys = [outputs[number] for number in given]
-            dys = [dy.to(y.dtype) for y, dy in zip(ys, dys, strict=True)]
-            results = torch.autograd.grad(ys, inputs, dys, allow_unused=True)
-        return *results[:3], results[3] if results[3:] else None, None
 
 
 PARTS = ("in_proj", "q_proj", "k_proj", "v_proj", "kv_proj")
@@ -208,7 +168,6 @@ class MultiheadAttention(Attention):
         self._check(q, k, attn_mask)
         merge = Merge(q.shape[1], self.num_heads, query.dtype, self._further_keys)
         k, v = self._further(k, self.bias_k), self._further(v, self.bias_v)
-        q, k, v = self._heads(q), self._keys(k), self._keys(v)
         if need_weights:
             y, weights = self._weighted(q, k, v, masks, merge)
             if average_attn_weights:
@@ -291,41 +250,35 @@ class MultiheadAttention(Attention):
         self, q: Tensor, k: Tensor, v: Tensor, masks: Masks, merge: Merge, is_causal: bool
     ) -> Tensor:
         """The output [tokens, batch, embed_dim], by fused attention."""
-        q, k, v = self._each_head(q), self._each_head(k), self._each_head(v)
+        q, k, v = map(self._each_head, (self._heads(q), self._keys(k), self._keys(v)))
         mask, parts = merge.for_heads(*masks), MaskParts(masks, merge.for_heads)
         out = self.attend(q, k, v, mask, self.dropout, is_causal, parts=parts)
         by_token = out.permute(2, 0, 1, 3)
         flat = partial(_rows, columns=self.embed_dim)
         rows = flat(by_token)
         self._hand_on(by_token, rows, flat)
-        return self._output(rows, q)
+        return self._output(rows, q.shape[2])
 
     def _weighted(
         self, q: Tensor, k: Tensor, v: Tensor, masks: Masks, merge: Merge
     ) -> tuple[Tensor, Tensor]:
         """The output [tokens, batch, embed_dim], and the probabilities of each head."""
-        mask, p = merge.merged(*masks), self.dropout
-        heads = self._each_head(q), self._each_head(k), self._each_head(v)
-        gradient = any(t.requires_grad for t in (q, k, v))
-        if self.rules is None or not gradient or torch.compiler.is_compiling():
-            out, weights = weighted_attention(q, k, v, mask, p)
-        else:
-            parts, options = MaskParts(masks, merge.merged), {"dropout_p": p}
-            if self.measures(q):
-                self.measure(*heads, merge.for_heads(*masks), options)
-            rule, derived = self.rules.of(compute_dtype(q)), self.derived(*heads)
-            form = attended(rule, None, *heads, mask, derived, options, parts)
-            out, weights = WeightedFunction.apply(q, k, v, mask, form)
-        y = self._output(_rows(out.transpose(0, 1), self.embed_dim), heads[0])
+
+        def call(q: Tensor, k: Tensor, v: Tensor, *masks: Tensor | None) -> Any:
+            q, k, v = self._heads(q), self._keys(k), self._keys(v)
+            return weighted_attention(q, k, v, merge.merged(*masks), self.dropout)
+
+        if self.rules is not None and not torch.compiler.is_compiling():
+            names = ("q", "k", "v", "attn_mask", "key_padding_mask")
+            call = LayerCode(self, name_of(self), call, [self.out_proj], names).first
+        out, weights = call(q, k, v, *masks)
+        y = self._output(_rows(out.transpose(0, 1), self.embed_dim), len(q))
         return y, self._each_head(weights)
 
-    def _output(self, rows: Tensor, q: Tensor) -> Tensor:
-        """The output [tokens, batch, embed_dim] of what q [batch, heads, tokens, ...] attends to.
-
-        rows: [tokens * batch, embed_dim].
-        """
+    def _output(self, rows: Tensor, tokens: int) -> Tensor:
+        """The output [tokens, batch, embed_dim] for rows [tokens * batch, embed_dim]."""
         y: Tensor = self.out_proj(rows)
-        return y.view(q.shape[2], q.shape[0], y.shape[1])
+        return y.view(tokens, -1, y.shape[1])
 
     def _hand_on(self, x: Tensor, y: Tensor, call: Callable[[Tensor], Tensor]) -> None:
         """Offers y = call(x) as it is made again, if x can be."""
