@@ -10,55 +10,30 @@ from timm.layers import apply_rot_embed_cat
 from torch import Tensor, nn
 
 from razorctl.layers.attention import Attention
-from razorctl.layers.base import LayerSettings
 from razorctl.layers.functional_redirect import FunctionalRedirect, redirected
 from razorctl.layers.linear import Linear
-from razorctl.rules.base import Rules
 from razorctl.rules.derived import DerivedCall
 
 
 class TimmAttention(Attention):
-    """Base of attentions that project to q, k, v and call fused attention if `fused_attn`.
-
-    stock_fused_attn: what `fused_attn` was before `attach`.
-    """
+    """Base of attentions that project to q, k, v and call fused attention if `fused_attn`."""
 
     rewrites = False
-    stock_fused_attn: bool
-
-    @property
-    def fused_attn(self) -> bool:
-        """The stock setting where nothing is kept, else what the backend needs."""
-        if not self.saving:
-            return self.stock_fused_attn
-        return self.backend != "stored" or self.rules is not None
-
-    @fused_attn.setter
-    def fused_attn(self, setting: bool) -> None:
-        self.stock_fused_attn = setting
-
-    @classmethod
-    def attach(cls, module: nn.Module, rules: Rules | None, settings: LayerSettings) -> None:
-        # Torch 2.11 cannot compile a property that shadows an attribute of the same name.
-        setting = vars(module).pop("fused_attn")
-        super().attach(module, rules, settings)
-        module.fused_attn = setting
-
-    def detach(self) -> None:
-        setting = self.stock_fused_attn
-        del self.stock_fused_attn
-        super().detach()
-        self.fused_attn = setting
+    fused_attn: bool
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        if not self.saving or self.rules is None:
+        if not self.saving:
             return super().forward(*args, **kwargs)  # type: ignore[no-any-return]
+        stock, self.fused_attn = self.fused_attn, self.backend != "stored" or self.rules is not None
         if self.memo is not None:
             self.memo.note_views(True)
-        y = self.attended(*args, **kwargs)
-        if self.memo is not None:
-            self.memo.note_views(False)
-        return y
+        try:
+            run = super().forward if self.rules is None else self.attended
+            return run(*args, **kwargs)
+        finally:
+            self.fused_attn = stock
+            if self.memo is not None:
+                self.memo.note_views(False)
 
     def attended(self, *args: Any, **kwargs: Any) -> Tensor:
         """The stock forward, with `attend` in place of fused attention."""
