@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from razorctl.layers.attention_again import CodeLayer
 from razorctl.layers.autocast import compute_dtype
-from razorctl.layers.base import RazorLayer, Swaps, stock_type
+from razorctl.layers.base import RazorLayer, stock_type
 from razorctl.layers.known_forwards import known
 from razorctl.layers.registry import linear_types
 from razorctl.rules.base import Rule
@@ -89,12 +89,6 @@ class AdaptedLinear(Adapter):
                 form = DerivedSum(y.shape, y.dtype, sources, factor=self.scaling[name])
                 self.memo.derive(y, form)
         return y
-
-
-SWAPS: Swaps = {}
-BRANCHES: dict[type[nn.Module], Any] = {}
-PRE_NORM: dict[type[nn.Module], Any] = {}
-LINEAR_FIRST = frozenset[type[nn.Module]]()
 
 
 def recognized(kind: type[nn.Module]) -> type[RazorLayer] | None:

@@ -43,11 +43,6 @@ class Projection(Linear):
     def drawable(cls, module: nn.Module) -> bool:
         return False
 
-    @classmethod
-    def columns(cls, module: nn.Module) -> int:
-        columns: int = module.in_features  # type: ignore[assignment]
-        return columns
-
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
         """The rows of the weight, [out, in]."""
