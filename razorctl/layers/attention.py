@@ -224,17 +224,12 @@ class Attention(Measured):
     @unhooked()
     @torch.no_grad()
     def measure(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        options: Mapping[str, Any],
+        self, views: tuple[Tensor, ...], mask: Tensor | None, options: Mapping[str, Any]
     ) -> None:
         """Measures how far the gradient of q and k would be off, by the first EXAMPLES."""
         assert self.rules is not None
-        views = query, key, value
-        found = self.derived(*views, by=object())
+        query, key, value = views
+        found, rule = self.derived(*views, by=object()), self.rules.of(compute_dtype(query))
         options = {**options, "dropout_p": 0.0}
         some = slice(EXAMPLES if query.dim() > 3 else None)
         if mask is not None:
@@ -247,7 +242,7 @@ class Attention(Measured):
                 dout = drawn((*q.shape[:-1], v.shape[-1]), q)
                 return dict(enumerate(attention_gradient(q, k, v, mask, None, dout, options)))
 
-        form = attended(self.rules.of(compute_dtype(query)), None, *views, None, found, options)
+        form = attended(rule, None, query, key, value, None, found, options)
         sources = tuple(map(apart, form.sources))
         if None in sources:
             self.large_logits = False
@@ -271,7 +266,7 @@ class Attention(Measured):
         """
         assert self.rules is not None
         if self.measures(query):
-            self.measure(query, key, value, mask, options)
+            self.measure((query, key, value), mask, options)
         # A rule that selects elements selects them of q, k and v separately.
         joins = self.rules.wide.tiled and not torch.compiler.is_compiling()
         joint = joint_of(query, key, value) if joins else None

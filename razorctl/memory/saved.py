@@ -103,17 +103,13 @@ def storages_by_module(
         running.pop()
 
     for name, module in twin.named_modules():
-        enter = partial(_enter, running, name)
+        enter = partial(lambda name, *_: running.append(name), name)
         hooks += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
     try:
         return _trace(twin, inputs, autocast, forward, lambda: running[-1])
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _enter(running: list[str], name: str, *_: Any) -> None:
-    running.append(name)
 
 
 def bytes_by_module(storages: "Iterable[KeptStorage]") -> dict[str, int]:
