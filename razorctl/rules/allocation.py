@@ -1,11 +1,10 @@
 """The rules of `razor`: for a ratio, those of the fewest operations made again that are close.
 
 `allocations.json`, which scripts/bench/chosen.py writes, lists the combinations of rules for rising
-ratios, with one rule for each layer kind. Layer kinds of models with attention and of
-convolutional ones have lists of their own, and so have activations of 16 bits ("narrow") and wider
-ones ("wide"). Each combination has the ratio that it meets on every model measured there, its
-measured gradient error, and its level: the higher it is, the more activations are made again in
-the backward pass.
+ratios, with one rule for each layer kind. Layer kinds of models with attention and of convolutional
+ones have lists of their own, and so have activations of 16 bits ("narrow") and wider ones ("wide").
+Each combination has the ratio that it meets on every model measured there, its measured gradient
+error, and its level: the higher it is, the more activations are made again in the backward pass.
 """
 
 import math
@@ -59,7 +58,6 @@ def kinds_of(family: Family) -> set[str]:
     return set(_best(family, "wide", 0.0))
 
 
-@cache
 def closest(family: Family, width: str) -> float:
     """The largest ratio whose rules are predicted to be close, down to three decimals."""
     return close_ratios(family, width)[-1]
