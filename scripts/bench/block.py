@@ -205,7 +205,8 @@ def linear(layer: str, inputs: int, outputs: int) -> Iterator[Case]:
 
     def operands(batch: int, on: torch.device) -> tuple[Any, ...]:
         copy, _, function = operand(batch, on)
-        return *codes(batch, on), copy, function, *weight(batch, on)
+        dy, row_scale, _, largest = int8.int8_rows(*gradient(batch, on))
+        return dy, row_scale, largest, copy, function, *weight(batch, on)
 
     held = 1024 if outputs <= 1024 else 4096
     launches = f"int8: int8_rows {held} HALF", "int8: column_sums"
