@@ -27,6 +27,7 @@ from razorctl.layers.code_forms import RESULT, Code, CodeInputs, CodeOutput, Kep
 from razorctl.layers.code_runs import FirstRun, SecondRun, calling, first_of
 from razorctl.layers.large_logits import Measured, drawn, error, unhooked
 from razorctl.layers.second_run import Context, Rows, by_position, unknown, without_cache
+from razorctl.ops.images import pixels
 from razorctl.rules.derived import Cell, apart
 from razorctl.rules.packed import Packed, PackedValues
 
@@ -113,7 +114,8 @@ class LayerCode(CodeAgain):
         tensors = {i: x for i, x in tensors.items() if i not in run.measured}
         if not (tensors and end.requires_grad):
             return
-        whole = [PackedValues(x.shape, x.dtype, x.detach()) for x, _ in run.made.values()]
+        rows = [pixels(x) if rows.images else x for x, rows in run.made.values()]
+        whole = [PackedValues(x.shape, x.dtype, x.detach()) for x in rows]
         rough = [apart(copy) or x for copy, x in zip(run.copies, whole, strict=True)]
 
         def gradients(sources: Sequence[Packed]) -> dict[int, Tensor]:
