@@ -103,5 +103,5 @@ def test_a_gradient_that_is_worse_than_bf16_explains_is_a_fault(monkeypatch):
     monkeypatch.setattr(foreign, "sparsify", disturb)
     monkeypatch.setattr(foreign, "restore", lambda net: [hook.remove() for hook in hooks])
     row, faults = foreign.under_autocast(net, inputs, exact)
-    assert faults == ["0.9: the cosine is low", kept]
-    assert row["cosine_full"] > 0.999 > row["cosine_0.9"]
+    assert faults == ["0.9: the cosine is low", "0.9: the worst parameter is off", kept]
+    assert row["cosine_full"] > 0.999 > row["cosine_0.9"] > row["worst_0.9"]["cosine"]
