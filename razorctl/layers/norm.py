@@ -1,5 +1,6 @@
 """LayerNorm and RMSNorm that keep their normalized input by a rule."""
 
+import logging
 from typing import Any, ClassVar
 
 import torch
@@ -8,8 +9,9 @@ from torch import Tensor, nn
 
 from razorctl.layers import layouts
 from razorctl.layers.autocast import compute_dtype, no_autocast, to_compute_dtype
-from razorctl.layers.base import RazorLayer, Swaps, flat_shape, save, saved, shaped
+from razorctl.layers.base import RazorLayer, Swaps, flat_shape, name_of, save, saved, shaped
 from razorctl.layers.handover import Handover, Int8, Statistics
+from razorctl.layers.int8_cost import readable
 from razorctl.layers.once_differentiable import once_differentiable
 from razorctl.layers.sharded import lasting
 from razorctl.ops.norm import normalize, statistics
@@ -19,6 +21,11 @@ from razorctl.rules.derived import Derived, DerivedCopy
 from razorctl.rules.derived_norms import DerivedInput, DerivedNorm
 from razorctl.rules.packed import Packed
 from razorctl.spans import packing
+
+log = logging.getLogger(__name__)
+
+SMALL = 0.1  # root mean square of a row of x_hat, below which few bits do not resolve it
+SHARE = 0.5  # of the norm of dy in such rows, from which on a warning names the layer
 
 
 class NormFunction(torch.autograd.Function):
@@ -132,6 +139,7 @@ def _gradients(
     dx = dw = db = None
     dy = dy.reshape(-1, layer.columns(layer))
     with no_autocast(dy.device):
+        layer.check_rows(dy, rstd)
         if any(needed[:2]):
             columns = None if weight is None else layer.scale(weight).reshape(-1)
             residual = None if through is None else through.reshape(dy.shape)
@@ -156,12 +164,13 @@ class Norm(RazorLayer):
     """Base of razor norms, which normalize over the last axes.
 
     centers: whether the norm subtracts the mean. plain: whether the stock forward is that of
-    `F.layer_norm`, or of `F.rms_norm`.
+    `F.layer_norm`, or of `F.rms_norm`. checked: whether the rows of a gradient have been checked.
     """
 
     kind: ClassVar[str] = "norm"
     centers: ClassVar[bool] = True
     plain: bool = False
+    checked: bool = False
     normalized_shape: tuple[int, ...]
     weight: Any  # Tensor or None
     eps: Any  # float, or None for that of the dtype that it computes in
@@ -245,6 +254,25 @@ class Norm(RazorLayer):
         """Offers the input x, as it can be made again from a copy of x_hat."""
         if self.memo is not None:
             self.memo.derive(x, DerivedInput(x.shape, x.dtype, (copy,), (mean, rstd)))
+
+    def check_rows(self, dy: Tensor, rstd: Tensor) -> None:
+        """Warns, in the first backward pass, if most of dy is of rows whose variance is below eps.
+
+        Such a row of x_hat is next to zero, and rounds away in tiles of rows of variance 1.
+        """
+        if self.checked or self.memo is None or self.memo.small_rows or not readable(dy):
+            return
+        self.checked = True
+        small = 1 - self.epsilon(rstd) * rstd.flatten().square() < SMALL**2
+        if dy[small].norm() > SHARE * dy.norm():
+            self.memo.small_rows = True
+            log.warning(
+                "most of the gradient of %s is of rows whose variance is below its eps, such as a "
+                "class token next to zero; few bits do not resolve them, and the gradients of this "
+                "layer and of those that it feeds are wrong until the rows have grown: start from "
+                "pretrained weights, or from a larger token.",
+                name_of(self),
+            )
 
     @property
     def bias_or_none(self) -> Tensor | None:

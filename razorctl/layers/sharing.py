@@ -94,6 +94,7 @@ class Memo:
         scaled: the numbers of columns of layer scales.
         measures: whether attention measures how closely it has to keep q and k.
         told: whether a warning has named one that keeps more for it.
+        small_rows: whether a warning has named a norm of rows that few bits do not resolve.
         handover: of gradients and statistics between layers.
     """
 
@@ -101,7 +102,7 @@ class Memo:
         self, derives: bool = False, scaled: Iterable[int] = (), measures: bool = False
     ) -> None:
         self.derives, self.scaled = derives, set(scaled)
-        self.measures, self.told = measures, False
+        self.measures, self.told, self.small_rows = measures, False, False
         self._viewed: list[tuple[Tensor, Derived]] | None = None
         self._copies = TensorCache[Packed]()
         self._derived = TensorCache[Derived]()

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from razorctl import Recipe, sparsify
 from tests.cases import CASES, razor
 from tests.layers.test_every_layer import TOLERANCE, assert_close, run
 
@@ -86,3 +87,17 @@ def test_pruned_gradients_come_close_to_exact_ones():
         grads.append((a.grad, layer.weight.grad))
     for exact, pruned in zip(*grads, strict=True):
         assert torch.cosine_similarity(exact.flatten(), pruned.flatten(), 0) > 0.85
+
+
+@pytest.mark.parametrize(
+    ("row", "weight", "warned"), [(1e-5, 1.0, True), (1e-5, 1e-3, False), (0.1, 1.0, False)]
+)
+def test_rows_below_eps_that_have_most_of_the_gradient_are_named_once(row, weight, warned, caplog):
+    norms = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64), nn.LayerNorm(64))
+    sparsify(norms, Recipe("razor", 0.5))
+    x = torch.randn(32, 64)
+    x[0] *= row
+    for _ in range(2):
+        y = norms(x)
+        (weight * y[0].sin().sum() + (1 - weight) * y[1:].sin().sum()).backward()
+    assert [record.args[0] for record in caplog.records] == warned * ["0 (LayerNorm)"]
