@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from razorctl import documents
+from razorctl.atomic import atomic_file
 from razorctl.errors import DataError, MissingError, RazorError, UsageError, reason_of
 
 TIMEOUT = 10  # seconds
@@ -111,7 +112,8 @@ def listing(name: str, repo: str) -> list[str]:
         files = sorted(file.rfilename for file in info.siblings or ())
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
-            stored.write_text(documents.text(files))
+            with atomic_file(stored, replace=True) as file:
+                file.write_text(documents.text(files))
         return files
     if (files := documents.read_cached(stored, list[str])) is not None:
         return list(files)

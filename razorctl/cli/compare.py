@@ -137,7 +137,7 @@ def compare(
     runs = ComparedRuns(_document(comparison, target), comparison, directories)
     try:
         if html is not None:
-            _write_report(html, runs, target)
+            _write_report(html, runs, target, resume)
     finally:
         if csv:
             view.print_csv(runs.document["rows"])
@@ -153,7 +153,7 @@ def _check(target: float | None, html: Path | None, resume: bool) -> None:
     if target is not None and not target > 0:
         raise UsageError(f"target {target:g} is not above 0; give an accuracy such as 0.95.")
     if html is not None:
-        from razorctl.training import atomic
+        from razorctl import atomic
 
         atomic.check_room(html, "--html", replace=resume)
 
@@ -170,7 +170,7 @@ def _document(comparison: "Comparison", target: float | None) -> dict[str, Any]:
     return document
 
 
-def _write_report(html: Path, runs: ComparedRuns, target: float | None) -> None:
+def _write_report(html: Path, runs: ComparedRuns, target: float | None, replace: bool) -> None:
     """Writes the report of a comparison; raises UsageError if it cannot be written."""
     from razorctl.cli.views import report
     from razorctl.training.comparing import comparison
@@ -184,7 +184,7 @@ def _write_report(html: Path, runs: ComparedRuns, target: float | None) -> None:
     commands = [("Train the row to take", [best])] if best is not None else []
     commands += [("Repeat all runs", grids), ("Repeat this report", [again])]
     try:
-        report.write(html, runs.document, runs.comparison, commands)
+        report.write(html, runs.document, runs.comparison, commands, replace)
     except OSError as error:
         raise UsageError(
             f"cannot write {html} ({error.strerror}), but the runs are kept; make room, then "

@@ -108,7 +108,7 @@ def export(
 @contextmanager
 def _place(out: Path | None) -> Iterator[Path]:
     """A folder that becomes `out` if the block succeeds; for None, one that is then removed."""
-    from razorctl.training import atomic
+    from razorctl import atomic
 
     if out is None:
         with TemporaryDirectory() as folder, atomic.writing(Path(folder)):

@@ -258,7 +258,7 @@ def _stdin(files: list[str]) -> list[str]:
 
 def _check_out(out: Path, folder: bool) -> None:
     """Raises UsageError if `out`, a file or a folder, exists or cannot be made."""
-    from razorctl.training import atomic
+    from razorctl import atomic
 
     if not folder:
         atomic.check_room(out, "--out")
@@ -280,7 +280,7 @@ def _opened(out: Path | None) -> Iterator[Any]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(1) from None
         return
-    from razorctl.training import atomic
+    from razorctl import atomic
 
     with atomic.atomic_file(out) as path, path.open("w", encoding="utf-8", newline="") as file:
         yield file

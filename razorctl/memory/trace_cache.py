@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from razorctl import documents, folders
+from razorctl.atomic import atomic_file
 
 LIBRARIES = ("razorctl", "torch", "timm", "transformers")
 LONGEST = 10  # seconds that a process waits for another that writes the cache
@@ -129,9 +130,8 @@ class Cache:
             with FileLock(f"{self.file}.lock", timeout=LONGEST):
                 if self._status() != self._version:  # another process has written it
                     self.facts = self._stored() | self.facts
-                partial = self.file.with_suffix(".partial")
-                partial.write_text(documents.text(self.facts))
-                partial.replace(self.file)
+                with atomic_file(self.file, replace=True) as partial:
+                    partial.write_text(documents.text(self.facts))
                 self._version = self._status()
 
     def _stored(self) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """How texts become tokens, and tokens the inputs and labels of language models."""
 
-import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from razorctl import units
+from razorctl.atomic import atomic_file
 from razorctl.errors import DataError, UsageError
 from razorctl.models.packing import layout, rounded
 from razorctl.models.rows import Progress, Rows
@@ -197,14 +197,10 @@ def stored(
             return datasets.Dataset(pa.Table.from_batches(first, schema))
         first.append(batch)
     folder.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(f".{os.getpid()}")  # all processes of a run may make it at once
-    try:
-        with pa.ipc.new_stream(str(partial), schema) as sink:
-            for batch in chain(first, batches):
-                sink.write_batch(batch)
-        partial.replace(file)
-    finally:
-        partial.unlink(missing_ok=True)
+    # All processes of a run may make it at once.
+    with atomic_file(file, replace=True) as new, pa.ipc.new_stream(str(new), schema) as sink:
+        for batch in chain(first, batches):
+            sink.write_batch(batch)
     return datasets.Dataset.from_file(str(file))
 
 

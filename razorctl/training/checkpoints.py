@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from razorctl import documents
+from razorctl.atomic import atomic_file, sync
 from razorctl.errors import UsageError
 from razorctl.job import Job
 from razorctl.recipe import Recipe
-from razorctl.training.atomic import atomic_file, sync
 from razorctl.training.run_files import merged_settings, refuse_others, steps_taken
 from razorctl.training.rundir import CHECKPOINTS
 
@@ -159,7 +159,7 @@ class Checkpoints:
     def mark(self, checkpoint: Checkpoint, **marks: Any) -> None:
         """Writes the marker of a checkpoint, with `marks` added."""
         marker = documents.sealed({**checkpoint.marker, **marks})
-        with atomic_file(checkpoint.path / MARKER) as file:
+        with atomic_file(checkpoint.path / MARKER, replace=True) as file:
             file.write_text(documents.text(marker, indent=2), "utf-8")
 
     def _sweep(self) -> None:

@@ -9,17 +9,16 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from safetensors import SafetensorError
 from torch import nn
 
 from razorctl import documents, models, processes, units
+from razorctl.atomic import atomic_file, scratch, sync
 from razorctl.errors import RazorError
 from razorctl.surgery import adapters
 from razorctl.surgery.sparsify import restore
 from razorctl.training import checkpoints, parallel, state, summary, tensors
-from razorctl.training.atomic import atomic_file, sync
 from razorctl.training.checkpoints import Checkpoint
 from razorctl.training.preparation import PreparedRun
 from razorctl.training.rundir import ADAPTER, LAST, RESULT, WEIGHTS, unlock
@@ -95,7 +94,7 @@ def write_finished(run: PreparedRun) -> None:
         files = (name for name in (WEIGHTS, LAST) if (out / name).exists())
         run.checksums = {name: documents.size_and_checksum(out / name) for name in files}
         run.check_directory()
-        with atomic_file(out / RESULT) as file:
+        with atomic_file(out / RESULT, replace=True) as file:
             file.write_text(documents.text(summary.of(run), indent=2) + "\n")
     except OSError as error:
         newest, needed = run.checkpoints.newest, 2 * tensors.nbytes(run.model.state_dict())
@@ -126,17 +125,15 @@ def export(model: nn.Module, save: Save, folder: Path) -> None:
 def _write(save: Callable[[Path], object], folder: Path) -> None:
     """Moves the files that `save` writes into a folder, the weights last."""
     folder.mkdir(exist_ok=True)
-    with TemporaryDirectory(prefix=".saving-", dir=folder) as temporary:
+    with scratch(folder) as temporary:
         try:
-            save(Path(temporary))
+            save(temporary)
         except SafetensorError as error:  # of a full disk, too
             number = re.search(r"os error (\d+)", str(error))
             code = int(number[1]) if number else errno.EIO
             raise OSError(code, os.strerror(code)) from error
-        files = sorted(
-            Path(temporary).iterdir(), key=lambda file: (file.name == WEIGHTS, file.name)
-        )
+        files = sorted(temporary.iterdir(), key=lambda file: (file.name == WEIGHTS, file.name))
         for file in files:
-            with atomic_file(folder / file.name) as target:
+            with atomic_file(folder / file.name, replace=True) as target:
                 file.replace(target)
     sync(folder)

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from razorctl import documents
+from razorctl.atomic import atomic_file
 from razorctl.tasks import LEAST
-from razorctl.training.atomic import atomic_file
 from razorctl.training.rundir import METRICS
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class Metrics:
     def __init__(self, out: Path, steps: Iterable[Step] = ()) -> None:
         """Writes a file of just `steps`; raises OSError if that fails."""
         lines = b"".join(_line(step) for step in steps)
-        with atomic_file(out / METRICS) as file:
+        with atomic_file(out / METRICS, replace=True) as file:
             file.write_bytes(lines)
         self._file = (out / METRICS).open("r+b", buffering=0)
         self._size, self._rest = len(lines), b""

@@ -17,6 +17,7 @@ from torch.profiler import record_function
 from torch.utils._pytree import tree_map_only
 
 from razorctl import data, devices, models
+from razorctl.atomic import atomic_file, check_room
 from razorctl.data.own import packed
 from razorctl.data.own.stream import row_count
 from razorctl.errors import UsageError
@@ -34,7 +35,6 @@ from razorctl.step import by_logits, forward_backward, train_step
 from razorctl.step import precision as settle
 from razorctl.surgery.byte_budget import sparsify_within
 from razorctl.training import kept_bytes
-from razorctl.training.atomic import unwritable
 from razorctl.training.compiled import Compiled, refuse_uncompilable
 from razorctl.training.cuda_graphs import CapturedPasses
 from razorctl.training.feed import Feed, sequenced
@@ -360,7 +360,7 @@ def _measure(
 def _record(step: Callable[[], Any], trace: Path | str | None, snapshot: Path | str | None) -> None:
     """Runs steps for a snapshot and for a trace, if there is a file for it."""
     if snapshot is not None:
-        with measured.snapshot(Path(snapshot)):
+        with atomic_file(Path(snapshot), True) as file, measured.snapshot(file):
             for _ in range(TRACED):
                 step()
     if trace is not None:
@@ -369,7 +369,8 @@ def _record(step: Callable[[], Any], trace: Path | str | None, snapshot: Path | 
         with torch.profiler.profile() as profiler:  # records all available activities
             for _ in range(TRACED):
                 step()
-        profiler.export_chrome_trace(str(trace))
+        with atomic_file(Path(trace), replace=True) as file:
+            profiler.export_chrome_trace(str(file))
 
 
 def _check_files(
@@ -381,12 +382,5 @@ def _check_files(
             "a memory snapshot needs a CUDA device; leave --snapshot out, or choose --device cuda."
         )
     for flag, file in (("--trace", trace), ("--snapshot", snapshot)):
-        if file is None:
-            continue
-        new = not Path(file).exists()
-        try:
-            Path(file).open("ab").close()
-        except OSError as error:
-            raise unwritable(Path(file), error.strerror, "file", flag) from None
-        if new:
-            Path(file).unlink()
+        if file is not None:
+            check_room(Path(file), flag, replace=True)

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from razorctl import documents
+from razorctl.atomic import atomic_file
 from razorctl.config.settings import read_toml
 from razorctl.errors import UsageError
 from razorctl.folders import exists
 from razorctl.job import Job
 from razorctl.recipe import Recipe
-from razorctl.training.atomic import atomic_file
 from razorctl.training.rundir import AGAIN, CONFIG, METRICS, PLAN, RESULT, SPLIT, resuming
 from razorctl.version import __version__
 
@@ -54,11 +54,11 @@ def write_settings(
     tables = {"recipe": asdict(recipe), "job": asdict(job), ENVIRONMENT: environment}
     for name, table in tables.items():  # TOML has no null
         tables[name] = {key: value for key, value in table.items() if value is not None}
-    with atomic_file(out / CONFIG) as file:
+    with atomic_file(out / CONFIG, replace=True) as file:
         file.write_text(tomli_w.dumps(tables), "utf-8")
     for name, document in ((PLAN, plan), (SPLIT, split)):
         if document is not None:
-            with atomic_file(out / name) as file:
+            with atomic_file(out / name, replace=True) as file:
                 file.write_text(documents.text(document), "utf-8")
 
 

@@ -10,10 +10,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from razorctl.atomic import sweep, taken, unwritable
 from razorctl.errors import UsageError
 from razorctl.folders import exists, spelled
 from razorctl.processes import program
-from razorctl.training.atomic import taken, unwritable
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -81,6 +81,7 @@ def claimed(out: Path, resume: bool = False) -> Iterator["BaseFileLock"]:
                 made = True
             lock = _locked(out)
             held = identity(out)
+            sweep(out)
             (out / METRICS).touch()
         except OSError as error:
             if not made and not resume and exists(out):

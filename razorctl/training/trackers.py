@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from razorctl import documents
+from razorctl import atomic, documents
 from razorctl.config.registry import unknown
 from razorctl.errors import UsageError, reason_of
-from razorctl.training import atomic, run_files
+from razorctl.training import run_files
 
 if TYPE_CHECKING:
     from razorctl.training.metrics import Step
@@ -66,7 +66,7 @@ def tracked(run: "Run", names: Sequence[str]) -> Iterator["Step"]:
     try:
         for name in names:
             trackers.append(_Open(name, run, identity, new=name not in before))
-        with atomic.writing(run.out), atomic.atomic_file(run.out / FILE) as file:
+        with atomic.writing(run.out), atomic.atomic_file(run.out / FILE, True) as file:
             every = [*dict.fromkeys([*before, *names])]
             file.write_text(documents.text({"names": every, "id": identity}) + "\n")
         for step in run:

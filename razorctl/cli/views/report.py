@@ -5,10 +5,10 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from razorctl.atomic import atomic_file
 from razorctl.cli.views import classes, plots
 from razorctl.cli.views import comparison as table
 from razorctl.cli.views.terminal import clean
-from razorctl.training.atomic import atomic_file
 from razorctl.training.comparing.advice import sentence
 from razorctl.training.comparing.comparison import Comparison
 from razorctl.training.comparing.curves import losses, scores
@@ -21,18 +21,23 @@ Command = tuple[str, Sequence[str]]  # a heading, and commands
 
 
 def write(
-    file: Path, document: Mapping[str, Any], comparison: Comparison, commands: Sequence[Command]
+    file: Path,
+    document: Mapping[str, Any],
+    comparison: Comparison,
+    commands: Sequence[Command],
+    replace: bool = False,
 ) -> None:
     """Writes the report of a comparison, whole or not at all; raises OSError if it cannot.
 
     Args:
-        file: the new file.
+        file: the new file, or one that is to be replaced.
         document: the JSON document of the comparison.
         comparison: the runs.
         commands: commands that repeat it; those of single runs are added.
+        replace: whether a file may be replaced.
     """
     text = render(dict(document), comparison, commands)
-    with atomic_file(file) as partial:
+    with atomic_file(file, replace, "--html") as partial:
         partial.write_text(clean(text), "utf-8")
 
 

@@ -14,6 +14,7 @@ from threading import Condition
 from typing import Any
 
 from razorctl import documents, folders
+from razorctl.atomic import atomic_file
 from razorctl.data.own import contents
 from razorctl.data.own.raw import ADDRESS, OUTSIDE, Fault, Faults, Raw, content
 from razorctl.data.own.store import stamp
@@ -119,7 +120,8 @@ def cached_findings(
     if file is not None:
         with suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(documents.text(findings))
+            with atomic_file(file, replace=True) as partial:
+                partial.write_text(documents.text(findings))
     return findings
 
 

@@ -1,7 +1,5 @@
 """The fastest of several ways to compute the same on a card: timed once, stored on disk."""
 
-import os
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -14,6 +12,7 @@ import triton
 from triton.errors import TritonError
 
 from razorctl import documents, folders
+from razorctl.atomic import atomic_file
 from razorctl.ops import kernels
 from razorctl.ops.triton import launch
 
@@ -154,7 +153,5 @@ def _store(card: str, key: str, way: str) -> None:
         choices, file = _stored(), _file()
         choices.setdefault(card, {})[key] = way
         file.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=file.parent, prefix=file.name)
-        with os.fdopen(handle, "w") as part:
-            part.write(documents.text(choices, indent=1))
-        Path(name).replace(file)
+        with atomic_file(file, replace=True) as partial:
+            partial.write_text(documents.text(choices, indent=1))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from razorctl import documents
+from razorctl.atomic import atomic_file
 from razorctl.config.settings import read_toml
 from razorctl.errors import RazorError, UsageError
 from razorctl.folders import exists
@@ -216,7 +217,8 @@ def note_failure(directory: Path, error: RazorError) -> None:
     failure = {"error": str(error), "exit_code": error.exit_code}
     with suppress(OSError):  # the run then counts as not finished
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / FAILURE).write_text(documents.text(failure), "utf-8")
+        with atomic_file(directory / FAILURE, replace=True) as file:
+            file.write_text(documents.text(failure), "utf-8")
 
 
 def of_directories(directories: Iterable[Path]) -> Comparison:

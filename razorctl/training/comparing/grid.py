@@ -17,13 +17,13 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from razorctl import data, units
+from razorctl import atomic, data, units
 from razorctl.config.registry import unknown
 from razorctl.config.settings import read_toml
 from razorctl.errors import RazorError, UsageError
 from razorctl.job import Job
 from razorctl.recipe import Recipe
-from razorctl.training import atomic, run_files, rundir
+from razorctl.training import run_files, rundir
 from razorctl.training.comparing import budget
 from razorctl.training.comparing.child import run_child
 from razorctl.training.comparing.commands import Commands
@@ -167,7 +167,7 @@ class Grid:
         self._settings, self._runs = settings, runs
         # With the first seed, the file is all that repeating the comparison needs.
         tables = {**settings, "job": {**settings["job"], "seed": runs["seeds"][0]}, "runs": runs}
-        with atomic.writing(self.out), atomic.atomic_file(self.out / SETTINGS) as file:
+        with atomic.writing(self.out), atomic.atomic_file(self.out / SETTINGS, True) as file:
             file.write_text(tomli_w.dumps(tables), "utf-8")
 
     def measure(self, say: Callable[[str], object]) -> None:

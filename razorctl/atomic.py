@@ -1,0 +1,169 @@
+"""Files and folders that are written completely or not at all, and replace nothing unasked.
+
+What is being written has a random name beside its target, so that no link or file of somebody else
+is in its place, and only what was made here is removed.
+"""
+
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from razorctl.errors import UsageError
+
+ROOM = 2**20  # bytes of a file that a command writes at its end, such as a report
+# What a killed process leaves; the second one is of an older razorctl.
+LEFT = re.compile(r"\.razorctl-[0-9a-f]{32}(\.\w+)?|\.saving-\w{8}")
+
+
+def unwritable(
+    out: Path, reason: str | None, kind: str = "directory", option: str = "--out"
+) -> UsageError:
+    return UsageError(f"cannot write {out} ({reason}); name another {kind} with {option}.")
+
+
+def taken(
+    out: Path, begun: bool = False, kind: str = "directory", option: str = "--out"
+) -> UsageError:
+    """The error for a path that exists; begun: whether a run can go on there."""
+    mend = "go on there with --resume, or name" if begun else "name"
+    return UsageError(f"{out} exists already; {mend} another {kind} with {option}.")
+
+
+def sync(path: Path) -> None:
+    """Waits until a file, or the names in a directory, are on the disk."""
+    if os.name == "nt" and path.is_dir():
+        return  # Windows opens no directory
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def atomic_file(file: Path, replace: bool = False, option: str = "--out") -> Iterator[Path]:
+    """Yields the path of a new file that becomes `file` if the block succeeds, and else is removed.
+
+    The new file is synced. It gets the permissions of a new file, whatever the writer sets. Raises
+    UsageError, which names `option`, if `file` exists by then, unless it may be replaced.
+    """
+    partial = _created(file)
+    try:
+        mode = partial.stat().st_mode
+        yield partial
+        partial.chmod(mode)
+        sync(partial)
+        if replace:
+            partial.replace(file)
+        else:
+            _publish(partial, file, option)
+        sync(file.parent)
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def _publish(partial: Path, file: Path, option: str) -> None:
+    """Gives a file its name, which nothing else may have."""
+    try:
+        try:
+            file.hardlink_to(partial)
+        except FileExistsError:
+            raise
+        except (OSError, NotImplementedError):  # a file system without links
+            file.touch(exist_ok=False)
+            partial.replace(file)
+    except FileExistsError:
+        raise taken(file, kind="file", option=option) from None
+
+
+@contextmanager
+def writing(out: Path) -> Iterator[None]:
+    """Raises UsageError that names `out` if the block, which writes there, raises OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise unwritable(out, error.strerror) from None
+
+
+@contextmanager
+def scratch(folder: Path) -> Iterator[Path]:
+    """Yields a new folder in `folder`, which is removed after the block."""
+    partial = _beside(folder / "any")
+    partial.mkdir()
+    try:
+        yield partial
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def atomic_folder(folder: Path) -> Iterator[Path]:
+    """Yields a new folder that becomes `folder` if the block succeeds, and else is removed.
+
+    Raises UsageError if `folder` exists, or if one of them cannot be made.
+    """
+    if os.path.lexists(folder):
+        raise taken(folder)  # before its name is asked for, which `.` has not
+    partial = _beside(folder)
+    try:
+        with writing(folder):
+            partial.mkdir()
+        yield partial
+        with writing(folder):
+            try:
+                folder.mkdir()  # fails if something has appeared, which a rename would replace
+            except FileExistsError:
+                raise taken(folder) from None
+            if os.name == "nt":
+                folder.rmdir()  # there a rename replaces nothing
+            partial.rename(folder)
+            sync(folder.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _beside(target: Path) -> Path:
+    """A path beside `target` that nothing has; its suffix is kept, which some writers look at."""
+    suffix = target.suffix if LEFT.fullmatch(f".razorctl-{'0' * 32}{target.suffix}") else ""
+    return target.with_name(f".razorctl-{secrets.token_hex(16)}{suffix}")
+
+
+def _created(target: Path) -> Path:
+    """A new file beside `target`."""
+    partial = _beside(target)
+    partial.touch(exist_ok=False)
+    return partial
+
+
+def sweep(folder: Path) -> None:
+    """Removes, as far as possible, what killed processes left in a folder that is razorctl's."""
+    with suppress(OSError):
+        for path in folder.iterdir():
+            if LEFT.fullmatch(path.name):
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
+
+
+def check_room(file: Path, option: str, replace: bool = False) -> None:
+    """Checks that `atomic_file` could write ROOM bytes, before long work for the file begins.
+
+    option: the option that names the file. Raises UsageError if the file cannot be written, and if
+    something has its name, unless `replace` says that a file may.
+    """
+    if os.path.lexists(file) and not (replace and file.is_file()):
+        raise taken(file, kind="file", option=option)
+    try:
+        partial = _created(file)
+        try:
+            partial.write_bytes(bytes(ROOM))
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise unwritable(file, error.strerror, "file", option) from None
