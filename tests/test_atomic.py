@@ -74,7 +74,7 @@ def test_what_appears_meanwhile_stays(kind):
         write_file("a", "mine", lambda: make[kind](Path("a")), option="--html")
     with pytest.raises(UsageError, match="a exists already"):
         atomic.check_room(Path("a"), "--html")
-    with pytest.raises(UsageError, match="^a exists already; name another directory with --out"):
+    with pytest.raises(UsageError, match=r"^a exists already; name another directory with --out"):
         write_folder("a", fail)
     assert files() == ["a", "other"]
     assert Path("other").read_text() == OTHERS
