@@ -1,7 +1,18 @@
 """Errors that a user can mend: each is one sentence and has the exit code of the command line."""
 
+import errno
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+# What libraries say of memory in errors of general classes: torch, OpenMP and Python's threads,
+# the C library, and C++.
+NO_MEMORY = (
+    "DefaultCPUAllocator",
+    "can't start new thread",
+    "annot allocate memory",
+    "out of memory",
+    "bad_alloc",
+)
 
 
 def first_line(error: BaseException | str) -> str:
@@ -12,6 +23,15 @@ def first_line(error: BaseException | str) -> str:
 def reason_of(error: BaseException) -> str:
     """The first line of the message of any error, without a period, as a part of a sentence."""
     return first_line(error).rstrip(".")
+
+
+def lacks_memory(error: BaseException | None) -> bool:
+    """Whether an error, or one that it was raised from, says that there is no more memory."""
+    if error is None or isinstance(error, RazorError):
+        return False
+    known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    said = getattr(error, "errno", None) == errno.ENOMEM or any(w in str(error) for w in NO_MEMORY)
+    return known or said or lacks_memory(error.__cause__)
 
 
 class RazorError(Exception):

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from razorctl import documents
 from razorctl.atomic import atomic_file
-from razorctl.errors import DataError, MissingError, RazorError, UsageError, reason_of
+from razorctl.errors import DataError, MissingError, RazorError, UsageError, lacks_memory, reason_of
 
 TIMEOUT = 10  # seconds
 
@@ -234,6 +234,8 @@ def reading(name: str, folder: Path, mend: str | None = None) -> Iterator[None]:
     except RazorError:
         raise
     except Exception as error:  # the libraries raise many kinds of errors for damaged files
+        if lacks_memory(error):
+            raise
         cause = error.__cause__ or error
         reason = reason_of(cause)
         mend = mend or f"delete {folder.parents[1]} and run again"

@@ -14,13 +14,21 @@ from razorctl import processes
 from razorctl.cli.command import PREFIX, Command, format_help, option, skip_unset_checks
 from razorctl.cli.views import common as views
 from razorctl.cli.views.terminal import clean, safe_streams
-from razorctl.errors import ElsewhereError, RazorError, Terminated, UsageError, first_line
+from razorctl.errors import (
+    ElsewhereError,
+    OutOfMemoryError,
+    RazorError,
+    Terminated,
+    UsageError,
+    first_line,
+    lacks_memory,
+)
 from razorctl.hush import hush
 from razorctl.training.signals import termination_raises
 from razorctl.version import __version__
 
 PROJECT_FILE = Path("razorctl.toml")
-INTERRUPTED, OUT_OF_MEMORY = 130, 4
+INTERRUPTED = 130
 # Rounds that a thread of OpenMP spins before it sleeps; the default of torch's library is far more.
 # On idle cores no step gets slower; beside a busy core a step takes half of the time.
 SPINS = "3000"
@@ -58,7 +66,7 @@ class Group(TyperGroup):
     def main(self, *args: Any, **settings: Any) -> Any:
         views.err.spoke = False
         hush()
-        with safe_streams(views.say):
+        with safe_streams(views.say, views.error):
             return super().main(*args, **settings)
 
     def make_context(self, *args: Any, **settings: Any) -> Any:
@@ -86,7 +94,7 @@ class Group(TyperGroup):
         except Exception as error:
             if isinstance(error, ElsewhereError) and not processes.first():
                 raise typer.Exit(error.exit_code) from None  # the first process prints it
-            if ctx.params.get("debug") or _stdout_closed(error):
+            if ctx.params.get("debug"):
                 raise
             if not processes.first():
                 views.unmute()
@@ -94,16 +102,6 @@ class Group(TyperGroup):
             for line in getattr(error, "details", ()):
                 views.say(f"  {line}")
             raise typer.Exit(_exit_code(error)) from None
-
-
-def _stdout_closed(error: Exception) -> bool:
-    """Whether the error is a broken pipe of stdout, on which typer exits without a message."""
-    if isinstance(error, BrokenPipeError):
-        try:
-            sys.stdout.flush()
-        except BrokenPipeError:
-            return True
-    return False
 
 
 def _ending(word: str, stop: BaseException) -> str:
@@ -114,14 +112,15 @@ def _ending(word: str, stop: BaseException) -> str:
 def _exit_code(error: Exception) -> int:
     if isinstance(error, RazorError):
         return error.exit_code
-    return OUT_OF_MEMORY if type(error).__name__ == "OutOfMemoryError" else 1
+    return OutOfMemoryError.exit_code if lacks_memory(error) else 1
 
 
 def _sentence(error: Exception) -> str:
     if isinstance(error, RazorError):
         return str(error)
-    if _exit_code(error) == OUT_OF_MEMORY:
-        return "the device is out of memory; raise --ratio or lower --batch-size."
+    if lacks_memory(error):
+        what = "device" if type(error).__name__ == "OutOfMemoryError" else "machine"
+        return f"the {what} is out of memory; raise --ratio or lower --batch-size."
     return f"{first_line(error)} (razorctl --debug shows the traceback)"
 
 

@@ -1,6 +1,5 @@
 """`razorctl predict`."""
 
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -272,13 +271,9 @@ def _check_out(out: Path, folder: bool) -> None:
 def _opened(out: Path | None) -> Iterator[Any]:
     """Yields stdout, or a file that appears once the block has succeeded."""
     if out is None:
-        try:
-            stream = data_stream()
-            yield stream
-            stream.flush()
-        except BrokenPipeError:  # the reader, such as `head`, has closed it
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(1) from None
+        stream = data_stream()
+        yield stream
+        stream.flush()
         return
     from razorctl import atomic
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from razorctl import models
+from razorctl import hub, models
 from razorctl.cli import app
 from razorctl.training import run as trainer
 from tests.cli.commands import QUICK, assert_ends_with_an_error, razorctl
@@ -195,3 +195,24 @@ def test_threads_wait_shortly_unless_the_user_says_otherwise(given, want, monkey
     monkeypatch.setattr(app, "app", lambda: None)
     app.run()
     assert environment.get("GOMP_SPINCOUNT") == want
+
+
+LACKS = {
+    "torch": RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
+    "threads": RuntimeError("can't start new thread"),
+    "system": OSError(12, "Cannot allocate memory"),
+    "python": MemoryError(),
+    "safetensors": ValueError("Cannot allocate memory (os error 12)"),
+}
+
+
+@pytest.mark.parametrize("error", LACKS.values(), ids=LACKS)
+def test_memory_that_runs_out_has_a_code_of_its_own_where_files_are_read_too(error, monkeypatch):
+    def target(*_):
+        with hub.reading("m", Path("m")):
+            raise error
+
+    monkeypatch.setattr("razorctl.planning.detect.target", target)
+    result = razorctl("plan", "vit-micro", "digits")
+    assert result.exit_code == 4
+    assert_ends_with_an_error(result, "the machine is out of memory; raise --ratio or lower")

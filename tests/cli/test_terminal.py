@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from razorctl import c_kernels, processes
 from razorctl.cli import predict as predicting
+from razorctl.cli.app import COMMANDS as EVERY
 from razorctl.cli.app import _uncaught, app
 from razorctl.cli.views import common as views
 from razorctl.cli.views import predict as view
@@ -96,7 +97,7 @@ def test_every_way_to_say_something_is_clean(capsys, monkeypatch):
     monkeypatch.setattr(logging.getLogger(), "handlers", [])  # as where nobody listens
     table = Table(title=text)
     table.add_row(text, f"[bold]{text}[/]")
-    with terminal.safe_streams(views.say):
+    with terminal.safe_streams(views.say, views.error):
         for console in (views.out, views.err):
             console.print(table, text)
         views.say(text)
@@ -178,7 +179,42 @@ def test_closed_streams(monkeypatch):
         views.print_json({})
 
 
-@pytest.mark.parametrize("name", ["config.toml", "metrics.jsonl", ".lock"])
+def closed_pipe() -> int:
+    reads, writes = os.pipe()
+    os.close(reads)
+    return writes
+
+
+ENDS = {
+    "full disk": (lambda: os.open("/dev/full", os.O_WRONLY), "No space left on device"),
+    "closed pipe": (closed_pipe, None),
+}
+PRINTED = [
+    ["--help"],
+    ["--version"],
+    ["list", "models", "--json"],
+    ["plan", *PLANNED, "--gpu", "t4", "--json"],
+]
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("words", [*PRINTED, *([name, "--help"] for name in EVERY)])
+def test_a_stdout_that_takes_no_more_ends_every_command(words, end, capsys, monkeypatch):
+    opened, reason = ENDS[end]
+    with os.fdopen(opened(), "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        monkeypatch.setattr(views.err, "_file", None)
+        with pytest.raises(SystemExit) as stop:
+            app(words)
+        assert sys.stdout is stream
+    assert stop.value.code == 1
+    said = f"error: cannot write stdout ({reason}); make room, or redirect it.\n" if reason else ""
+    shown = capsys.readouterr().err
+    assert shown.endswith(said)
+    assert reason or "error" not in shown
+
+
+@pytest.mark.parametrize("name", [".razorctl-", "metrics.jsonl", ".lock"])
 def test_a_disk_that_takes_no_new_file(name, monkeypatch):
     """The disk has free bytes but no free inodes."""
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

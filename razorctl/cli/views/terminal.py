@@ -61,11 +61,14 @@ class _LogHandler(logging.Handler):
 
 
 @contextmanager
-def safe_streams(say: Callable[[str], None]) -> Iterator[None]:
+def safe_streams(say: Callable[[str], None], error: Callable[[str], None]) -> Iterator[None]:
     """Inside the block, stdout and stderr substitute the characters that their encoding lacks.
 
+    A stdout that takes no more ends the block with exit code 1, without a word if it is a pipe
+    whose reader has gone.
+
     say: prints log records and warnings of libraries. Data go to `data_stream` instead, which
-    substitutes nothing.
+    substitutes nothing. error: prints an error.
     """
     codecs.register_error(LOSSY, _substitute)
     both: tuple[Any, ...] = (sys.stdout, sys.stderr)
@@ -84,15 +87,56 @@ def safe_streams(say: Callable[[str], None]) -> Iterator[None]:
         say(warnings.formatwarning(message, category, filename, lineno, line).rstrip())
 
     warnings.showwarning = warn
+    stdout = sys.stdout
     try:
         for stream in streams:
             stream.reconfigure(errors=LOSSY)
-        yield
+        if stdout is not None:
+            sys.stdout = _Output(stdout, error)
+        try:
+            yield
+        except SystemExit as end:
+            if not end.code:
+                _flush()
+            raise
+        _flush()
     finally:
+        sys.stdout = stdout
         logging.lastResort, warnings.showwarning = last, stock
         for stream, errors in streams.items():
             with suppress(OSError, ValueError):
                 stream.reconfigure(errors=errors)
+
+
+class _Output:
+    """Standard output; a write that fails is the last one, and ends the process."""
+
+    def __init__(self, stream: Any, error: Callable[[str], None]) -> None:
+        self._stream, self._error = stream, error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        return int(self._tried(self._stream.write, text))
+
+    def flush(self) -> None:
+        self._tried(self._stream.flush)
+
+    def _tried(self, act: Callable[..., Any], *args: str) -> Any:
+        try:
+            return act(*args)
+        except OSError as failure:
+            with suppress(OSError, ValueError):  # what is left is dropped, not tried once more
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            if not isinstance(failure, BrokenPipeError):
+                self._error(f"cannot write stdout ({failure.strerror}); make room, or redirect it.")
+            raise SystemExit(1) from None
+
+
+def _flush() -> None:
+    if sys.stdout is not None:
+        sys.stdout.flush()
 
 
 class _DataStream:

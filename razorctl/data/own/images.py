@@ -18,7 +18,7 @@ from razorctl.atomic import atomic_file
 from razorctl.data.own import contents
 from razorctl.data.own.raw import ADDRESS, OUTSIDE, Fault, Faults, Raw, content
 from razorctl.data.own.store import stamp
-from razorctl.errors import first_line
+from razorctl.errors import first_line, lacks_memory
 from razorctl.models.images import WIDE
 
 BATCH = 256  # images that are read before the progress is details
@@ -266,6 +266,8 @@ def content_fault(
     except PIL.UnidentifiedImageError:
         return "no image"
     except Exception as error:  # PIL's decoders raise many kinds
+        if lacks_memory(error):
+            raise
         reason = first_line(error)
         return "truncated" if "truncated" in reason else f"damaged: {reason}"
 
