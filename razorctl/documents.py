@@ -1,9 +1,10 @@
-"""JSON that razorctl writes and reads again; what is read is checked as a whole, by its types.
+"""JSON that razorctl writes and reads again, and TOML; what is read is checked as a whole.
 
 A kind of document is a dataclass beside what writes it, whose `__post_init__` may check what types
 cannot say, or any other type that pydantic knows.
 """
 
+import errno
 import json
 import math
 import os
@@ -25,6 +26,8 @@ MOST = 2**63  # no integer of a document is as large
 SUSPECT = re.compile(rb"\d{19}|[eE]\+?\d{3}")  # what may be in a number that is too large
 LONGEST = 160  # characters of a reason
 CHUNK = 1 << 20
+LARGEST = 1 << 30  # bytes of a document
+LARGEST_FOREIGN = 1 << 26  # of one that a library or a user has written
 SEAL = "digest"  # the key of what `sealed` adds
 
 
@@ -62,6 +65,22 @@ def _parsed(content: bytes | str, **numbers: Any) -> Any:
         raise UnlikeError(f"{error.msg} in line {error.lineno}") from None
     except ValueError as error:
         raise UnlikeError(str(error)) from None
+
+
+def parse_toml(content: bytes | str) -> dict[str, Any]:
+    """The tables of a TOML text; raises UnlikeError as `parse` does."""
+    import tomllib  # imported here: --help needs none
+
+    try:
+        tables = tomllib.loads(content if isinstance(content, str) else content.decode())
+        parse(json.dumps(tables, default=str))
+    except RecursionError:
+        raise UnlikeError("it is nested too deeply") from None
+    except UnicodeDecodeError:
+        raise UnlikeError("it is not UTF-8") from None
+    except ValueError as error:
+        raise UnlikeError(str(error)[:LONGEST]) from None
+    return tables
 
 
 def parse_kind(content: bytes | str, kind: Any) -> Any:
@@ -165,15 +184,17 @@ def read_foreign(file: Path) -> dict[str, Any]:
 
     Raises OSError, and UnlikeError if it is none.
     """
-    value = _parsed(read_bytes(file))
+    value = _parsed(read_bytes(file, LARGEST_FOREIGN))
     if not isinstance(value, dict):
         raise UnlikeError("it is no object")
     return value
 
 
-def read_bytes(file: Path) -> bytes:
-    """The bytes of a regular file; raises OSError for anything else, which might never end."""
+def read_bytes(file: Path, most: int = LARGEST) -> bytes:
+    """The bytes of a regular file; raises OSError for anything else, or for more than `most`."""
     with open_regular(file) as stream:
+        if os.fstat(stream.fileno()).st_size > most:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(file))
         return stream.read()
 
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
+from razorctl import documents
 from razorctl.config.registry import find, unknown
 from razorctl.config.settings import check_seed, check_types
 from razorctl.errors import UsageError
@@ -220,11 +221,9 @@ class Recipe:
     @classmethod
     def from_toml(cls, text: str) -> "Recipe":
         """The recipe that `to_toml` wrote; raises UsageError for anything else."""
-        import tomllib  # imported here: few commands need it
-
         try:
-            values: dict[str, Any] = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+            values = documents.parse_toml(text)
+        except documents.UnlikeError as error:
             raise UsageError(f"the recipe is not valid TOML ({error}); correct it.") from None
         names = [field.name for field in fields(cls)]
         for name in values:

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from razorctl import documents
+from razorctl import documents, models
 from razorctl.cli import resuming
-from razorctl.cli.settings import Settings
+from razorctl.cli.settings import Settings, settings_of_file
 from razorctl.cli.views import common
 from razorctl.cli.views import finetune as view
+from razorctl.data.own.labels import class_names_in
 from razorctl.errors import DataError, RazorError, UsageError
 from razorctl.job import Job
 from razorctl.memory import trace_cache
@@ -302,3 +304,45 @@ def test_a_marker_of_an_older_razorctl_is_one(whole, tmp_path):
     del marker["digest"]
     file.write_text(json.dumps(marker))
     assert [checkpoint.step for checkpoint in Checkpoints(tmp_path / "run").valid] == [2]
+
+
+def settings_of_run(file: Path) -> Any:
+    return run_files.read_settings(file.parent)
+
+
+# What reads a file that a user or another library may have written -> the name of the file.
+READERS = {
+    "settings": (settings_of_file, "razorctl.toml"),
+    "recipe": (settings_of_file, "mine.toml"),
+    "settings of a run": (settings_of_run, "config.toml"),
+    "card": (gpus.read_preset, "card.toml"),
+    "plan": (read_plan, "plan.json"),
+    "model": (lambda file: models.named(f"./{file.parent}"), "config.json"),
+    "classes": (lambda file: class_names_in(file.parent), "classes.txt"),
+    "numbered classes": (lambda file: class_names_in(file.parent), "id2label.json"),
+    "result": (lambda file: run_files.finished_run(file.parent), "result.json"),
+}
+DEEP = {".toml": "a = " + "[" * 9999 + "]" * 9999, ".json": "[" * 99999 + "]" * 99999}
+HUGE = 1 << 31
+
+
+@pytest.mark.parametrize("what", ["fifo", "device", "huge", "deep", "folder"])
+@pytest.mark.parametrize("reader", READERS)
+def test_every_document_goes_through_one_door(reader, what, monkeypatch, tmp_path):
+    read, name = READERS[reader]
+    monkeypatch.chdir(tmp_path)
+    file = Path("folder", name)
+    file.parent.mkdir()
+    if what == "fifo":
+        os.mkfifo(file)
+    elif what == "device":
+        file.symlink_to("/dev/zero")
+    elif what == "folder":
+        file.mkdir()
+    else:
+        file.write_text(DEEP.get(file.suffix, "\0" * 99) if what == "deep" else "")
+        os.truncate(file, HUGE if what == "huge" else file.stat().st_size)
+    with pytest.raises((UsageError, DataError), match=re.escape(str(file))) as refused:
+        read(file)
+    assert refused.value.exit_code in (2, 5)
+    assert "\n" not in str(refused.value)

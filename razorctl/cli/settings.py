@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from razorctl.cli.views import common as views
 from razorctl.config import presets
 from razorctl.config.registry import find, unknown
-from razorctl.config.settings import read_toml
+from razorctl.config.settings import check_types, read_toml
 from razorctl.errors import UsageError
 from razorctl.job import Job
 from razorctl.recipe import Recipe
@@ -22,6 +22,8 @@ GIVEN = ("COMMANDLINE", "ENVIRONMENT")  # sources of a parameter that the call i
 AUTO = "auto"  # the batch size that stands for the largest that a plan allows
 # What says how one's own data are read, with its defaults.
 OF_DATA = {"image_column": None, "text_column": None, "label_column": None, "skip_bad": False}
+# Of a file of settings; those of a run or a comparison, and of a preset, have more than two.
+TABLES = ("job", "recipe", "environment", "limits", "runs", "summary")
 OF_OPTIMIZER = ("learning_rate", "momentum", "weight_decay")  # each value suits one optimizer only
 
 
@@ -134,6 +136,9 @@ def settings_of_file(file: Path) -> dict[str, Any]:
     """
     names = [field.name for field in (*fields(Job), *fields(Recipe))]
     tables = read_toml(file)
+    for table in tables:
+        if table not in TABLES:
+            raise unknown(f"table in {file}", table, TABLES)
     settings: dict[str, Any] = {}
     for table in ("recipe", "job"):
         if not isinstance(tables.get(table, {}), dict):
@@ -144,6 +149,11 @@ def settings_of_file(file: Path) -> dict[str, Any]:
     for name in settings:
         if name not in names:
             raise unknown(f"setting in {file}", name, names)
+    try:
+        for kind in (Job, Recipe):
+            check_types(kind, {k: v for k, v in settings.items() if v != AUTO})
+    except UsageError as error:
+        raise UsageError(f"{file}: {error}") from None
     return settings
 
 

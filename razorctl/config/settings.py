@@ -5,17 +5,22 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+from razorctl import documents
 from razorctl.errors import UsageError
 
 
-def check_types(settings: Any) -> None:
+def check_types(settings: Any, values: Mapping[str, Any] | None = None) -> None:
     """Raises UsageError if a field's value is not of its annotated type.
+
+    settings: a dataclass, or the class, of which `values` has some fields.
+
 
     An int is accepted for a float, but a bool is not accepted for a number. Of a Literal only the
     type is checked here; fields annotated with Mapping or tuple are not checked.
     """
-    for field in fields(settings):
-        value = getattr(settings, field.name)
+    values = vars(settings) if values is None else values
+    for field in (field for field in fields(settings) if field.name in values):
+        value = values[field.name]
         origin = get_origin(field.type)
         if origin in (Mapping, tuple):
             continue
@@ -36,11 +41,9 @@ def check_seed(seed: int) -> None:
 
 def read_toml(file: Path) -> dict[str, Any]:
     """The contents of a TOML file; raises UsageError if it cannot be read or is not TOML."""
-    import tomllib  # imported here: --help needs none
-
     try:
-        return tomllib.loads(file.read_text("utf-8"))
+        return documents.parse_toml(documents.read_bytes(file, documents.LARGEST_FOREIGN))
     except OSError as error:
         raise UsageError(f"cannot read {file} ({error.strerror}); name another file.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except documents.UnlikeError as error:
         raise UsageError(f"{file} is not valid TOML ({error}); correct it.") from None

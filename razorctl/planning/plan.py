@@ -222,7 +222,7 @@ def read(file: Path) -> tuple[Job, Recipe, dict[str, Any]]:
     another version of razorctl.
     """
     try:
-        content = file.read_bytes()
+        content = documents.read_bytes(file)
         document: dict[str, Any] = documents.parse(content)
         version = document.get("razorctl") if isinstance(document, dict) else None
         if isinstance(version, str) and version != __version__:

@@ -165,6 +165,6 @@ def refuse_others(out: Path, settings: Mapping[str, Any], wanted: Mapping[str, A
 def steps_taken(out: Path) -> int:
     """The number of steps in the metrics of a run."""
     try:
-        return (out / METRICS).read_bytes().count(b"\n")
+        return documents.read_bytes(out / METRICS).count(b"\n")
     except OSError:
         return 0

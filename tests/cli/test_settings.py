@@ -43,7 +43,10 @@ class TestPrecedence:
             ("[job", "razorctl.toml is not valid TOML"),
             ("job = 3", "job in razorctl.toml is not a table"),
             ("[job]\nmomentum = 'much'", "momentum"),
-            ("[recipe]\njoint = 3", "unknown joint '3'"),
+            ("[jobs]\nsteps = 1", "unknown table in razorctl.toml 'jobs'; did you mean 'job'?"),
+            ("[job]\nsteps = true", "razorctl.toml: steps True is not of type int"),
+            ("[job]\nsteps = 99999999999999999999", "is too large"),
+            ("[recipe]\njoint = 3", "joint 3 is not of type str"),
         ],
     )
     def test_a_bad_project_file_is_refused(self, text, sentence):

@@ -138,7 +138,7 @@ def _parsed(value: Any, what: str) -> Any:
         return value
     try:
         return json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise MisshapenError(f"{what} not JSON") from None
 
 

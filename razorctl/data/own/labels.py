@@ -1,7 +1,6 @@
 """Labels: as files have them, as numbers of classes, and the names of classes."""
 
 import ast
-import json
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from razorctl import documents
 from razorctl.data.own.raw import Raw
 from razorctl.errors import DataError
 
@@ -250,12 +250,14 @@ def class_names_in(folder: Path) -> tuple[str, ...] | None:
             return None
     mend = f"give {NAMES} with a name on each line, or leave it out"
     try:
-        text = file.read_text("utf-8-sig")
+        text = documents.read_bytes(file, documents.LARGEST_FOREIGN).decode("utf-8-sig")
         if file.name == NUMBERED:
-            by_value = {int(value): str(name) for value, name in json.loads(text).items()}
+            by_value = {int(value): str(name) for value, name in documents.parse(text).items()}
             names = [by_value[value] for value in range(len(by_value))]
         else:
             names = [line.strip() for line in text.splitlines() if line.strip()]
+    except OSError as error:
+        raise DataError(f"{file} cannot be read ({error.strerror}); {mend}.") from None
     except (ValueError, AttributeError, KeyError):
         raise DataError(f"{file} does not name the values from 0 on; {mend}.") from None
     if len(set(names)) < max(len(names), 2):
