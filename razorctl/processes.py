@@ -6,12 +6,15 @@ is called by all processes, in the same order.
 
 import os
 import re
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count as count_from
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from razorctl import units
-from razorctl.errors import ElsewhereError, RazorError, UsageError
+from razorctl.errors import ElsewhereError, RazorError, UsageError, reason_of
 
 if TYPE_CHECKING:
     import torch
@@ -19,6 +22,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 NUMBER = re.compile(r"[0-9]{1,9}")
+# Seconds: until it is said whom a process waits for, until it gives up, between looks, for a look.
+WAITS, GIVES_UP, BETWEEN, TRIES = 30.0, 600.0, 0.1, 2.0
+MEETINGS = count_from()  # of these processes, whose stores may outlive them
+NAMED = 4  # processes that are named
 
 
 def count() -> int:
@@ -87,7 +94,7 @@ def check_count(wanted: int) -> None:
 def join(cpu: bool) -> None:
     """Connects the processes, through Gloo for CPUs and NCCL for GPUs.
 
-    Raises UsageError if this process has no GPU.
+    Raises UsageError if this process has no GPU, and RazorError if the others do not come.
     """
     if count() == 1:
         return
@@ -100,7 +107,69 @@ def join(cpu: bool) -> None:
             f"process {rank()} has no GPU, since its machine has {cards} GPU{plural}; start as "
             "many with --nproc-per-node."
         )
-    PartialState(cpu=cpu)
+    PartialState(cpu=cpu, store=_met(), rank=rank(), world_size=count())
+
+
+def _met() -> Any:
+    """A store that all processes have reached.
+
+    Waits in Python, which handles signals meanwhile; torch's own rendezvous does not.
+    """
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+    host, port = os.environ.get("MASTER_ADDR"), _number("MASTER_PORT", 0)
+    if not (host and port):
+        raise UsageError(
+            f"WORLD_SIZE is {count()} without MASTER_ADDR and MASTER_PORT; start all processes "
+            "with torchrun, or unset WORLD_SIZE."
+        )
+    serves = first() and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    if not serves:
+        _wait(lambda: [] if _answers(host, port) else [f"a process that answers at {host}:{port}"])
+    try:
+        whole = TCPStore(host, port, count(), serves, wait_for_workers=False, multi_tenant=True)
+    except RuntimeError as error:
+        raise UsageError(
+            f"processes cannot meet at {host}:{port} ({reason_of(error)}); set MASTER_ADDR and "
+            "MASTER_PORT to a free port of the first process."
+        ) from None
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
+    store = PrefixStore(f"razorctl/{restarts}/{next(MEETINGS)}", whole)
+    store.set(f"here/{rank()}", "")
+    _wait(lambda: [f"process {n}" for n in range(count()) if not store.check([f"here/{n}"])])
+    return store
+
+
+def _answers(host: str, port: int) -> bool:
+    """Whether something listens there."""
+    import socket
+
+    try:
+        socket.create_connection((host, port), TRIES).close()
+    except OSError:
+        return False
+    return True
+
+
+def _wait(missing: Callable[[], list[str]]) -> None:
+    """Returns once nothing is missing; says what is after WAITS seconds.
+
+    Raises RazorError after GIVES_UP seconds.
+    """
+    begun, told = time.monotonic(), False
+    while names := missing():
+        waited = time.monotonic() - begun
+        who = ", ".join(names[:NAMED]) + f" and {len(names) - NAMED} more" * (len(names) > NAMED)
+        if waited > GIVES_UP:
+            raise RazorError(
+                f"{who} did not come within {GIVES_UP / 60:g} minutes; start all "
+                f"{units.count(count(), 'process')} with torchrun, or unset WORLD_SIZE."
+            )
+        if waited > WAITS and not told:
+            told = True
+            if sys.__stderr__ is not None:  # not sys.stderr, as only the first process has one
+                print(f"process {rank()} of {count()} waits for {who}.", file=sys.__stderr__)
+        time.sleep(BETWEEN)
 
 
 @contextmanager

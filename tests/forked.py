@@ -7,6 +7,7 @@ import gc
 import multiprocessing
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import chdir
 from multiprocessing import forkserver
@@ -62,6 +63,15 @@ class Forked:
         arguments = (call, args, folder, name, environment or {})
         self._process = ForkServerProcess(target=_run, args=arguments)
         self._process.start()
+
+    def signaled(self, number: int, after: str) -> None:
+        """Sends a signal once stderr has these words."""
+        file = Path(f"{self._file}.err")
+        while not (file.exists() and after in file.read_text()):
+            assert self._process.is_alive()
+            time.sleep(0.05)
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
 
     def ended(self, timeout: float = 240) -> tuple[int, str, str]:
         """Exit code, stdout and stderr."""

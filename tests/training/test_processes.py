@@ -3,9 +3,10 @@
 import json
 import random
 import shutil
+import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +29,9 @@ WORLD = 2
 JOB = Job("vit-micro", "digits", batch_size=16, steps=3, evaluate_every=3, warmup_steps=0)
 
 
-def start(call: Callable[..., object], *args: str, folder: Path) -> list[Forked]:
+def start(
+    call: Callable[..., object], *args: str, folder: Path, ranks: Iterable[int] = range(WORLD)
+) -> list[Forked]:
     """A process for each rank, which calls `call` with `args`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -42,8 +45,41 @@ def start(call: Callable[..., object], *args: str, folder: Path) -> list[Forked]
             name=f"rank {rank}",
             environment=world | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
         )
-        for rank in range(WORLD)
+        for rank in ranks
     ]
+
+
+def wait_for_others(*args: str) -> None:
+    processes.WAITS = 0.0
+    razorctl_command(*args)
+
+
+@pytest.mark.parametrize("rank", range(WORLD))
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_process_that_waits_for_others_says_so_and_ends_at_a_signal(rank, number, code, tmp_path):
+    waiting = start(wait_for_others, *RUN, folder=tmp_path, ranks=[rank])[0]
+    who = ["process 0 of 2 waits for process 1.", "process 1 of 2 waits for a process that answers"]
+    waiting.signaled(number, after=who[rank])
+    assert waiting.ended(timeout=5)[0] == code
+
+
+def test_a_process_waits_for_others_for_a_stated_time(monkeypatch):
+    monkeypatch.setattr(processes, "GIVES_UP", 0.12)
+    monkeypatch.setenv("WORLD_SIZE", "9")
+    names = [f"process {number}" for number in range(7)]
+    said = "process 1, process 2, process 3 and 3 more did not come within 0.002 minutes"
+    with pytest.raises(RazorError, match=said):
+        processes._wait(lambda: names)
+
+
+@pytest.mark.parametrize("port", [None, "x"])
+def test_processes_without_a_place_to_meet_are_refused(port, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    if port is not None:
+        monkeypatch.setenv("MASTER_PORT", port)
+    with pytest.raises(UsageError, match="WORLD_SIZE is 2 without MASTER_ADDR and MASTER_PORT"):
+        processes.join(cpu=True)
 
 
 def ended(started: list[Forked]) -> list[tuple[int, str, str]]:
