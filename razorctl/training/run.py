@@ -104,7 +104,7 @@ class Run(PreparedRun, Iterator[Step]):
                 f"{self.job.dataset} has changed since {self.out} was begun; {run_files.ELSEWHERE}."
             )
         self.history = [Step(**step) for step in snapshot["history"]]
-        self.peak_bytes, self.feed.loading.begun = snapshot["peak_bytes"], tuple(snapshot["begun"])
+        self.peak_bytes = snapshot["peak_bytes"]
         self.by_class = snapshot.get("by_class")  # an older razorctl wrote none
 
     def __next__(self) -> Step:
@@ -203,7 +203,7 @@ class Run(PreparedRun, Iterator[Step]):
         due = step % self.job.evaluate_every == 0 or step == self.job.steps
         taken = Step(
             step=step,
-            epoch=self.steps_per_epoch and step / self.steps_per_epoch,
+            epoch=step / self.steps_per_epoch,
             learning_rate=rate,
             seconds=seconds,
             samples_per_second=self.job.batch_size / seconds,
@@ -283,7 +283,6 @@ class Run(PreparedRun, Iterator[Step]):
             rest |= {
                 "history": [asdict(step) for step in self.history],
                 "data": self.feed.facts,
-                "begun": self.feed.loading.begun,
                 "peak_bytes": self.peak_bytes,
                 "by_class": self.by_class,
             }

@@ -84,10 +84,8 @@ def read_threads(out: Path) -> int | None:
     return number if isinstance(number, int) and number > 0 else None
 
 
-def split_document(splits: "Splits") -> dict[str, Any] | None:
-    """The document of the rows of splits; None for streams, whose rows are not known."""
-    if splits.digests is None:
-        return None
+def split_document(splits: "Splits") -> dict[str, Any]:
+    """The document of the rows of splits with digests."""
     white = {} if splits.white is None else {"white": splits.white}
     document = {**(splits.record or {}), "digests": splits.digests, **white}
     parsed: dict[str, Any] = documents.parse(documents.text(document))  # as it is read again
@@ -97,7 +95,7 @@ def split_document(splits: "Splits") -> dict[str, Any] | None:
 def read_split(run: Path) -> dict[str, Any]:
     """The document of the rows of the run in a directory; DataError if it is damaged.
 
-    That of a stream is empty, and that of an older razorctl has no digests.
+    That of an older razorctl may have no digests, or be empty.
     """
     from razorctl.training.schemas import Split  # imported here: few commands need it
 

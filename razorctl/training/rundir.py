@@ -22,7 +22,7 @@ CONFIG, METRICS = "config.toml", "metrics.jsonl"  # written from the start
 PLAN = "plan.json"  # written from the start too, if the run was planned
 CHECKPOINTS, LOCK = "checkpoints", ".lock"  # there while the run is not finished
 WEIGHTS, RESULT = "model.safetensors", "result.json"  # written at the end
-SPLIT = "split.json"  # the rows that were held out or skipped, and digests of all, unless streamed
+SPLIT = "split.json"  # the rows that were held out or skipped, and digests of all
 # Written at the end: the last model if another one is the best, and adapters if there are any.
 LAST, ADAPTER = "last/model.safetensors", "adapter/adapter_model.safetensors"
 OLD_BEST = "best/model.safetensors"  # of an older razorctl, which had the last model in WEIGHTS

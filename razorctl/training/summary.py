@@ -34,7 +34,7 @@ def of(run: PreparedRun) -> dict[str, Any]:
         "full_saved_bytes": run.full_saved_bytes,
         "peak_bytes": run.peak_bytes,
         "step_seconds": median(run.trial.steady or seconds),
-        "epoch_seconds": per_epoch and (fmean(seconds) - compiling) * per_epoch,
+        "epoch_seconds": (fmean(seconds) - compiling) * per_epoch,
         "device": devices.name(run.device),
         "weights": str(run.out / (rundir.LAST if best else rundir.WEIGHTS)),
         "best_step": best.step if best else last.step,

@@ -21,7 +21,6 @@ from razorctl.training.loading import in_order, moved
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from razorctl.data.own.stream import Stream
     from razorctl.training.evaluation_rows import LabeledRows
 
 CHOICES = ("best", "last")
@@ -48,9 +47,7 @@ class Trained:
         """The name of each class, in the order of the logits; empty for a language model."""
         return tuple(self.result["classes"])
 
-    def evaluate(
-        self, rows: "Dataset | Stream", done: Callable[[int], None] = lambda _: None
-    ) -> Evaluation:
+    def evaluate(self, rows: "Dataset", done: Callable[[int], None] = lambda _: None) -> Evaluation:
         """The evaluation of rows with labels, such as `LabeledRows` has.
 
         done: called with the number of rows so far.
@@ -79,7 +76,7 @@ class Trained:
         with self.in_memory():
             return evaluate(self.model, logits, batches(), self.classes, self.job)
 
-    def batches(self, rows: "Dataset | Stream", transform: Any) -> Iterator[dict[str, Any]]:
+    def batches(self, rows: "Dataset", transform: Any) -> Iterator[dict[str, Any]]:
         """The batches of transformed rows, on the device."""
         for batch in in_order(rows.with_transform(transform), self.job, self.device):
             yield moved(batch, self.device)
