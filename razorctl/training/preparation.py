@@ -46,7 +46,8 @@ class PreparedRun:
     command: resumes the run. held: the identity of its directory, for which `lock` is held.
     metric: the figure by which the best weights are chosen.
     usual_epochs: the default for as many rows.
-    split_document: what the run directory says of the rows.
+    split_document, pretrained_document: what the run directory says of the rows, and of the files
+        of the pretrained model.
     saved_bytes, full_saved_bytes: bytes that this run and full fine-tuning keep for backward.
     stock: a sentence on layers that are not compressed and keep a large share; else empty.
     packing: what packing texts gains; None where they are not apart.
@@ -84,6 +85,10 @@ class PreparedRun:
         self.peak_bytes: int | None = None
         progress(f"loading {job.dataset}")
         family, source = data.pair(job)
+        self.pretrained_document = None
+        if processes.first():
+            files = family.files(not job.from_scratch)
+            self.pretrained_document = run_files.pretrained(out, models.place(job.model), files)
         splits = sequenced(source.load(progress), family.fed(job.packing), job, progress)
         self.sample = None
         if source.conversations and family.sample is not None:

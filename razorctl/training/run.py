@@ -92,6 +92,7 @@ class Run(PreparedRun, Iterator[Step]):
                         threads=torch.get_num_threads(),
                         plan=plan,
                         split=self.split_document,
+                        pretrained=self.pretrained_document,
                     )
 
     def _go_on(self, snapshot: Mapping[str, Any]) -> None:

@@ -1,25 +1,37 @@
 """The settings, rows and result of a run, in the files of its directory."""
 
+import logging
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from razorctl import documents
+from razorctl import documents, hub
 from razorctl.config.settings import read_toml
-from razorctl.errors import UsageError
+from razorctl.errors import DataError, MissingError, UsageError
 from razorctl.folders import exists
 from razorctl.job import Job
 from razorctl.recipe import Recipe
 from razorctl.training.atomic import atomic_file
-from razorctl.training.rundir import AGAIN, CONFIG, METRICS, PLAN, RESULT, SPLIT, resuming
+from razorctl.training.rundir import (
+    AGAIN,
+    CONFIG,
+    METRICS,
+    PLAN,
+    PRETRAINED,
+    RESULT,
+    SPLIT,
+    resuming,
+)
 from razorctl.version import __version__
 
 if TYPE_CHECKING:
     from razorctl.data import Splits
+
+log = logging.getLogger(__name__)
 
 ENVIRONMENT = "environment"  # the table of CONFIG that says what the run was run with
 ELSEWHERE = "undo that, or name another directory with --out"  # the mend of a run to go on with
@@ -35,11 +47,12 @@ def write_settings(
     threads: int,
     plan: Mapping[str, Any] | None,
     split: Mapping[str, Any] | None,
+    pretrained: Mapping[str, Any] | None,
 ) -> None:
     """Writes a razorctl.toml with which the run can be repeated, and JSON documents beside it.
 
-    job: the resolved one. threads: the number of torch's threads on the CPU. plan, split: the
-    documents of the plan and of the rows, if there are any.
+    job: the resolved one. threads: the number of torch's threads on the CPU. plan, split,
+    pretrained: the documents of the plan, of the rows and of the model's files, if there are any.
     """
     import tomli_w  # imported here: commands that write no run do not need it
 
@@ -56,7 +69,7 @@ def write_settings(
         tables[name] = {key: value for key, value in table.items() if value is not None}
     with atomic_file(out / CONFIG) as file:
         file.write_text(tomli_w.dumps(tables), "utf-8")
-    for name, document in ((PLAN, plan), (SPLIT, split)):
+    for name, document in ((PLAN, plan), (SPLIT, split), (PRETRAINED, pretrained)):
         if document is not None:
             with atomic_file(out / name) as file:
                 file.write_text(documents.text(document), "utf-8")
@@ -101,6 +114,58 @@ def read_split(run: Path) -> dict[str, Any]:
 
     document = read_document(run / SPLIT, Split) or {}
     return {name: value for name, value in document.items() if value is not None}
+
+
+def pretrained(out: Path, model: str, files: Sequence[Path]) -> dict[str, Any] | None:
+    """The document of the files that the run in `out` begins from; None if there are none.
+
+    Raises UsageError that names those that have changed since the run was begun.
+    """
+    from razorctl.training.schemas import Pretrained  # imported here: few commands need it
+
+    if not files:
+        return None
+    with hub.reading(model, files[0].parent, "correct that"):
+        now = {file.name: documents.size_and_checksum(file) for file in files}
+    before = read_document(out / PRETRAINED, Pretrained)
+    if before is not None and before["files"] != now:
+        names = sorted({*before["files"], *now})
+        changed = [name for name in names if before["files"].get(name) != now.get(name)]
+        raise UsageError(
+            f"{model} has changed since {out} was begun: {', '.join(changed)}; {ELSEWHERE}."
+        )
+    if before is None and exists(out / CONFIG):
+        log.warning(
+            "%s was begun by an older razorctl, which took no checksums of %s; the run goes on "
+            "with the files that are there now.",
+            *(out, model),
+        )
+    return documents.sealed({"model": model, "files": now})
+
+
+def check_files(run: Path, result: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Checks files of a finished run, by their paths in its directory, before they are read.
+
+    A note tells of those that an older razorctl took no checksum of. Raises MissingError and
+    DataError that name a file that is gone or another one.
+    """
+    checksums = result.get("checksums", {})
+    unknown = [name for name in names if name not in checksums and exists(run / name)]
+    for name in (name for name in names if name in checksums):
+        file = run / name
+        if not file.exists():
+            raise MissingError(f"{file} is missing; {AGAIN}.")
+        with hub.reading(str(file), file.parent, AGAIN):
+            if documents.size_and_checksum(file) != checksums[name]:
+                raise DataError(
+                    f"{file} cannot be read (its checksum is not that of {RESULT}); {AGAIN}."
+                )
+    if METRICS in checksums and unknown:  # of an older razorctl it has those of weights alone
+        raise DataError(f"{run / unknown[0]} is no file of this run; remove it.")
+    if unknown:
+        log.warning(
+            "%s is of an older razorctl, which took no checksum of %s.", run, ", ".join(unknown)
+        )
 
 
 def read_document(file: Path, kind: type) -> dict[str, Any] | None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 CONFIG, METRICS = "config.toml", "metrics.jsonl"  # written from the start
 PLAN = "plan.json"  # written from the start too, if the run was planned
+PRETRAINED = "pretrained.json"  # and the checksums of the files of its model, if that has any
 CHECKPOINTS, LOCK = "checkpoints", ".lock"  # there while the run is not finished
 WEIGHTS, RESULT = "model.safetensors", "result.json"  # written at the end
 SPLIT = "split.json"  # the rows that were held out or skipped, and digests of all

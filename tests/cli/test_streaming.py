@@ -1,7 +1,7 @@
 """The option --streaming of older releases, which is refused, and runs that had it."""
 
-import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +11,7 @@ from razorctl.job import Job
 from razorctl.training.run import finetune
 from tests.cli.commands import razorctl
 from tests.own import CLASSES, photos, table
+from tests.training.runs import edit_result
 
 SENTENCE = (
     "error: rows are not streamed any more, since data larger than memory are read from "
@@ -39,6 +40,11 @@ def test_it_is_refused_in_a_file_and_from_python():
     assert not Path("run").exists()
 
 
+def older(result: dict[str, Any]) -> None:
+    result["job"]["streaming"] = True
+    del result["checksums"]
+
+
 def test_a_run_that_streamed_is_not_resumed_but_is_used_when_it_is_finished():
     photos(Path("d"))
     for split in ("train", "test"):
@@ -46,15 +52,13 @@ def test_a_run_that_streamed_is_not_resumed_but_is_used_when_it_is_finished():
         table(Path(f"d/{split}.csv"), rows, "image,label")
     settings = ["--device", "cpu", "--steps", "2", "--batch-size", "4", "--validation", "0"]
     assert razorctl("finetune", "vit-micro", "d", *settings, "--out", "run").exit_code == 0
-    config, result = Path("run/config.toml"), Path("run/result.json")
-    document = json.loads(result.read_text())
+    config = Path("run/config.toml")
     assert "streaming = false" in config.read_text()  # as older releases have written it
     config.write_text(config.read_text().replace("streaming = false", "streaming = true"))
-    document["job"]["streaming"] = True
-    result.write_text(json.dumps(document))
     Path("run/split.json").unlink()
+    edit_result(Path("run"), older)
     for command in (["evaluate", "run"], ["evaluate", "run", "d"], ["predict", "run", "d/bus"]):
         assert razorctl(*command).exit_code == 0, command
-    result.unlink()
+    Path("run/result.json").unlink()
     resumed = razorctl("finetune", "--resume", "--out", "run")
     assert (resumed.exit_code, resumed.stderr.splitlines()[-1]) == (2, SENTENCE)

@@ -11,7 +11,7 @@ from razorctl.config.settings import read_toml
 from razorctl.errors import DataError, UsageError
 from razorctl.folders import exists
 from razorctl.tasks import FIGURES, LEAST
-from razorctl.training.run_files import ENVIRONMENT
+from razorctl.training.run_files import ENVIRONMENT, check_files
 from razorctl.training.rundir import CONFIG, METRICS, RESULT
 from razorctl.training.schemas import RunResult, StepLine
 from razorctl.version import __version__
@@ -101,6 +101,7 @@ def read_run(directory: Path) -> FinishedRun:
             f"{directory} holds no finished run; leave it out, or run it again with "
             f"`razorctl --config {directory / CONFIG} finetune`."
         ) from None
+    check_files(directory, result, [METRICS])
     run = FinishedRun(directory, result, lines, environment)
     evaluated = [step for step in lines if step["metrics"] is not None]
     complete = all(run.figure in each["metrics"] for each in (result, *evaluated))
