@@ -24,6 +24,7 @@ from razorctl.training.rundir import (
     PRETRAINED,
     RESULT,
     SPLIT,
+    is_run,
     resuming,
 )
 from razorctl.version import __version__
@@ -80,7 +81,7 @@ def read_settings(out: Path) -> tuple[Job, Recipe] | None:
 
     Raises DataError if they cannot be read.
     """
-    if not exists(out / CONFIG):
+    if not is_run(out):
         return None
     from razorctl.training.schemas import RunSettings  # imported here: few commands need it
 
@@ -91,7 +92,7 @@ def read_settings(out: Path) -> tuple[Job, Recipe] | None:
 
 def read_threads(out: Path) -> int | None:
     """The number of threads that the run in a directory was begun with; None if unknown."""
-    if not exists(out / CONFIG):
+    if not is_run(out):
         return None
     number = read_toml(out / CONFIG).get(ENVIRONMENT, {}).get("threads")
     return number if isinstance(number, int) and number > 0 else None
@@ -134,7 +135,7 @@ def pretrained(out: Path, model: str, files: Sequence[Path]) -> dict[str, Any] |
         raise UsageError(
             f"{model} has changed since {out} was begun: {', '.join(changed)}; {ELSEWHERE}."
         )
-    if before is None and exists(out / CONFIG):
+    if before is None and is_run(out):
         log.warning(
             "%s was begun by an older razorctl, which took no checksums of %s; the run goes on "
             "with the files that are there now.",
@@ -187,10 +188,12 @@ def finished_run(run: Path) -> tuple[dict[str, Any], Job]:
         fault = "is no directory" if exists(run) else "does not exist"
         raise UsageError(f"{run} {fault}; {WRITTEN}.")
     file = run / RESULT
-    if not file.exists():
-        if (run / METRICS).exists():
-            raise UsageError(f"the run in {run} is not finished; go on with `{resuming(run)}`.")
-        inside = sorted(result.parent for result in run.glob(f"*/{RESULT}"))
+    if is_run(run) and not file.exists():
+        raise UsageError(f"the run in {run} is not finished; go on with `{resuming(run)}`.")
+    if not is_run(run):
+        inside = sorted(
+            result.parent for result in run.glob(f"*/{RESULT}") if is_run(result.parent)
+        )
         mend = f"name one of them, such as {inside[0]}" if inside else WRITTEN
         raise UsageError(f"{run} holds {'several runs' if inside else 'no run'}; {mend}.")
     from razorctl.training.schemas import RunResult  # imported here: few commands need it

@@ -59,6 +59,6 @@ def test_a_run_that_streamed_is_not_resumed_but_is_used_when_it_is_finished():
     edit_result(Path("run"), older)
     for command in (["evaluate", "run"], ["evaluate", "run", "d"], ["predict", "run", "d/bus"]):
         assert razorctl(*command).exit_code == 0, command
-    Path("run/result.json").unlink()
+    Path("run/result.json").rename("run/.lock")  # which a run has until it is finished
     resumed = razorctl("finetune", "--resume", "--out", "run")
     assert (resumed.exit_code, resumed.stderr.splitlines()[-1]) == (2, SENTENCE)

@@ -9,7 +9,6 @@ from typing import Any
 from razorctl import documents
 from razorctl.config.settings import read_toml
 from razorctl.errors import DataError, UsageError
-from razorctl.folders import exists
 from razorctl.tasks import FIGURES, LEAST
 from razorctl.training.run_files import ENVIRONMENT, check_files
 from razorctl.training.rundir import CONFIG, METRICS, RESULT
@@ -108,8 +107,3 @@ def read_run(directory: Path) -> FinishedRun:
     if len(lines) != result["steps"] or not evaluated or not complete:
         raise DataError(f"{directory / METRICS} is damaged; {LEAVE}.")
     return run
-
-
-def is_run(directory: Path) -> bool:
-    """Whether `finetune` has written to the directory, finished or not."""
-    return exists(directory / METRICS)
