@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from huggingface_hub import constants
 
+from razorctl.training import evaluation
 from tests import local_hub
 from tests.cli.commands import assert_ends_with_an_error, razorctl
 from tests.models import registered
@@ -63,6 +65,14 @@ def test_evaluate_says_what_the_run_said(here):
     assert "vit-micro on d/../d: 18 rows" in shown.stdout
     assert "balanced accuracy" in shown.stdout
     assert "weights: run-d/" in shown.stdout
+
+
+def test_an_evaluation_that_is_not_finite_is_an_error(here, monkeypatch):
+    monkeypatch.setattr(evaluation, "losses_of", lambda *_: torch.tensor(torch.inf))
+    for more in ([], ["d"]):
+        result = razorctl("evaluate", "run-d", *more, "--device", "cpu", "--json")
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert_ends_with_an_error(result, "the loss of the evaluation is not finite; train again")
 
 
 def test_data_of_training_are_noted_and_bad_rows_left_out(here, trained):

@@ -230,7 +230,8 @@ def test_bad_input_is_one_sentence_and_the_exit_code(words, trained):
     picture(Path("x.png"))
     picture(Path("d/x.jpg"))
     Path("words").mkdir()
-    shutil.copy(trained / "text/result.json", "words")
+    for name in ("config.toml", "result.json"):
+        shutil.copy(trained / "text" / name, "words")
     edit_result(Path("words"), lambda result: result["job"].update(task="masked-lm"))
     before = sorted(Path().iterdir())
     code, sentence = BAD[words]
