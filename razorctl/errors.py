@@ -68,6 +68,14 @@ class DivergedError(RazorError):
     """A loss or a gradient that is not finite, before the weights have changed."""
 
 
+class FigureError(RazorError):
+    """A figure of an evaluation that is not finite. what: the sentence without its mend."""
+
+    def __init__(self, name: str) -> None:
+        self.what = f"the {name} of the evaluation is not finite"
+        super().__init__(f"{self.what}; train again with a lower --lr, or with --precision fp32.")
+
+
 class OutOfMemoryError(RazorError):
     """A device whose memory is not enough."""
 

@@ -112,7 +112,7 @@ class Job:
             at the end, or is empty, is not used; None detects them.
         validation: share of the training rows that is held out if there is no validation split.
         skip_bad: whether bad rows are left out; otherwise they are refused.
-        streaming: whether rows are read as they come, for data that fit neither memory nor disk.
+        streaming: False; runs of an older razorctl may have read rows as they came.
         packing: whether conversations or texts, each of them alone, are packed, several to a
             sequence, or padded. None packs conversations if that shortens an epoch by a fifth, and
             joins texts to blocks of tokens.
@@ -180,7 +180,7 @@ class Job:
     def resolved(self, defaults: Mapping[str, Any], examples: int | None) -> "Job":
         """The job for `examples` training examples, with defaults for None and epochs as steps.
 
-        The number is None if it is not known: of streams, and of texts before they are tokenized.
+        The number is None if it is not known: of texts before they are tokenized.
         The steps of epochs over such texts, and what depends on them, stay None. Otherwise only
         `save_every`, `patience`, and `input_size`, which is the model's own, may do so.
 
@@ -199,8 +199,7 @@ class Job:
             settings["batch_size"] = by_rows.batch_size(settings["batch_size"], examples)
         parts = self.processes * self.accumulate * (2 if self.mixup or self.cutmix else 1)
         settings["batch_size"] = whole_batch(settings["batch_size"], examples, parts)
-        tokenized = examples is not None or self.streaming
-        if self.epochs is not None or "epochs" in settings or (by_rows and not tokenized):
+        if self.epochs is not None or "epochs" in settings or (by_rows and examples is None):
             del settings["steps"]
         if self.steps is not None:
             settings.pop("epochs", None)
@@ -210,11 +209,6 @@ class Job:
         if job.metric is not None and job.metric not in figures:
             raise unknown(f"metric of {job.task}", job.metric, figures)
         check_batch(job, examples)
-        if job.epochs is not None and examples is None and job.streaming:
-            raise UsageError(
-                f"the number of rows of {job.dataset} is not known before they are streamed; give "
-                "--steps, not epochs."
-            )
         size = job.batch_size or 1
         per_epoch = None if examples is None else examples // size
         if job.epochs is not None and per_epoch is not None:

@@ -86,6 +86,7 @@ def write(
     (out / "config.toml").write_text(tomli_w.dumps({"environment": environment}))
     (out / "metrics.jsonl").write_text(metrics(accuracies, step, figure, other))
     (out / "result.json").write_text(json.dumps(result))
+    (out / "split.json").write_text('{"digests": {}}')
     return out
 
 

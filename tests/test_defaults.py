@@ -105,11 +105,6 @@ def test_a_resolved_job_stays_as_it_is():
             assert job.resolved({"batch_size": 128, BY_ROWS: IMAGES}, rows) == job
 
 
-def test_a_stream_of_unknown_length_takes_general_steps():
-    job = resolved(None, streaming=True)
-    assert (job.steps, job.evaluate_every, job.batch_size) == (1000, 200, 128)
-
-
 def test_the_length_stays_open_where_tokenizing_will_tell_it():
     texts = ByRows("causal-lm", "text", validated=True)
     job = resolved(None, texts)

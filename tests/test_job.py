@@ -116,7 +116,6 @@ def test_what_must_not_be_negative(field):
         ({"class_weights": "balance"}, "are neither 'balanced' nor numbers; give one for each"),
         ({"class_weights": "1,nan"}, "class weight nan is not a positive number; give one for"),
         ({"class_weights": "0,1"}, "class weight 0 is not a positive number"),
-        ({"class_weights": "balanced", "streaming": True}, "leave --streaming or --class-weights"),
         *(({"ema": decay}, r"is outside \(0, 1\); give a decay") for decay in (0.0, 1.0, math.nan)),
         ({"ema": 0.9, "processes": 2, "strategy": "fsdp"}, "cannot be sharded over processes"),
         ({"ema": 0.9, "weights": "bf16"}, "choose --weights fp32, or leave --ema out"),

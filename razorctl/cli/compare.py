@@ -199,7 +199,7 @@ def _finished(ctx: Call, what: list[str]) -> "Comparison | None":
     Raises UsageError if `what` is neither, or if an option does not apply to finished runs.
     """
     from razorctl.training.comparing import comparison
-    from razorctl.training.comparing.finished_run import is_run
+    from razorctl.training.rundir import is_run
 
     exist = [is_run(Path(name)) or comparison.is_grid(Path(name)) for name in what]
     if all(exist):

@@ -19,7 +19,7 @@ def defaults_of(model: str, dataset: str | None) -> dict[str, Any]:
     """The defaults of a model on a data set, or on its usual data set: setting, value, from.
 
     `rows` of the document are the training examples. They and the values that depend on them are
-    None if only tokenizing or streaming tells their number. `from` is `model`, `data` or `general`.
+    None if only tokenizing tells their number. `from` is `model`, `data` or `general`.
     Raises what `data.pair` raises.
     """
     if dataset is None:

@@ -56,7 +56,6 @@ def evaluate(
     """
     from razorctl import data
     from razorctl.cli import progress
-    from razorctl.data.own.stream import row_count
     from razorctl.training import evaluation_rows, run_files
 
     given = call_settings(ctx, {**flags, "split": split, "batch_size": batch_size}).given
@@ -84,6 +83,6 @@ def evaluate(
             "out."
         )
     view.note_skipped(rows.skipped)
-    with progress.count_rows(f"evaluating {model.weights}", row_count(rows.rows)) as done:
+    with progress.count_rows(f"evaluating {model.weights}", len(rows.rows)) as done:
         result = inference.evaluation_document(model, rows, wanted.dataset, done)
     print_result(ctx, result, view.show)

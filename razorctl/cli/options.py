@@ -201,7 +201,7 @@ JOB = _typed(
         metavar="SHARE",
     ),
     skip_bad=_data_option(help="Leave out bad rows instead of stopping at them."),
-    streaming=_data_option(help="Read rows as needed, for data larger than memory and disk."),
+    streaming=_data_option(help="Refused: see `data.of`.", hidden=True),
     packing=_data_option(
         help="Pack several conversations, or short texts, into a sequence.",
         default="if an epoch of conversations gets a fifth shorter",

@@ -111,8 +111,6 @@ def train(
                 _bar(run, steps)
             else:
                 _lines(run, steps)
-        if run.job.streaming:
-            note_skipped(run.skipped, ", counted each time that rows were read")
     except Exception:
         if run is not None:
             run.rescue()

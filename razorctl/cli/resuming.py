@@ -21,6 +21,7 @@ def settle_by_run(out: Path | None, settings: Settings, plan: Path | None) -> Se
     """
     if out is None:
         raise UsageError("there is nothing to resume; name the directory of the run with --out.")
+    rundir.choose(out, resume=True)  # refuses what holds something else
     earlier = run_files.read_settings(out)
     if earlier is None:
         if not {"model", "dataset"} <= settings.given.keys():

@@ -139,11 +139,6 @@ def check_pairs(job: Any) -> None:
         )
     if job.class_weights is not None:
         weight_numbers(job.class_weights)
-        if job.streaming:
-            raise UsageError(
-                "class weights need the number of rows of each class, which streams do not tell; "
-                "leave --streaming or --class-weights out."
-            )
     if job.optimizer_in_backward:
         _check_in_backward(job)
 

@@ -36,6 +36,11 @@ def of(job: Job) -> Source:
     Loads no torch. Raises UsageError if there is none or a setting does not apply to it, DataError
     if its files cannot be read, and MissingError if it is not on the hub.
     """
+    if job.streaming:
+        raise UsageError(
+            "rows are not streamed any more, since data larger than memory are read from "
+            "memory-mapped files; leave --streaming out."
+        )
     if job.dataset not in DATASETS:
         from razorctl.data import own
 
@@ -49,8 +54,6 @@ def of(job: Job) -> Source:
         raise UsageError(
             f"{job.dataset} is for {source.task}; leave --task out, or name data for {job.task}."
         )
-    if job.streaming:
-        raise UsageError(f"{job.dataset} is read as a whole; leave --streaming out.")
     for name in SETTINGS:
         if getattr(job, name) is not None:
             raise UsageError(

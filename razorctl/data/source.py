@@ -10,14 +10,10 @@ from razorctl.tasks import Task
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from razorctl.data.own.stream import Stream
-
 
 @dataclass(frozen=True)
 class Splits:
     """The rows of each split, and the class names; a validation or a test split is there.
-
-    Splits are data sets, or all are streams if the job says so.
 
     A row for classification has a `label`, which is an index into `classes`, and an `image`, or a
     `text` and sometimes a `text_pair`. For regression the label is a number, and `classes` its
@@ -33,18 +29,17 @@ class Splits:
         validation: those that are evaluated during training; None is `test`.
         test: those that are evaluated at the end.
         classes: the names of the classes.
-        skipped: a line for each bad row that is left out; of streams, as they are read.
+        skipped: a line for each bad row that is left out.
         record: the rows that are held out and skipped, a JSON value from which the splits can be
-            repeated; None if all rows are used as they are, or streamed.
-        digests: split -> the digest of its rows, as of `own.contents`; None before it is known, and
-            of streams.
+            repeated; None if all rows are used as they are.
+        digests: split -> the digest of its rows, as of `own.contents`; None before it is known.
         white: the `white` of the rows, if they have one.
         notes: a sentence on each thing that a user may not have meant.
     """
 
-    train: "Dataset | Stream"
-    validation: "Dataset | Stream | None"
-    test: "Dataset | Stream | None"
+    train: "Dataset"
+    validation: "Dataset | None"
+    test: "Dataset | None"
     classes: tuple[str, ...]
     skipped: Sequence[str] = ()
     record: Mapping[str, Any] | None = None
@@ -53,13 +48,13 @@ class Splits:
     notes: Sequence[str] = ()
 
     @property
-    def parts(self) -> dict[str, "Dataset | Stream"]:
+    def parts(self) -> dict[str, "Dataset"]:
         """The rows of each split that is there."""
         parts = {"train": self.train, "validation": self.validation, "test": self.test}
         return {split: rows for split, rows in parts.items() if rows is not None}
 
     @property
-    def evaluated(self) -> tuple[str, "Dataset | Stream"]:
+    def evaluated(self) -> tuple[str, "Dataset"]:
         """The name and the rows of the split that is evaluated during training."""
         if self.validation is not None:
             return "validation", self.validation
@@ -76,8 +71,8 @@ class Source:
         summary: a line on it.
         modality: what its rows are.
         classes: the number of classes.
-        train_examples: rows that are trained on; None if that is not known before they are
-            streamed, or before texts become blocks of tokens.
+        train_examples: rows that are trained on; None if that is not known before texts become
+            blocks of tokens.
         test_examples: rows that are evaluated at the end; None as above.
         load: returns the splits; it may be given a `Progress`. Raises MissingError if the files
             cannot be found, and DataError if they cannot be read.

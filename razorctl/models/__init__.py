@@ -82,6 +82,7 @@ class Model:
         sample: (row of `sequences`) -> what the model reads; None where no part is trained alone.
         longest: (input size) -> the most tokens of a text.
         packs: whether it keeps texts of one sequence apart.
+        files: (whether its weights are) -> the files that are read of the pretrained model.
         defaults: field of `Job` -> value. Learning rate and weight decay are in a mapping under the
             optimizer's name, since they suit only that optimizer.
         own: those that take their place for one's own data, and `times`, how many times the usual
@@ -110,6 +111,7 @@ class Model:
     sample: Callable[[Mapping[str, Sequence[int]]], RenderedChat] | None = None
     longest: Callable[[int | None], int] | None = None
     packs: Callable[[], bool] = lambda: False
+    files: Callable[[bool], Sequence[Path]] = lambda _: ()
     own: Mapping[str, Any] = field(default_factory=dict)
 
     def fed(self, packing: bool | None) -> "Model":

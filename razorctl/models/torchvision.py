@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -250,7 +251,9 @@ def local(name: str, folder: Path, config: Mapping[str, Any]) -> Named:
         with hub.reading(name, folder, "name another folder"):
             return _fitted(model, load_file(folder / "model.safetensors"))
 
-    return _entry(name, architecture, build, task, f"{architecture} in {folder}")
+    entry = _entry(name, architecture, build, task, f"{architecture} in {folder}")
+    files = [folder / "config.json", folder / "model.safetensors"]
+    return replace(entry, of=lambda task: replace(entry.of(task), files=lambda _: files))
 
 
 MODELS = (

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from razorctl import units
 from razorctl.config.job_checks import weight_numbers
-from razorctl.data.own.stream import Stream
 from razorctl.errors import DataError
 from razorctl.job import Job
 from razorctl.models import Progress
@@ -26,12 +25,10 @@ def class_counts(
 ) -> "np.ndarray[Any, Any] | None":
     """The number of rows, or pixels in masks, of each class [classes].
 
-    None of tasks without classes and of streams; pixels are only counted for class weights.
+    None of tasks without classes; pixels are only counted for class weights.
     """
     import numpy as np
 
-    if isinstance(rows, Stream):
-        return None
     if job.classifies:
         return np.bincount(np.asarray(rows["label"][:]), minlength=classes)
     if job.task != "segmentation" or job.class_weights is None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from razorctl import processes
+from razorctl.errors import FigureError
 from razorctl.job import Job
 from razorctl.layers.lazy_output import lazily
 from razorctl.step import autocast, counted, losses_of
@@ -45,7 +46,7 @@ def evaluate(
 
     The figures are the mean `loss` over all labels that count, those of the job's task
     (`SCORINGS`), and for a language model `perplexity`. Several processes each have their own rows,
-    and return the same figures.
+    and return the same figures. Raises FigureError for one that is not finite.
 
     Args:
         classes: the names of the classes.
@@ -56,7 +57,7 @@ def evaluate(
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     scoring = SCORINGS[job.task or "classification"]
     figures = MetricCollection(scoring.metrics(classes)).to(device)
-    losses = MeanMetric().to(device)
+    losses = MeanMetric(nan_strategy=math.inf).to(device)  # the stock one leaves NaN out
     for (inputs, labels), counts in _in_step(batches, device):
         with autocast(device, job), lazily(model):
             output = logits(model, inputs)
@@ -75,8 +76,11 @@ def evaluate(
     }
     single = {name: v.item() for name, v in values.items() if not name.startswith(BY_CLASS)}
     if job.task in LANGUAGE:
-        single["perplexity"] = torch.tensor(single["loss"]).exp().item()
+        single["perplexity"] = torch.tensor(single["loss"], dtype=torch.float64).exp().item()
     single |= {name: 0.0 for name in scoring.undefined if math.isnan(single[name])}
+    for name, figure in single.items():
+        if not math.isfinite(figure):
+            raise FigureError(name.replace("_", " "))
     if not parts:
         return Evaluation(single, None)
     of_classes = [right + missed for right, _, _, missed, _ in parts.pop("counts")]

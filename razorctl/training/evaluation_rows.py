@@ -10,7 +10,6 @@ from razorctl.data import own
 from razorctl.data.own import whole
 from razorctl.data.own.labels import renumbered
 from razorctl.data.own.splitting import digested
-from razorctl.data.own.stream import Stream
 from razorctl.errors import DataError, UsageError
 from razorctl.job import Job
 from razorctl.tasks import LABELED
@@ -28,7 +27,7 @@ class LabeledRows:
     bad row that is left out.
     """
 
-    rows: "Dataset | Stream"
+    rows: "Dataset"
     split: str | None
     skipped: Sequence[str] = ()
 
@@ -44,9 +43,10 @@ def rows_of_run(
     """
     run = Path(run)
     result, job = run_files.finished_run(run)
-    splits = digested(data.of(job).load(progress))
-    before, now = run_files.read_split(run), run_files.split_document(splits) or {}
-    if "digests" not in before:  # of an older razorctl, or of streams
+    # Of rows that an older razorctl streamed it has no digests, as of those of one older still.
+    splits = digested(data.of(replace(job, streaming=False)).load(progress))
+    before, now = run_files.read_split(run), run_files.split_document(splits)
+    if "digests" not in before:
         now = {name: value for name, value in now.items() if name not in ("digests", "white")}
     if before != now:
         raise DataError(
@@ -77,8 +77,6 @@ def rows_of_job(
     job = replace(job, split=split)
     if job.task not in (None, *LABELED):
         labeled = _all(job, trained, result["classes"], progress)
-        if isinstance(labeled.rows, Stream):
-            return labeled
         white = run_files.read_split(Path(run)).get("white")
         return replace(labeled, rows=whole.whitened(labeled.rows, white))
     modality = models.named(job.model).modality
@@ -113,7 +111,5 @@ def _renumbered(name: str, splits: data.Splits, split: str, classes: list[str]) 
         raise UsageError(f"{name} has no split {split}, only {names}; name one of them.")
     if [*splits.classes] == classes or len(classes) == 1:  # the name of a number says nothing
         return rows
-    if isinstance(rows, Stream):
-        raise DataError(f"{name} has other classes than the run was trained on; undo that.")
     labels = renumbered(name, np.asarray(rows["label"][:]), splits.classes, classes)
     return rows.remove_columns("label").add_column("label", labels)

@@ -21,7 +21,7 @@ from razorctl.surgery.sparsify import restore
 from razorctl.training import checkpoints, parallel, state, summary, tensors
 from razorctl.training.checkpoints import Checkpoint
 from razorctl.training.preparation import PreparedRun
-from razorctl.training.rundir import ADAPTER, LAST, RESULT, WEIGHTS, unlock
+from razorctl.training.rundir import ADAPTER, LAST, METRICS, RESULT, SPLIT, WEIGHTS, unlock
 
 log = logging.getLogger(__name__)
 
@@ -83,16 +83,18 @@ def write_finished(run: PreparedRun) -> None:
     def save(model: nn.Module, folder: Path) -> None:
         family.save(model, run.classes, job.input_size, folder)
 
+    files = [out / name for name in (METRICS, SPLIT)]
     try:
         assert run.metrics is not None
         run.check_directory()
         run.metrics.close()
         if best is not None:
-            export(deepcopy(run.model), save, (out / LAST).parent)
+            files += export(deepcopy(run.model), save, (out / LAST).parent)
             state.load_model(best.path, run.model)
-        export(run.model, save, out)
-        files = (name for name in (WEIGHTS, LAST) if (out / name).exists())
-        run.checksums = {name: documents.size_and_checksum(out / name) for name in files}
+        files += export(run.model, save, out)
+        run.checksums = {
+            file.relative_to(out).as_posix(): documents.size_and_checksum(file) for file in files
+        }
         run.check_directory()
         with atomic_file(out / RESULT, replace=True) as file:
             file.write_text(documents.text(summary.of(run), indent=2) + "\n")
@@ -110,20 +112,21 @@ def write_finished(run: PreparedRun) -> None:
         unlock(out, run.lock)
 
 
-def export(model: nn.Module, save: Save, folder: Path) -> None:
+def export(model: nn.Module, save: Save, folder: Path) -> list[Path]:
     """Restores a sparsified model and saves it in a folder, its adapters first, if it has some.
 
-    Raises OSError if a file cannot be written.
+    Returns the files that are written. Raises OSError if one cannot be.
     """
     folder.mkdir(exist_ok=True)
+    written: list[Path] = []
     if adapters.attached(model):
-        _write(partial(adapters.save, model), (folder / ADAPTER).parent)
+        written += _write(partial(adapters.save, model), (folder / ADAPTER).parent)
     restore(model)
-    _write(partial(save, model), folder)
+    return written + _write(partial(save, model), folder)
 
 
-def _write(save: Callable[[Path], object], folder: Path) -> None:
-    """Moves the files that `save` writes into a folder, the weights last."""
+def _write(save: Callable[[Path], object], folder: Path) -> list[Path]:
+    """Moves the files that `save` writes into a folder, the weights last, and returns them."""
     folder.mkdir(exist_ok=True)
     with scratch(folder) as temporary:
         try:
@@ -137,3 +140,4 @@ def _write(save: Callable[[Path], object], folder: Path) -> None:
             with atomic_file(folder / file.name, replace=True) as target:
                 file.replace(target)
     sync(folder)
+    return [folder / file.name for file in files]

@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader
 from razorctl import data, models, units
 from razorctl.data.own import packed
 from razorctl.data.own.splitting import digested
-from razorctl.data.own.stream import Stream, row_count
 from razorctl.job import Job
 from razorctl.models.packing import rounded
 from razorctl.models.tokens import are
@@ -35,7 +34,7 @@ def sequenced(
 
 def cut_texts(rows: Any, family: models.Model, job: Job) -> tuple[str, ...]:
     """A note on training texts that are cut, by packed.SAMPLE of them; none if these are not."""
-    if family.cut is None or isinstance(rows, Stream):
+    if family.cut is None:
         return ()
     some = rows.select(range(0, len(rows), -(-len(rows) // packed.SAMPLE)))
     cut = family.cut(some[:], job.input_size)
@@ -104,7 +103,7 @@ class Feed:
         self.loading = Loading(training_rows, job, device, drawn, apart.tokens if apart else None)
         self.mix = mixing(job, len(splits.classes))
         self.split, rows = splits.evaluated
-        counts = {"train": row_count(splits.train), self.split: row_count(rows)}
+        counts = {"train": len(splits.train), self.split: len(rows)}
         self.facts = {**counts, "classes": [*splits.classes], "digests": splits.digests}
         evaluated = rows.with_transform(transform)
         evaluated = cached(evaluated, job, device) if keeps else evaluated

@@ -120,6 +120,12 @@ class Learner:
         refuse_infinite(loss, norm, scaled=self.scaler.is_enabled())
         self.torn = True  # until all weights are changed
 
+    @property
+    def finite(self) -> bool:
+        """Whether all weights that this process has are finite."""
+        parts = (parallel.local(weight.detach()) for weight in self.model.parameters())
+        return all(bool(part.sum(dtype=torch.float32).isfinite()) for part in parts)  # in one pass
+
     def snapshot(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
         """The state dict of what is evaluated, and the state of all else, for a checkpoint.
 

@@ -5,8 +5,7 @@ import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import index
-from typing import Any, SupportsIndex
+from typing import Any
 
 import numpy
 import torch
@@ -16,14 +15,13 @@ from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from razorctl import processes, units
 from razorctl.data.own.images import unreadable_image
-from razorctl.data.own.stream import Stream, StreamRow
 from razorctl.errors import DataError, UsageError
 from razorctl.job import Job
 from razorctl.models.packing import GROUPED
 
 ROOM = 256 << 20  # bytes of the rows that a data set keeps in memory
 PRIME = 1_000_003  # factor by which a seed and a number below it become one seed
-Key = tuple[int, SupportsIndex]  # the epoch, and the row by its number or as it was read
+Key = tuple[int, int]  # the epoch and the number of the row
 
 
 class KeyedRows(Dataset[Any]):
@@ -42,9 +40,9 @@ class KeyedRows(Dataset[Any]):
         rows: list[Any] = self.rows.__getitems__([row for _, row in keys])
         return rows
 
-    def _draw(self, epoch: int, row: SupportsIndex) -> Any:
+    def _draw(self, epoch: int, row: int) -> Any:
         before = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
-        seed = (self.seed * PRIME + epoch) * PRIME + index(row)
+        seed = (self.seed * PRIME + epoch) * PRIME + row
         random.seed(seed)
         numpy.random.seed(seed % 2**32)
         torch.default_generator.manual_seed(seed % 2**63)  # CUDA's state is not restored below
@@ -60,24 +58,22 @@ class Order(Sampler[list[Key]]):
     """The rows of each micro-batch of an epoch, in an order that depends on seed and epoch alone.
 
     Each process takes an equal part of a batch; the parts are in the order of ranks. An epoch ends
-    with its last whole batch. steps: the number of its batches; None if it is not known. epoch: the
-    one to iterate over. first: its first step, counted from 0; rows of earlier steps are not read.
-    lengths: of the rows, where those of a batch are to be of about one length: GROUPED batches at a
-    time are drawn, sorted by length, and taken in any order; None for rows drawn at random.
+    with its last whole batch. steps: the number of its batches. epoch: the one to iterate over.
+    first: its first step, counted from 0; rows of earlier steps are not read. lengths: of the rows,
+    where those of a batch are to be of about one length: GROUPED batches at a time are drawn,
+    sorted by length, and taken in any order; None for rows drawn at random.
     """
 
-    def __init__(self, rows: int | None, job: Job, lengths: Sequence[int] | None = None) -> None:
+    def __init__(self, rows: int, job: Job, lengths: Sequence[int] | None = None) -> None:
         assert job.batch_size is not None
         self.lengths = lengths
         self.rows, self.seed, self.batch_size = rows, job.seed, job.batch_size
         self.micro_batch, self.part = job.micro_batch, job.batch_size // job.processes
-        self.steps = rows and rows // job.batch_size
+        self.steps = rows // job.batch_size
         self.epoch = self.first = 0
 
-    def batches(self) -> Iterator[list[Any]]:
+    def batches(self) -> Iterator[list[int]]:
         """The rows of each whole batch of the epoch, from its first step on."""
-        assert self.rows is not None
-        assert self.steps is not None
         generator = torch.Generator().manual_seed(self.seed * PRIME + self.epoch)
         order = torch.randperm(self.rows, generator=generator)
         if self.lengths is not None:
@@ -98,19 +94,6 @@ class Order(Sampler[list[Key]]):
         for batch in self.batches():
             for at in range(start, start + self.part, self.micro_batch):
                 yield [(self.epoch, row) for row in batch[at : at + self.micro_batch]]
-
-
-class StreamOrder(Order):
-    """The order of a stream, which this process reads; rows themselves are the keys."""
-
-    def __init__(self, stream: Stream, job: Job) -> None:
-        super().__init__(stream.count, job)
-        self.stream = stream
-
-    def batches(self) -> Iterator[list[Any]]:
-        rows = self.stream.shuffled(self.seed, self.epoch, self.first * self.batch_size)
-        while len(batch := list(itertools.islice(rows, self.batch_size))) == self.batch_size:
-            yield batch
 
 
 class CachedRows(Dataset[Any]):
@@ -168,8 +151,6 @@ class CheckedRows(Dataset[Any]):
         rows = self.rows
         while isinstance(rows, (KeyedRows, CachedRows)):
             rows, key = rows.rows, key[1] if isinstance(rows, KeyedRows) else key
-        if isinstance(key, StreamRow):
-            return key.values
         names = {"image", "mask"} & {*getattr(rows, "column_names", ())}
         if not names:
             return {}
@@ -212,17 +193,15 @@ class Loader(DataLoader[Any]):
 def cached(rows: Any, job: Job, device: torch.device) -> Any:
     """Rows that are not changed at random, kept in memory for the next epoch if possible.
 
-    Streams are not kept, nor rows that processes load, of which each would keep a copy.
+    Rows that processes load are not kept, since each of them would keep a copy.
     """
-    ahead = isinstance(rows, Stream) or workers(job, device).get("num_workers")
-    return rows if ahead else CachedRows(rows)
+    return rows if workers(job, device)["num_workers"] else CachedRows(rows)
 
 
 class Loading:
     """Loads the micro-batches of each step; in processes that load ahead if there are any.
 
     The place in the data is the number of steps taken, so rows that are loaded ahead do not count.
-    begun: the epoch and the number of steps before it, which matter for streams only.
     """
 
     def __init__(
@@ -235,12 +214,7 @@ class Loading:
     ) -> None:
         """drawn: whether rows are changed at random. lengths: as of `Order`."""
         self.accumulate = job.accumulate
-        self.order: Order
-        if isinstance(rows, Stream):
-            self.order, rows = StreamOrder(rows, job), rows.transformed
-        else:
-            self.order = Order(len(rows), job, lengths)
-        self.begun = (0, 0)
+        self.order = Order(len(rows), job, lengths)
         # With a generator, the seeds of processes are not drawn from torch's default one.
         self.loader = Loader(
             KeyedRows(rows, job.seed, drawn),
@@ -250,47 +224,19 @@ class Loading:
         )
 
     @property
-    def steps_per_epoch(self) -> int | None:
-        """The number of whole batches in the data; None if it is not known."""
+    def steps_per_epoch(self) -> int:
+        """The number of whole batches in the data."""
         return self.order.steps
 
     def batches(self, taken: int = 0) -> Iterator[Iterator[Any]]:
-        """The micro-batches of each step after the first `taken`; take all before the next step.
-
-        Raises DataError if a whole epoch of a stream has no batch.
-        """
-        epoch, before = self.begun
-        if not isinstance(self.order, StreamOrder):
-            assert self.order.steps is not None
-            epoch = taken // self.order.steps
-            before = epoch * self.order.steps
+        """The micro-batches of each step after the first `taken`; take all before the next step."""
         while True:
-            self.begun = (epoch, before)
-            self.order.epoch, self.order.first = epoch, taken - before
+            self.order.epoch, self.order.first = divmod(taken, self.order.steps)
             micro_batches = iter(self.loader)
             while (first := next(micro_batches, None)) is not None:
                 taken += 1
                 rest = itertools.islice(micro_batches, self.accumulate - 1)
                 yield itertools.chain([first], rest)
-            if taken == before:
-                raise DataError("the training rows are fewer than a batch; give --batch-size less.")
-            epoch, before = epoch + 1, taken
-
-
-class StoredOrder(Sampler[list[StreamRow]]):
-    """The rows of each micro-batch of a stream in their stored order, to the last row.
-
-    Each process takes a part of each micro-batch.
-    """
-
-    def __init__(self, stream: Stream, job: Job) -> None:
-        self.stream, self.micro_batch, self.processes = stream, job.micro_batch, job.processes
-
-    def __iter__(self) -> Iterator[list[StreamRow]]:
-        rows = self.stream.in_order()
-        while batch := list(itertools.islice(rows, self.micro_batch * self.processes)):
-            if part := batch[processes.rank() :: self.processes]:
-                yield part
 
 
 def in_order(data: Any, job: Job, device: torch.device) -> DataLoader[Any]:
@@ -298,9 +244,6 @@ def in_order(data: Any, job: Job, device: torch.device) -> DataLoader[Any]:
 
     Raises UsageError if there are fewer rows than processes.
     """
-    if isinstance(data, Stream):
-        order: Any = StoredOrder(data, job)
-        return Loader(data.transformed, batch_sampler=order, **workers(job, device))
     if len(data) < job.processes:
         raise UsageError(
             f"{units.count(len(data), 'row')} cannot be evaluated by "

@@ -24,7 +24,7 @@ class Step:
     """One optimizer step; `accuracy`, `test_loss` and `metrics` are None unless it was evaluated.
 
     The figures are those of the validation split if there is one, else of the test split; `metrics`
-    has all figures of `evaluation.evaluate`. `epoch` is None if its number of steps is not known.
+    has all figures of `evaluation.evaluate`. `epoch` of an older razorctl may be None.
     """
 
     step: int

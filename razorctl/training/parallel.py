@@ -88,6 +88,12 @@ def full_tensors(tree: Any) -> Any:
     return tree_map_only(DTensor, lambda t: t.detach().full_tensor().cpu(), tree)
 
 
+def local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that this process has."""
+    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part
+
+
 def put(values: Mapping[str, Tensor], model: nn.Module) -> None:
     """Loads the full tensors of a state dict into a model; a process keeps its part of each."""
     present = model.state_dict()

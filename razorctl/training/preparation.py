@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader
 
 from razorctl import data, models, processes, units
 from razorctl.data.own import packed
-from razorctl.data.own.stream import row_count
 from razorctl.defaults import ByRows
 from razorctl.errors import RazorError, UsageError
 from razorctl.job import BY_ROWS, Job
@@ -46,8 +45,9 @@ class PreparedRun:
     The job is resolved.
     command: resumes the run. held: the identity of its directory, for which `lock` is held.
     metric: the figure by which the best weights are chosen.
-    usual_epochs: the default for as many rows; None if their number is not known.
-    split_document: what the run directory says of the rows; None of streams.
+    usual_epochs: the default for as many rows.
+    split_document, pretrained_document: what the run directory says of the rows, and of the files
+        of the pretrained model.
     saved_bytes, full_saved_bytes: bytes that this run and full fine-tuning keep for backward.
     stock: a sentence on layers that are not compressed and keep a large share; else empty.
     packing: what packing texts gains; None where they are not apart.
@@ -85,6 +85,10 @@ class PreparedRun:
         self.peak_bytes: int | None = None
         progress(f"loading {job.dataset}")
         family, source = data.pair(job)
+        self.pretrained_document = None
+        if processes.first():
+            files = family.files(not job.from_scratch)
+            self.pretrained_document = run_files.pretrained(out, models.place(job.model), files)
         splits = sequenced(source.load(progress), family.fed(job.packing), job, progress)
         self.sample = None
         if source.conversations and family.sample is not None:
@@ -98,8 +102,8 @@ class PreparedRun:
         job = replace(job, model=models.place(job.model), dataset=data.place(job.dataset))
         job = replace(job, precision=precision(job, device))
         by_rows = family.defaults.get(BY_ROWS) or ByRows(source.task, source.modality)
-        count = row_count(splits.train)
-        self.usual_epochs = None if count is None else by_rows.epochs(count)
+        count = len(splits.train)
+        self.usual_epochs = by_rows.epochs(count)
         job = job.resolved(family.defaults, count)
         self.packing, asked = None, bool(job.packing)
         if packed.has_texts_apart(job, source):
@@ -173,8 +177,8 @@ class PreparedRun:
                 self.stock = uncompressed(self.model, parts, full, LEAST * full)
 
     @property
-    def steps_per_epoch(self) -> int | None:
-        """The number of whole batches in the training data; None if it is not known."""
+    def steps_per_epoch(self) -> int:
+        """The number of whole batches in the training data."""
         return self.feed.loading.steps_per_epoch
 
     @property

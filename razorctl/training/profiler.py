@@ -19,7 +19,6 @@ from torch.utils._pytree import tree_map_only
 from razorctl import data, devices, models
 from razorctl.atomic import atomic_file, check_room
 from razorctl.data.own import packed
-from razorctl.data.own.stream import row_count
 from razorctl.errors import UsageError
 from razorctl.job import Job, Precision
 from razorctl.memory import measured
@@ -289,7 +288,7 @@ def _load(job: Job, progress: Callable[[str], None]) -> tuple[Model, data.Splits
     family, source = data.pair(job)
     progress(f"loading {job.dataset}")
     splits = sequenced(source.load(progress), family.fed(job.packing), job, progress)
-    job = job.resolved(family.defaults, row_count(splits.train))
+    job = job.resolved(family.defaults, len(splits.train))
     if packed.has_texts_apart(job, source):
         job, _ = packed.of_rows(splits.train, family, job).settle(job)
     return family.fed(job.packing), splits, job

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from razorctl import atomic, devices, models, processes
-from razorctl.errors import DivergedError, RazorError, UsageError
+from razorctl.errors import DivergedError, FigureError, RazorError, UsageError
 from razorctl.job import Job
 from razorctl.optimizer import check_optimizer
 from razorctl.recipe import Recipe
@@ -92,6 +92,7 @@ class Run(PreparedRun, Iterator[Step]):
                         threads=torch.get_num_threads(),
                         plan=plan,
                         split=self.split_document,
+                        pretrained=self.pretrained_document,
                     )
 
     def _go_on(self, snapshot: Mapping[str, Any]) -> None:
@@ -104,7 +105,7 @@ class Run(PreparedRun, Iterator[Step]):
                 f"{self.job.dataset} has changed since {self.out} was begun; {run_files.ELSEWHERE}."
             )
         self.history = [Step(**step) for step in snapshot["history"]]
-        self.peak_bytes, self.feed.loading.begun = snapshot["peak_bytes"], tuple(snapshot["begun"])
+        self.peak_bytes = snapshot["peak_bytes"]
         self.by_class = snapshot.get("by_class")  # an older razorctl wrote none
 
     def __next__(self) -> Step:
@@ -148,8 +149,11 @@ class Run(PreparedRun, Iterator[Step]):
             try:
                 taken = self._step(step, batches)
             except DivergedError as error:
-                saved = self.save(diverged=True)
-                raise self._diverged(error, step, saved) from None
+                self.save(diverged=True)
+                raise self._diverged(str(error), step) from None
+            except FigureError as error:  # the weights are no good
+                self._mark_diverged()
+                raise self._diverged(error.what, step) from None
             except Exception:  # memory that does not suffice, or an image that cannot be read
                 if not self.learner.torn and self.job.processes == 1:
                     self.save()
@@ -203,7 +207,7 @@ class Run(PreparedRun, Iterator[Step]):
         due = step % self.job.evaluate_every == 0 or step == self.job.steps
         taken = Step(
             step=step,
-            epoch=self.steps_per_epoch and step / self.steps_per_epoch,
+            epoch=step / self.steps_per_epoch,
             learning_rate=rate,
             seconds=seconds,
             samples_per_second=self.job.batch_size / seconds,
@@ -267,32 +271,42 @@ class Run(PreparedRun, Iterator[Step]):
         """Writes a checkpoint between two steps, and returns whether the run is saved. Collective.
 
         diverged: the next step cannot be taken, so the run may go on with a lower learning rate.
-        If the checkpoint cannot be written, there is a warning.
+        If the checkpoint cannot be written, there is a warning. Weights that are not finite are not
+        saved, as they would take the place of the last ones that are.
         """
         done, newest = len(self.history), self.checkpoints.newest
-        if newest is None or newest.step != done:
-            marker = {
-                "razorctl": __version__,
-                "step": done,
-                "score": self.history[-1].score(self.metric) if done else None,
-                "diverged": diverged,
-                "relieved": self.recovery.relieved,
-                "settings": run_files.merged_settings(self.job, self.recipe),
-            }
-            model, rest = self.learner.snapshot()
-            rest |= {
-                "history": [asdict(step) for step in self.history],
-                "data": self.feed.facts,
-                "begun": self.feed.loading.begun,
-                "peak_bytes": self.peak_bytes,
-                "by_class": self.by_class,
-            }
-            write = partial(state.write, model=model, state=rest)
-            save = partial(self.checkpoints.save, marker, write)
-        elif diverged:
-            save = partial(self.checkpoints.mark, newest, diverged=True)
-        else:
-            return True
+        if newest is not None and newest.step == done:
+            return not diverged or self._mark_diverged()
+        if processes.most(not self.learner.finite, self.device):
+            log.warning("step %s is not saved, since a weight is not finite.", f"{done:,}")
+            return diverged and self._mark_diverged()
+        marker = {
+            "razorctl": __version__,
+            "step": done,
+            "score": self.history[-1].score(self.metric) if done else None,
+            "diverged": diverged,
+            "relieved": self.recovery.relieved,
+            "settings": run_files.merged_settings(self.job, self.recipe),
+        }
+        model, rest = self.learner.snapshot()
+        rest |= {
+            "history": [asdict(step) for step in self.history],
+            "data": self.feed.facts,
+            "peak_bytes": self.peak_bytes,
+            "by_class": self.by_class,
+        }
+        write = partial(state.write, model=model, state=rest)
+        return self._saved(partial(self.checkpoints.save, marker, write))
+
+    def _mark_diverged(self) -> bool:
+        """Lets the run go on from its newest checkpoint with a lower rate; whether there is one."""
+        newest = self.checkpoints.newest
+        if newest is None:
+            return False
+        return self._saved(partial(self.checkpoints.mark, newest, diverged=True))
+
+    def _saved(self, save: Callable[[], None]) -> bool:
+        """Whether the first process could write what `save` writes. Collective."""
         saved, self.checkpoints.valid = processes.of_first(partial(self._try, save))
         return saved
 
@@ -317,13 +331,17 @@ class Run(PreparedRun, Iterator[Step]):
         if (peak := devices.peak(self.device)) is not None:
             self.peak_bytes = max(peak, self.peak_bytes or 0)
 
-    def _diverged(self, error: DivergedError, step: int, saved: bool) -> RazorError:
+    def _diverged(self, what: str, step: int) -> RazorError:
+        """The error for what is not finite at a step, with the checkpoint to go on from."""
         assert self.job.learning_rate is not None
-        before = f"step {step - 1:,} is {'' if saved else 'not '}saved"
-        return RazorError(
-            f"{error} at step {step:,}, and {before}; lower --lr, such as with "
-            f"`{self.command} --lr {self.job.learning_rate / 2:g}`."
-        )
+        newest, rate = self.checkpoints.newest, f"--lr {self.job.learning_rate / 2:g}"
+        mend = f"no step is saved; train again with a lower rate, such as {rate}"
+        if newest is not None:
+            mend = (
+                f"step {newest.step:,} is saved; lower --lr, such as with `{self.command} {rate}`"
+            )
+        wider = "" if self.job.precision == "fp32" else ", or train again with --precision fp32"
+        return RazorError(f"{what} at step {step:,}, and {mend}{wider}.")
 
 
 def finetune(

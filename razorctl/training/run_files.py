@@ -1,25 +1,38 @@
 """The settings, rows and result of a run, in the files of its directory."""
 
+import logging
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from razorctl import documents
+from razorctl import documents, hub
 from razorctl.atomic import atomic_file
 from razorctl.config.settings import read_toml
-from razorctl.errors import UsageError
+from razorctl.errors import DataError, MissingError, UsageError
 from razorctl.folders import exists
 from razorctl.job import Job
 from razorctl.recipe import Recipe
-from razorctl.training.rundir import AGAIN, CONFIG, METRICS, PLAN, RESULT, SPLIT, resuming
+from razorctl.training.rundir import (
+    AGAIN,
+    CONFIG,
+    METRICS,
+    PLAN,
+    PRETRAINED,
+    RESULT,
+    SPLIT,
+    is_run,
+    resuming,
+)
 from razorctl.version import __version__
 
 if TYPE_CHECKING:
     from razorctl.data import Splits
+
+log = logging.getLogger(__name__)
 
 ENVIRONMENT = "environment"  # the table of CONFIG that says what the run was run with
 ELSEWHERE = "undo that, or name another directory with --out"  # the mend of a run to go on with
@@ -35,11 +48,12 @@ def write_settings(
     threads: int,
     plan: Mapping[str, Any] | None,
     split: Mapping[str, Any] | None,
+    pretrained: Mapping[str, Any] | None,
 ) -> None:
     """Writes a razorctl.toml with which the run can be repeated, and JSON documents beside it.
 
-    job: the resolved one. threads: the number of torch's threads on the CPU. plan, split: the
-    documents of the plan and of the rows, if there are any.
+    job: the resolved one. threads: the number of torch's threads on the CPU. plan, split,
+    pretrained: the documents of the plan, of the rows and of the model's files, if there are any.
     """
     import tomli_w  # imported here: commands that write no run do not need it
 
@@ -56,7 +70,7 @@ def write_settings(
         tables[name] = {key: value for key, value in table.items() if value is not None}
     with atomic_file(out / CONFIG, replace=True) as file:
         file.write_text(tomli_w.dumps(tables), "utf-8")
-    for name, document in ((PLAN, plan), (SPLIT, split)):
+    for name, document in ((PLAN, plan), (SPLIT, split), (PRETRAINED, pretrained)):
         if document is not None:
             with atomic_file(out / name, replace=True) as file:
                 file.write_text(documents.text(document), "utf-8")
@@ -67,7 +81,7 @@ def read_settings(out: Path) -> tuple[Job, Recipe] | None:
 
     Raises DataError if they cannot be read.
     """
-    if not exists(out / CONFIG):
+    if not is_run(out):
         return None
     from razorctl.training.schemas import RunSettings  # imported here: few commands need it
 
@@ -78,16 +92,14 @@ def read_settings(out: Path) -> tuple[Job, Recipe] | None:
 
 def read_threads(out: Path) -> int | None:
     """The number of threads that the run in a directory was begun with; None if unknown."""
-    if not exists(out / CONFIG):
+    if not is_run(out):
         return None
     number = read_toml(out / CONFIG).get(ENVIRONMENT, {}).get("threads")
     return number if isinstance(number, int) and number > 0 else None
 
 
-def split_document(splits: "Splits") -> dict[str, Any] | None:
-    """The document of the rows of splits; None for streams, whose rows are not known."""
-    if splits.digests is None:
-        return None
+def split_document(splits: "Splits") -> dict[str, Any]:
+    """The document of the rows of splits with digests."""
     white = {} if splits.white is None else {"white": splits.white}
     document = {**(splits.record or {}), "digests": splits.digests, **white}
     parsed: dict[str, Any] = documents.parse(documents.text(document))  # as it is read again
@@ -97,12 +109,64 @@ def split_document(splits: "Splits") -> dict[str, Any] | None:
 def read_split(run: Path) -> dict[str, Any]:
     """The document of the rows of the run in a directory; DataError if it is damaged.
 
-    That of a stream is empty, and that of an older razorctl has no digests.
+    That of an older razorctl may have no digests, or be empty.
     """
     from razorctl.training.schemas import Split  # imported here: few commands need it
 
     document = read_document(run / SPLIT, Split) or {}
     return {name: value for name, value in document.items() if value is not None}
+
+
+def pretrained(out: Path, model: str, files: Sequence[Path]) -> dict[str, Any] | None:
+    """The document of the files that the run in `out` begins from; None if there are none.
+
+    Raises UsageError that names those that have changed since the run was begun.
+    """
+    from razorctl.training.schemas import Pretrained  # imported here: few commands need it
+
+    if not files:
+        return None
+    with hub.reading(model, files[0].parent, "correct that"):
+        now = {file.name: documents.size_and_checksum(file) for file in files}
+    before = read_document(out / PRETRAINED, Pretrained)
+    if before is not None and before["files"] != now:
+        names = sorted({*before["files"], *now})
+        changed = [name for name in names if before["files"].get(name) != now.get(name)]
+        raise UsageError(
+            f"{model} has changed since {out} was begun: {', '.join(changed)}; {ELSEWHERE}."
+        )
+    if before is None and is_run(out):
+        log.warning(
+            "%s was begun by an older razorctl, which took no checksums of %s; the run goes on "
+            "with the files that are there now.",
+            *(out, model),
+        )
+    return documents.sealed({"model": model, "files": now})
+
+
+def check_files(run: Path, result: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Checks files of a finished run, by their paths in its directory, before they are read.
+
+    A note tells of those that an older razorctl took no checksum of. Raises MissingError and
+    DataError that name a file that is gone or another one.
+    """
+    checksums = result.get("checksums", {})
+    unknown = [name for name in names if name not in checksums and exists(run / name)]
+    for name in (name for name in names if name in checksums):
+        file = run / name
+        if not file.exists():
+            raise MissingError(f"{file} is missing; {AGAIN}.")
+        with hub.reading(str(file), file.parent, AGAIN):
+            if documents.size_and_checksum(file) != checksums[name]:
+                raise DataError(
+                    f"{file} cannot be read (its checksum is not that of {RESULT}); {AGAIN}."
+                )
+    if METRICS in checksums and unknown:  # of an older razorctl it has those of weights alone
+        raise DataError(f"{run / unknown[0]} is no file of this run; remove it.")
+    if unknown:
+        log.warning(
+            "%s is of an older razorctl, which took no checksum of %s.", run, ", ".join(unknown)
+        )
 
 
 def read_document(file: Path, kind: type) -> dict[str, Any] | None:
@@ -124,10 +188,12 @@ def finished_run(run: Path) -> tuple[dict[str, Any], Job]:
         fault = "is no directory" if exists(run) else "does not exist"
         raise UsageError(f"{run} {fault}; {WRITTEN}.")
     file = run / RESULT
-    if not file.exists():
-        if (run / METRICS).exists():
-            raise UsageError(f"the run in {run} is not finished; go on with `{resuming(run)}`.")
-        inside = sorted(result.parent for result in run.glob(f"*/{RESULT}"))
+    if is_run(run) and not file.exists():
+        raise UsageError(f"the run in {run} is not finished; go on with `{resuming(run)}`.")
+    if not is_run(run):
+        inside = sorted(
+            result.parent for result in run.glob(f"*/{RESULT}") if is_run(result.parent)
+        )
         mend = f"name one of them, such as {inside[0]}" if inside else WRITTEN
         raise UsageError(f"{run} holds {'several runs' if inside else 'no run'}; {mend}.")
     from razorctl.training.schemas import RunResult  # imported here: few commands need it

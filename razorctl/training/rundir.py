@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from razorctl import documents
 from razorctl.atomic import sweep, taken, unwritable
 from razorctl.errors import UsageError
 from razorctl.folders import exists, spelled
@@ -20,12 +21,17 @@ if TYPE_CHECKING:
 
 CONFIG, METRICS = "config.toml", "metrics.jsonl"  # written from the start
 PLAN = "plan.json"  # written from the start too, if the run was planned
+PRETRAINED = "pretrained.json"  # and the checksums of the files of its model, if that has any
 CHECKPOINTS, LOCK = "checkpoints", ".lock"  # there while the run is not finished
 WEIGHTS, RESULT = "model.safetensors", "result.json"  # written at the end
-SPLIT = "split.json"  # the rows that were held out or skipped, and digests of all, unless streamed
+SPLIT = "split.json"  # the rows that were held out or skipped, and digests of all
 # Written at the end: the last model if another one is the best, and adapters if there are any.
 LAST, ADAPTER = "last/model.safetensors", "adapter/adapter_model.safetensors"
 OLD_BEST = "best/model.safetensors"  # of an older razorctl, which had the last model in WEIGHTS
+
+# In files that razorctl wrote; other tools have files of such names as well.
+MARK = re.compile(rb'^\[environment\]\s*\n(?:[^[\n].*\n)*?razorctl = "', re.MULTILINE)
+MARKS = {SPLIT: re.compile(rb'^{"(dataset|digests)"'), RESULT: re.compile(rb'^{\s*"run_dir"')}
 
 AGAIN = "copy the whole run directory again, or train again"  # the mend of a damaged finished run
 
@@ -45,8 +51,8 @@ def choose(out: Path | str | None, *words: str, resume: bool = False) -> Path:
         raise unwritable(Path(spelled(str(out))), "its name is not UTF-8")
     if exists(out):
         if not resume:
-            raise taken(out, begun=(out / METRICS).exists())
-        if not _resumable(out):
+            raise taken(out, begun=is_run(out))
+        if not (is_run(out) or is_blank(out)):
             raise UsageError(f"{out} holds no run; name another directory with --out.")
         return out
     above = next(path for path in out.parents if exists(path))
@@ -57,11 +63,33 @@ def choose(out: Path | str | None, *words: str, resume: bool = False) -> Path:
     return out
 
 
-def _resumable(out: Path) -> bool:
-    """Whether `out` is a folder with a run, or without files."""
-    if not out.is_dir():
-        return False
-    return (out / METRICS).exists() or {file.name for file in out.iterdir()} <= {LOCK}
+def is_run(out: Path) -> bool:
+    """Whether `finetune` has begun a run in `out`, by its CONFIG and another of its files.
+
+    A CONFIG alone does not tell, since anyone may have a copy.
+    """
+    others = exists(out / LOCK), *(is_marked(out / name, mark) for name, mark in MARKS.items())
+    return is_marked(out / CONFIG, MARK) and any(others)
+
+
+def is_marked(file: Path, mark: re.Pattern[bytes]) -> bool:
+    """Whether a file has a mark by which razorctl knows what it wrote."""
+    with suppress(OSError):
+        return mark.search(documents.read_bytes(file)) is not None
+    return False
+
+
+def is_blank(out: Path, *more: str) -> bool:
+    """Whether `out` is a folder with no more than a run leaves that ends before its CONFIG.
+
+    more: names of files that may be in it as well.
+    """
+
+    def left(file: Path) -> bool:
+        empty = file.name in (LOCK, METRICS) and not file.lstat().st_size
+        return (empty or file.name in more) and file.is_file() and not file.is_symlink()
+
+    return out.is_dir() and all(map(left, out.iterdir()))
 
 
 @contextmanager
@@ -82,10 +110,9 @@ def claimed(out: Path, resume: bool = False) -> Iterator["BaseFileLock"]:
             lock = _locked(out)
             held = identity(out)
             sweep(out)
-            (out / METRICS).touch()
         except OSError as error:
             if not made and not resume and exists(out):
-                raise taken(out, begun=(out / METRICS).exists()) from None
+                raise taken(out, begun=is_run(out)) from None
             raise unwritable(out, error.strerror) from None
         yield lock
     except BaseException:

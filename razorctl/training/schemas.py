@@ -38,7 +38,7 @@ class Relieved:
 
 @dataclass(frozen=True)
 class RunResult:
-    """A result.json, made by `summary.of`; checksums: of weights, by their paths beside it."""
+    """A result.json, made by `summary.of`; checksums: of files, by their paths beside it."""
 
     run_dir: str
     model: str
@@ -72,6 +72,7 @@ class RunResult:
     best_metrics: Figures | None = None  # an older razorctl wrote none
     by_class: ByClass | None = None  # of the best weights; an older razorctl wrote none
     checksums: Mapping[str, Checksum] = field(default_factory=dict)
+    digest: str | None = None
 
     def __post_init__(self) -> None:
         if self.metric not in EVERY_FIGURE or self.metric not in {*self.metrics, "accuracy"}:
@@ -141,6 +142,15 @@ class Split:
     skipped: Mapping[str, Sequence[int]] | None = None
     digests: Mapping[str, str] | None = None
     white: Literal[1, 255, 65535] | None = None
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A pretrained.json, made by `run_files.pretrained`; files: by their names."""
+
+    model: str
+    files: Mapping[str, Checksum]
+    digest: str
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from dataclasses import asdict
 from statistics import fmean, median
 from typing import Any
 
-from razorctl import devices
+from razorctl import devices, documents
 from razorctl.training import rundir
 from razorctl.training.preparation import PreparedRun
 
@@ -18,7 +18,7 @@ def of(run: PreparedRun) -> dict[str, Any]:
     last, payoff, best = run.history[-1], run.trial.payoff, run.best()
     seconds = [step.seconds for step in run.history]
     per_epoch, compiling = run.steps_per_epoch, run.trial.compile_seconds / len(seconds)
-    return {
+    document = {
         "run_dir": str(run.out),
         "model": run.job.model,
         "dataset": run.job.dataset,
@@ -34,7 +34,7 @@ def of(run: PreparedRun) -> dict[str, Any]:
         "full_saved_bytes": run.full_saved_bytes,
         "peak_bytes": run.peak_bytes,
         "step_seconds": median(run.trial.steady or seconds),
-        "epoch_seconds": per_epoch and (fmean(seconds) - compiling) * per_epoch,
+        "epoch_seconds": (fmean(seconds) - compiling) * per_epoch,
         "device": devices.name(run.device),
         "weights": str(run.out / (rundir.LAST if best else rundir.WEIGHTS)),
         "best_step": best.step if best else last.step,
@@ -47,6 +47,7 @@ def of(run: PreparedRun) -> dict[str, Any]:
         "payoff": payoff and asdict(payoff),
         "checksums": run.checksums,
     }
+    return documents.sealed(document)
 
 
 def _scores(run: PreparedRun) -> dict[str, Any]:

@@ -89,9 +89,9 @@ def _used() -> tuple[float, float, float]:
 
 
 def _long(run: "Run") -> bool:
-    """Whether a trial is a small part of a run; it would skip rows of a stream."""
+    """Whether a trial is a small part of a run."""
     assert run.job.steps is not None
-    return run.job.steps * run.job.accumulate >= LEAST and not run.job.streaming
+    return run.job.steps * run.job.accumulate >= LEAST
 
 
 def time_passes(run: "Run", numbers: Sequence[int]) -> dict[int, float]:

@@ -19,6 +19,7 @@ from razorctl.models import timm
 from razorctl.training.exporting import formats
 from tests import local_hub
 from tests.cli.commands import assert_ends_with_an_error, razorctl
+from tests.training.runs import edit_result
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 OTHERS = ["README.md", "chat_template.jinja", "config.json", "generation_config.json"]
@@ -140,9 +141,8 @@ def test_a_card_names_what_the_model_began_with(here, server):
     began.mkdir(parents=True)
     copyfile("run/config.json", began / "config.json")
     (began / "README.md").write_text("---\nlicense: mit\n---\n")
-    result = json.loads(Path("run/result.json").read_text())
-    result["job"] |= {"model": "hf:some/base", "dataset": "sst2"}
-    Path("run/result.json").write_text(json.dumps(result))
+    began_with = {"model": "hf:some/base", "dataset": "sst2"}
+    edit_result(Path("run"), lambda result: result["job"].update(began_with))
     header = ModelCard(exported("--push-to-hub", "me/chats", "--dry-run")["card"]).data
     assert (header.base_model, header.license) == ("some/base", "mit")
     assert header.datasets == ["nyu-mll/glue"]

@@ -10,12 +10,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from huggingface_hub import constants
 
+from razorctl.training import evaluation
 from tests import local_hub
 from tests.cli.commands import assert_ends_with_an_error, razorctl
 from tests.models import registered
 from tests.own import CLASSES, photos, picture, table
+from tests.training.runs import edit_result
 
 QUICK = ["--device", "cpu", "--batch-size", "4"]
 
@@ -64,6 +67,14 @@ def test_evaluate_says_what_the_run_said(here):
     assert "weights: run-d/" in shown.stdout
 
 
+def test_an_evaluation_that_is_not_finite_is_an_error(here, monkeypatch):
+    monkeypatch.setattr(evaluation, "losses_of", lambda *_: torch.tensor(torch.inf))
+    for more in ([], ["d"]):
+        result = razorctl("evaluate", "run-d", *more, "--device", "cpu", "--json")
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert_ends_with_an_error(result, "the loss of the evaluation is not finite; train again")
+
+
 def test_data_of_training_are_noted_and_bad_rows_left_out(here, trained):
     result = razorctl("evaluate", "run-d", str(trained / "d"), "--device", "cpu")
     assert result.exit_code == 0, result.stderr
@@ -85,10 +96,8 @@ def test_settings_of_a_project_are_not_of_an_evaluation(here):
 
 
 def test_data_with_the_columns_of_training_are_read_by_them(here):
-    file = Path("run-texts/result.json")
-    result = json.loads(file.read_text())
-    result["job"] |= {"text_column": "said", "label_column": "kind"}
-    file.write_text(json.dumps(result))
+    columns = {"text_column": "said", "label_column": "kind"}
+    edit_result(Path("run-texts"), lambda result: result["job"].update(columns))
     table(Path("a.csv"), ["a cat,a dog,pos", "cat sat,a sat,neg"], "said,more,kind")
     for name, count in (("a.csv", 2), ("texts.csv", 24)):
         found = razorctl("evaluate", "run-texts", name, "--device", "cpu", "--json")
@@ -159,10 +168,7 @@ def test_a_reader_that_has_enough_is_no_error(here):
 
 
 def edit(key: str) -> None:
-    file = Path("run-d/result.json")
-    result = json.loads(file.read_text())
-    del result[key]
-    file.write_text(json.dumps(result))
+    edit_result(Path("run-d"), lambda result: result.pop(key))
 
 
 def truncate(file: str) -> None:
@@ -201,7 +207,7 @@ OF_RUNS = {
     ),
     "no configuration": (
         lambda: clear("run-d/config.json"),
-        *("run-d", 5, "run-d/model.safetensors cannot be read ("),
+        *("run-d", 6, "run-d/config.json is missing; copy the whole run directory again"),
     ),
 }
 

@@ -4,6 +4,7 @@ import csv
 import errno
 import io
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +21,11 @@ from typer.testing import CliRunner, Result
 from razorctl.cli.app import app
 from razorctl.data.own import read
 from razorctl.data.own.ask import Ask
+from razorctl.documents import size_and_checksum
 from razorctl.training.predicting import inference, masks
 from tests.cli.commands import assert_ends_with_an_error, razorctl
 from tests.own import picture, table
+from tests.training.runs import edit_result
 
 RUNS = {
     "text": ("gpt2", "texts.txt"),
@@ -49,8 +52,8 @@ def trained(kinds, traces, shallow):
                 if weight.ndim > 1:
                     weights[name] = 0.5 * torch.randn(weight.shape, generator=draw)
             save_file(weights, f"{out}/model.safetensors", {"format": "pt"})
-            result = json.loads(Path(f"{out}/result.json").read_text())
-            Path(f"{out}/result.json").write_text(json.dumps(result | {"checksums": {}}))
+            drawn = {"model.safetensors": size_and_checksum(Path(out, "model.safetensors"))}
+            edit_result(Path(out), lambda result: result["checksums"].update(drawn))  # noqa: B023
     return kinds
 
 
@@ -227,9 +230,9 @@ def test_bad_input_is_one_sentence_and_the_exit_code(words, trained):
     picture(Path("x.png"))
     picture(Path("d/x.jpg"))
     Path("words").mkdir()
-    result = json.loads((trained / "text/result.json").read_text())
-    result["job"]["task"] = "masked-lm"
-    Path("words/result.json").write_text(json.dumps(result))
+    for name in ("config.toml", "result.json"):
+        shutil.copy(trained / "text" / name, "words")
+    edit_result(Path("words"), lambda result: result["job"].update(task="masked-lm"))
     before = sorted(Path().iterdir())
     code, sentence = BAD[words]
     command = ["predict", *words.split(), "--device", "cpu"]

@@ -1,84 +1,64 @@
-"""The option --streaming."""
+"""The option --streaming of older releases, which is refused, and runs that had it."""
 
-import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from razorctl.errors import DataError
+from razorctl.cli.app import COMMANDS, loaded
+from razorctl.errors import UsageError
 from razorctl.job import Job
-from razorctl.training import evaluation_rows, run_files
+from razorctl.training.run import finetune
 from tests.cli.commands import razorctl
 from tests.own import CLASSES, photos, table
+from tests.training.runs import edit_result
 
-QUICK = ["--device", "cpu", "--steps", "4", "--batch-size", "4"]
-
-
-@pytest.fixture(autouse=True)
-def images():
-    """A folder of photographs and their tables, one with a row that is bad."""
-    photos(Path("d"))
-    rows = [f"{name}/{i}.jpg,{name}" for name in CLASSES for i in range(4)]
-    table(Path("d/test.csv"), rows, "image,label")
-    table(Path("d/train.csv"), [*rows, "bus/9.jpg,bus"], "image,label")
-
-
-def test_a_streamed_run_skips_what_is_bad_and_says_so():
-    args = ["vit-micro", "d", *QUICK, "--streaming"]
-    refused = razorctl("finetune", *args, "--out", "run")
-    assert refused.exit_code == 5
-    assert "d has 1 bad row: train.csv, line 14 (missing); correct it, or" in refused.stderr
-    result = razorctl("finetune", *args, "--skip-bad", "--json", "--out", "other")
-    assert result.exit_code == 0, result.stderr
-    assert result.stderr.splitlines()[:4] == [
-        "reading d ...",
-        "d: image in image, label in label, streamed",
-        "3 classes: bus, car, tram",
-        "13 rows to train on, 12 for test",
-    ]
-    assert "note: 2 bad rows are left out, counted each time that rows were read:" in result.stderr
-    document = json.loads(result.stdout)
-    assert (document["split"], document["job"]["streaming"]) == ("test", True)
-    assert not Path("other/split.json").exists()
-
-
-def test_plan_and_compare_take_streams(runs_here):
-    args = ["vit-micro", "d", "--streaming", "--skip-bad", "--batch-size", "4"]
-    planned = razorctl("plan", *args, "--gpu", "t4", "--max-ratio", "0.5", "--json")
-    assert planned.exit_code == 0, planned.stderr
-    document = json.loads(planned.stdout)
-    assert document["steps_per_epoch"] == 3
-    assert "--streaming" in document["command"]
-    grid = [*args, "--steps", "1", "--device", "cpu", "--methods", "full", "--json"]
-    result = razorctl("compare", *grid)
-    assert result.exit_code == 0, result.stderr
-    assert json.loads(result.stdout)["rows"][0]["accuracy"] is not None
-
-
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("digits", "digits is read as a whole; leave --streaming out"),
-        ("photos", "photos is a folder of images, which are read as they come anyway; leave"),
-        ("d/train.csv", "d/train.csv has no validation or test split"),
-    ],
+SENTENCE = (
+    "error: rows are not streamed any more, since data larger than memory are read from "
+    "memory-mapped files; leave --streaming out."
 )
-def test_what_cannot_be_streamed_is_refused(name, sentence):
+HAVING = [name for name in COMMANDS if "streaming" in {each.name for each in loaded(name).params}]
+GIVEN = {"plan": ["--vram", "8GB"], "finetune": ["--out", "run"], "compare": ["--out", "run"]}
+
+
+@pytest.mark.parametrize("dataset", ["digits", "photos"])
+@pytest.mark.parametrize("name", HAVING)
+def test_it_is_refused_and_not_shown(name, dataset):
     photos(Path("photos"))
-    result = razorctl("finetune", "vit-micro", name, *QUICK, "--streaming")
-    assert result.exit_code == 2
-    assert sentence in result.stderr
+    result = razorctl(name, "vit-micro", dataset, "--streaming", *GIVEN.get(name, ()))
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (2, SENTENCE)
+    assert not Path("run").exists()
+    assert "--streaming" not in razorctl(name, "--help").stdout
 
 
-def test_other_data_that_a_streamed_run_is_evaluated_on_are_read_as_a_whole(monkeypatch):
-    job = Job("vit-micro", "d", streaming=True, split="train,,test", skip_bad=True)
-    wanted = []
+def test_it_is_refused_in_a_file_and_from_python():
+    Path("razorctl.toml").write_text("[job]\nstreaming = true\n")
+    result = razorctl("plan", "vit-micro", "digits", "--vram", "8GB")
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (2, SENTENCE)
+    with pytest.raises(UsageError, match="leave --streaming out"):
+        finetune(Job("vit-micro", "digits", streaming=True), out="run", device="cpu")
+    assert not Path("run").exists()
 
-    def rows(run, job, *rest):
-        wanted.append(job)
-        raise DataError("no rows")
 
-    monkeypatch.setattr(run_files, "finished_run", lambda run: ({}, job))
-    monkeypatch.setattr(evaluation_rows, "rows_of_job", rows)
-    razorctl("evaluate", ".", "other")
-    assert wanted == [Job("vit-micro", "other")]
+def older(result: dict[str, Any]) -> None:
+    result["job"]["streaming"] = True
+    del result["checksums"]
+
+
+def test_a_run_that_streamed_is_not_resumed_but_is_used_when_it_is_finished():
+    photos(Path("d"))
+    for split in ("train", "test"):
+        rows = [f"{name}/{i}.jpg,{name}" for name in CLASSES for i in range(4)]
+        table(Path(f"d/{split}.csv"), rows, "image,label")
+    settings = ["--device", "cpu", "--steps", "2", "--batch-size", "4", "--validation", "0"]
+    assert razorctl("finetune", "vit-micro", "d", *settings, "--out", "run").exit_code == 0
+    config = Path("run/config.toml")
+    assert "streaming = false" in config.read_text()  # as older releases have written it
+    config.write_text(config.read_text().replace("streaming = false", "streaming = true"))
+    Path("run/split.json").unlink()
+    edit_result(Path("run"), older)
+    for command in (["evaluate", "run"], ["evaluate", "run", "d"], ["predict", "run", "d/bus"]):
+        assert razorctl(*command).exit_code == 0, command
+    Path("run/result.json").rename("run/.lock")  # which a run has until it is finished
+    resumed = razorctl("finetune", "--resume", "--out", "run")
+    assert (resumed.exit_code, resumed.stderr.splitlines()[-1]) == (2, SENTENCE)

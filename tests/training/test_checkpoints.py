@@ -20,7 +20,7 @@ from razorctl.job import Job
 from razorctl.models.timm import micro
 from razorctl.recipe import Recipe
 from razorctl.surgery.drawing import draws
-from razorctl.training import preparation, rundir
+from razorctl.training import evaluation, preparation, rundir
 from razorctl.training import run as trainer
 from razorctl.training.checkpoints import MARKER
 from razorctl.training.feed import Feed
@@ -361,6 +361,78 @@ class TestDivergence:
         rates = [line["learning_rate"] for line in lines]
         shares = [run.job.decay(step) for step in range(4)]
         assert rates == [lr * share for lr, share in zip((0.2, 0.2, 0.1, 0.1), shares, strict=True)]
+
+
+class TestSpoiledWeights:
+    """A weight is NaN after step 3, until the learning rate is lower."""
+
+    @pytest.fixture(autouse=True)
+    def spoiled(self, monkeypatch):
+        take = trainer.Learner.step
+
+        def step(learner: Any, *args: Any) -> Any:
+            taken = take(learner, *args)
+            if learner.scheduler.last_epoch == 3 and learner.job.learning_rate > 0.1:
+                next(learner.model.parameters()).data[0] = torch.nan
+            return taken
+
+        monkeypatch.setattr(trainer.Learner, "step", step)
+
+    def test_are_not_saved_where_they_are_evaluated(self, tmp_path):
+        out = tmp_path / "run"
+        run = begin(out, replace(JOB, evaluate_every=1), steps=2)
+        before = {file: file.read_bytes() for file in out.rglob("step-00000002/*.safetensors")}
+        sentence = (
+            r"loss of the evaluation is not finite at step 3, and step 2 is saved; lower --lr"
+        )
+        with pytest.raises(RazorError, match=sentence) as caught:
+            next(run)
+        assert caught.value.exit_code == 1
+        assert steps(out)[-1] == 2
+        assert before == {file: file.read_bytes() for file in before}
+        stop(run)
+        list(resume(out, replace(JOB, evaluate_every=1, learning_rate=0.1)))
+        assert (out / "result.json").exists()
+
+    def test_are_not_saved_where_they_are_not_evaluated(self, tmp_path, caplog):
+        run = begin(tmp_path / "run", steps=3)
+        assert "step 3 is not saved, since a weight is not finite" in caplog.text
+        assert steps(tmp_path / "run") == [2]
+        with pytest.raises(RazorError, match=r"loss is nan at step 4, and step 2 is saved; lower"):
+            next(run)
+        assert steps(tmp_path / "run") == [2]
+        stop(run)
+        list(resume(tmp_path / "run", replace(JOB, learning_rate=0.1)))
+
+    def test_are_not_saved_by_a_signal(self, tmp_path):
+        run = begin(tmp_path / "run", replace(JOB, save_every=4), steps=3)
+        run.stop = KeyboardInterrupt
+        with pytest.raises(KeyboardInterrupt):
+            next(run)
+        assert steps(tmp_path / "run") == []
+
+    def test_leave_no_checkpoint_to_go_on_from_at_the_start(self, tmp_path):
+        run = begin(tmp_path / "run", replace(JOB, save_every=4, evaluate_every=3), steps=2)
+        with pytest.raises(
+            RazorError, match=r"step 3, and no step is saved; train again with a low"
+        ):
+            next(run)
+
+
+def test_a_last_evaluation_that_is_not_finite_writes_no_result(tmp_path, monkeypatch):
+    job = Job("vit-micro", str(photos(tmp_path / "d" / "train", 8).parent), batch_size=4, steps=2)
+    photos(tmp_path / "d" / "test", 2)
+    out, losses = tmp_path / "run", evaluation.losses_of
+    run = begin(out, job, steps=2)
+
+    def infinite(*args: Any) -> Any:
+        return losses(*args) * torch.inf
+
+    monkeypatch.setattr(evaluation, "losses_of", infinite)
+    with pytest.raises(RazorError, match="loss of the evaluation is not finite; train again with"):
+        next(run)
+    assert steps(out)[-1] == 2
+    assert not {file.name for file in out.iterdir()} & {"result.json", "model.safetensors"}
 
 
 def test_checkpoints_hold_no_pickle(tmp_path):

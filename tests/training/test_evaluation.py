@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from razorctl import Recipe, sparsify
+from razorctl.errors import FigureError
 from razorctl.job import Job
 from razorctl.layers.pixel_head import Enlarged
-from razorctl.training.evaluation import evaluate
+from razorctl.training.evaluation import SCORINGS, evaluate
 
 JOB = Job("m", "d", precision="fp32")
 
@@ -52,6 +53,37 @@ def test_by_hand():
     assert by_class.confusion == [[3, 1, 0], [1, 1, 0], [1, 0, 0]]
 
 
+# Task -> logits of six rows, and their labels.
+OUTPUTS = {
+    "classification": (torch.zeros(6, 3), torch.tensor([0, 1, 2] * 2)),
+    "regression": (torch.arange(6.0)[:, None], torch.arange(6.0)),
+    "multi-label": (torch.zeros(6, 3), torch.eye(3).repeat(2, 1)),
+    "token-classification": (torch.zeros(6, 5, 3), torch.zeros(6, 5).long()),
+    "segmentation": (torch.zeros(6, 3, 4, 4), torch.zeros(6, 4, 4).long()),
+    "causal-lm": (torch.zeros(6, 5, 7), torch.zeros(6, 5).long()),
+    "masked-lm": (torch.zeros(6, 5, 7), torch.zeros(6, 5).long()),
+}
+
+
+@pytest.mark.parametrize("task", SCORINGS)
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_figure_that_is_not_finite_is_no_success(task, value):
+    output, labels = OUTPUTS[task]
+    job = replace(JOB, task=task)
+    assert all(map(math.isfinite, of(output, labels, size=2, job=job).figures.values()))
+    output = output.clone()
+    output[4] = value  # in the last of three batches
+    with pytest.raises(FigureError, match="loss of the evaluation is not finite; train again with"):
+        of(output, labels, size=2, job=job)
+
+
+def test_a_high_loss_has_a_perplexity():
+    output, labels = torch.zeros(6, 5, 7), torch.ones(6, 5).long()
+    output[..., 0] = 200.0
+    figures = of(output, labels, job=replace(JOB, task="causal-lm")).figures
+    assert figures["perplexity"] == pytest.approx(math.exp(200))
+
+
 def test_correlation_of_two_classes():
     labels, guesses = torch.tensor([1, 1, 1, 0, 0, 1]), torch.tensor([1, 1, 0, 0, 1, 1])
     tp, tn, fp, fn = 3, 1, 1, 1
@@ -77,8 +109,6 @@ def test_correlations_of_numbers():
     assert figures["mse"] == figures["loss"] == pytest.approx((0 + 1 + 25 + 1) / 4)
     alike = of(torch.ones(4, 1), labels, job=replace(JOB, task="regression")).figures
     assert (alike["pearson"], alike["spearman"]) == (0, 0)  # not defined
-    nowhere = of(output * math.nan, labels, job=replace(JOB, task="regression")).figures
-    assert math.isnan(nowhere["loss"])
 
 
 def test_several_labels():

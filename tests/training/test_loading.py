@@ -2,20 +2,18 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from razorctl.data.own import whole
-from razorctl.data.own.stream import Stream
 from razorctl.errors import DataError
 from razorctl.job import Job
 from razorctl.training import loading
 from razorctl.training.loading import CachedRows, Loader
 from razorctl.training.predicting import inference, labels
 from razorctl.training.run import finetune
-from tests.own import CLASSES, picture, table
+from tests.own import CLASSES, picture
 
 
 class Counting:
@@ -125,30 +123,9 @@ def predicted(folder: Path) -> None:
     list(labels.predict_labels(model, parts))
 
 
-def streamed(folder: Path) -> None:
-    rows = [f"{name}/{i}.png,{name}" for name in CLASSES for i in range(4)]
-    for split in ("train", "val"):
-        table(folder / f"{split}.csv", rows, "image,label")
-    job = Job("vit-micro", str(folder), batch_size=12, steps=1, streaming=True)
-    run = finetune(job, out="run", device="cpu")
-    # Between the check of a row, as it is read, and its decoding.
-    good = Stream._faults
-
-    def faults(self: Stream, *chunk: Any) -> list[str | None]:
-        found = good(self, *chunk)
-        if (folder / "car/0.png").read_bytes()[-1]:
-            damage(folder / "car/0.png")
-        return found
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Stream, "_faults", faults)
-        list(run)
-
-
 @pytest.mark.usefixtures("shallow")
 @pytest.mark.parametrize(
-    ("use", "processes"),
-    [(trained, 1), (augmented, 0), (evaluated, 0), (predicted, 0), (streamed, 1)],
+    ("use", "processes"), [(trained, 1), (augmented, 0), (evaluated, 0), (predicted, 0)]
 )
 def test_an_image_that_was_damaged_after_its_check_is_named(use, processes, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

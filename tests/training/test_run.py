@@ -57,6 +57,7 @@ KEYS = [
     "compiled",
     "payoff",
     "checksums",
+    "digest",
 ]
 
 

@@ -16,7 +16,6 @@ from razorctl.training import threads
 from razorctl.training.run import Run
 from razorctl.training.threads import LEAST, Threads
 from tests.cli import kinds
-from tests.own import CLASSES, photos, table
 from tests.training import runs
 from tests.training.runs import FULL, JOINT
 
@@ -118,17 +117,12 @@ def test_a_resumed_run_has_the_threads_that_it_was_begun_with(tried, tmp_path, m
         (JOB, threads.BUSY - 0.1, None),
         (JOB, 1.0, "OMP_WAIT_POLICY"),
         (replace(JOB, steps=LEAST - 1), 1.0, None),
-        (replace(JOB, dataset="photos", mixup=0.0, streaming=True), 1.0, None),
     ],
 )
 def test_there_is_no_trial(job, others, variable, tried, tmp_path, monkeypatch):
     monkeypatch.setattr(Threads, "others", others)
     if variable:
         monkeypatch.setenv(variable, "passive")
-    monkeypatch.chdir(photos(tmp_path / "photos").parent)
-    rows = [f"{name}/0.jpg,{name}" for name in CLASSES] * 4
-    for split in ("train", "val"):
-        table(Path(f"photos/{split}.csv"), rows, "image,label")
     run, number = begin(tmp_path / "run", job)
     assert (tried, number) == ([], 2)
     assert not any("threads" in note for note in run.notes)

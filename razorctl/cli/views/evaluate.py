@@ -19,11 +19,10 @@ def note_skipped(lines: Sequence[str], remark: str = "") -> None:
         return
     verb = "is" if len(lines) == 1 else "are"
     views.note(f"{units.count(len(lines), 'bad row')} {verb} left out{remark}:")
-    rows = list(dict.fromkeys(lines))  # streams are read several times
-    for line in rows[:SHOWN]:
+    for line in lines[:SHOWN]:
         views.say(f"  {line}")
-    if len(rows) > SHOWN:
-        views.say(f"  and {len(rows) - SHOWN:,} more")
+    if len(lines) > SHOWN:
+        views.say(f"  and {len(lines) - SHOWN:,} more")
 
 
 def show(result: dict[str, Any]) -> None:

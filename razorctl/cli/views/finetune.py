@@ -61,7 +61,7 @@ def show_settings(run: "Run", job: Job, header_device: str | None, device: str) 
     )
     if run.packing is not None:
         views.say(packing_summary(asdict(run.packing), bool(run.job.packing)))
-    if (epochs := _epochs(run) or 0) > MANY:
+    if (epochs := _epochs(run)) > MANY:
         views.note(
             f"the run has {count(epochs, 'epoch')}; for this number of rows, --epochs "
             f"{run.usual_epochs:g} is usual."
@@ -101,10 +101,9 @@ def show_time_left(step_seconds: float, steps: int) -> None:
     views.say(f"about {duration(step_seconds * steps)} left: a step takes {duration(step_seconds)}")
 
 
-def _epochs(run: "Run") -> float | None:
-    """The epochs of a run, or None if they are not known."""
-    if run.steps_per_epoch is None or run.job.steps is None:
-        return None
+def _epochs(run: "Run") -> float:
+    """The epochs of a run."""
+    assert run.job.steps is not None
     return epochs_of(run.job.steps, run.steps_per_epoch)
 
 

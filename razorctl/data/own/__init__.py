@@ -4,9 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from razorctl import units
-from razorctl.data.own import read, stream
+from razorctl.data.own import read
 from razorctl.data.own.ask import Ask
-from razorctl.data.own.raw import RawStreams
 from razorctl.data.own.read import hub
 from razorctl.data.own.splitting import Checked, checked, held_out_count
 from razorctl.data.source import Source, Splits
@@ -25,10 +24,6 @@ def find(job: Job, trained: Job | None = None) -> Source:
     trained: the job of a finished run, whose columns are used where tables have them.
     """
     ask = Ask.of(job, trained)
-    if ask.streaming:
-        if "classification" not in ask.tasks:
-            ask.check_streamed_task(ask.tasks[0])
-        return _streamed(ask, read.streams(ask))
     card = hub.card(ask) if read.on_hub(ask) and trained is None else None
     return _of_rows(checked(ask, read.raw(ask))) if card is None else _of_card(ask, card)
 
@@ -59,25 +54,12 @@ def _of_card(ask: Ask, card: hub.DatasetCard) -> Source:
     return _of_blocks(source) if columns.get("text") else source
 
 
-def _streamed(ask: Ask, raw: RawStreams) -> Source:
-    """Streams, whose rows are checked when they are read."""
-    skipped: list[str] = []
-    streams = stream.split_streams(ask, raw, skipped)
-
-    def load(_: Progress | None = None) -> Splits:
-        parts = stream.with_labels(ask, streams)
-        validation, test = parts.get("validation"), parts.get("test")
-        return Splits(parts["train"], validation, test, raw.classes, skipped)
-
-    return _described(ask, raw.modality, f"{raw.details}, streamed", raw.classes, raw.counts, load)
-
-
 def _described(
     ask: Ask,
     modality: Modality,
     details: str,
     classes: Sequence[str],
-    counts: Mapping[str, int | None],
+    counts: Mapping[str, int],
     load: Callable[..., Splits],
     task: Task = "classification",
 ) -> Source:
@@ -110,18 +92,14 @@ def _details(
     details: str,
     task: Task,
     classes: Sequence[str],
-    counts: Mapping[str, int | None],
+    counts: Mapping[str, int],
 ) -> tuple[str, ...]:
     """Lines on what was detected."""
-    rows = counts["train"]
-    said = "an unknown number of rows" if rows is None else units.count(rows, "row")
-    parts = [f"{said} to train on"]
+    parts = [f"{units.count(counts['train'], 'row')} to train on"]
     if counts.get("held out"):
-        parts.append(f"{_number(counts['held out'])} held out for validation")
+        parts.append(f"{counts['held out']:,} held out for validation")
     parts += [
-        f"{_number(counts[split])} for {split}"
-        for split in ("validation", "test")
-        if split in counts
+        f"{counts[split]:,} for {split}" for split in ("validation", "test") if split in counts
     ]
     return (
         f"{name}: {details}",
@@ -145,7 +123,3 @@ def _learned(task: Task, classes: Sequence[str]) -> str:
     if task == "multi-label":
         return f"for {units.count(len(classes), 'label')} of a row each: {few}"
     return f"{units.count(len(classes), 'class')}: {few}" if classes else f"for {task}"
-
-
-def _number(rows: int | None) -> str:
-    return "an unknown number of" if rows is None else f"{rows:,}"

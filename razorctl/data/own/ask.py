@@ -37,7 +37,6 @@ class Ask:
     split: str | None = None
     validation: float | None = None
     skip_bad: bool = False
-    streaming: bool = False
     seed: int = 0
     trained: Optional["Ask"] = None
 
@@ -132,26 +131,6 @@ class Ask:
                 f"as {SHARE}."
             )
         return SHARE if self.validation is None else self.validation
-
-    def check_streamed_task(self, task: Task) -> None:
-        """Raises UsageError for another task than classification."""
-        if task != "classification":
-            raise UsageError(
-                f"{self.name} is for {task}, which reads it whole; leave --streaming out."
-            )
-
-    def check_streamed_splits(self, splits: Collection[str]) -> None:
-        """Raises UsageError without rows to evaluate on: none of a stream are held out."""
-        if not {"validation", "test"} & {*splits}:
-            raise UsageError(
-                f"{self.name} has no validation or test split, and of streamed rows none is held "
-                "out; give it one, or leave --streaming out."
-            )
-        if self.validation is not None:
-            raise UsageError(
-                f"no rows of {self.name} are held out, since it is streamed; leave --validation or "
-                "--streaming out."
-            )
 
 
 def role(name: str) -> str | None:

@@ -1,7 +1,7 @@
 """Rows as they are stored, and how bad ones are named, counted and refused."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,8 +12,7 @@ from razorctl.models import Modality
 from razorctl.tasks import Task
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    from datasets import Dataset, IterableDataset
+    from datasets import Dataset
 
 TEXT_COLUMNS = ("text", "text_pair")
 COLUMNS = (
@@ -53,9 +52,7 @@ def refusal(name: str, lines: Sequence[str], mend: str = MEND) -> DataError:
     return DataError(f"{name} has {rows}: {few}; {mend}.", lines if more > 0 else ())
 
 
-def skip_or_refuse(
-    name: str, faults: Sequence[Fault], skip_bad: bool, mend: str = MEND
-) -> tuple[str, ...]:
+def skip_or_refuse(name: str, faults: Sequence[Fault], skip_bad: bool) -> tuple[str, ...]:
     """A line for each fault, whose rows are left out.
 
     Raises DataError without `skip_bad`, and for rows that are never left out.
@@ -64,13 +61,12 @@ def skip_or_refuse(
         name: what the data are called.
         faults: the faults.
         skip_bad: whether bad rows are left out.
-        mend: how to correct them, which ends the sentence.
     """
     if outside := [str(fault) for fault in faults if fault.reason in NEVER_SKIPPED]:
         raise refusal(name, outside, "name images by paths inside the folder of the table")
     lines = tuple(map(str, faults))
     if lines and not skip_bad:
-        raise refusal(name, lines, mend)
+        raise refusal(name, lines)
     return lines
 
 
@@ -131,33 +127,6 @@ class Raw:
         """The faults of rows with their places."""
         for split, bad in faults.items():
             yield from (Fault(self.place(split, row), reason) for row, reason in bad.items())
-
-
-@dataclass(frozen=True)
-class RawStreams:
-    """The rows of each split of a data set for classification before they are read.
-
-    Args:
-        modality: what they are of.
-        names: split -> what it is called in the data.
-        details: what was detected, as the end of a sentence.
-        classes: the names of the classes.
-        labels: what stands for each class in the data.
-        counts: split -> rows; None if that is not known.
-        rows: split -> its rows, as those of `Raw`.
-        root: the folder that image paths must not leave; None if images are no files.
-        renamed: column of `rows` -> its name in `Raw`, if another.
-    """
-
-    modality: Modality
-    names: Mapping[str, str]
-    details: str
-    classes: tuple[str, ...]
-    labels: "pa.Array"
-    counts: Mapping[str, int | None]
-    rows: Callable[[str], "IterableDataset"]
-    root: Path | None = None
-    renamed: Mapping[str, str] = field(default_factory=dict)
 
 
 def content(image: Any) -> Any:

@@ -314,15 +314,11 @@ def _with_class_names(raw: Raw) -> Raw:
 
 
 def digested(splits: Splits) -> Splits:
-    """The splits with their digests, unless these are known or the splits are streams."""
-    from datasets import Dataset
-
+    """The splits with their digests, unless these are known."""
     if splits.digests is not None:
         return splits
     digests = {}
     for split, data in splits.parts.items():
-        if not isinstance(data, Dataset):
-            return splits
         labels = data["label"][:] if "label" in data.column_names else ()
         digests[split] = contents.digest(contents.row_contents(data), labels)
     return replace(splits, digests=digests)

@@ -32,7 +32,8 @@ def of(architecture: Architecture, summary: str, defaults: Mapping[str, Any]) ->
 
     def model(task: Task) -> Model:
         make = segmenter if task == "segmentation" else classifier
-        return replace(make(architecture, summary, defaults), task=task)
+        made = make(architecture, summary, defaults)
+        return replace(made, task=task, files=architecture.files)
 
     return Named(architecture.name, summary, "image", (*OF_ROWS, "segmentation"), model)
 

@@ -71,12 +71,21 @@ class Architecture:
                 self._check_whole(wanted.get("num_classes"))
                 wanted["pretrained_cfg_overlay"] = self._classifier()
                 return self._created(input_size, pretrained=True, **wanted)
-        file = "model.safetensors"
-        folder = hub.fetch(self.name, f"timm/{self.tagged}", (file,), "model")
+        (file,) = self.files()
         # The hub's file has timm's layout, even if the first release of the weights had another.
-        wanted["pretrained_cfg_overlay"] = {"file": str(folder / file), "custom_load": False}
-        with hub.reading(self.name, folder):
+        wanted["pretrained_cfg_overlay"] = {"file": str(file), "custom_load": False}
+        with hub.reading(self.name, file.parent):
             return self._created(input_size, pretrained=True, **wanted)
+
+    def files(self, weights: bool = True) -> list[Path]:
+        """The files that are read of the pretrained model, with or without weights."""
+        if self.folder is not None:
+            of_weights = ("*model*.safetensors", "*model*.bin", "*model*.pth") if weights else ()
+            patterns = ("config.json", *of_weights)
+            return [file for each in patterns for file in sorted(self.folder.glob(each))]
+        file = "model.safetensors"
+        repo = f"timm/{self.tagged}"
+        return [hub.fetch(self.name, repo, (file,), "model") / file] if weights else []
 
     def _created(self, input_size: int | None, **wanted: Any) -> "nn.Module":
         from timm import create_model

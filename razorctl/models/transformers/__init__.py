@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,9 @@ def of(
     """The entry of a pretrained model."""
 
     def model(task: Task) -> Model:
+        return replace(fed(task), files=pretrained.files)
+
+    def fed(task: Task) -> Model:
         if modality == "image":
             return vision_model(pretrained, task, summary, VISION_DEFAULTS)
         if task == "token-classification":

@@ -31,6 +31,7 @@ TOKENIZER = (
 )
 PROCESSOR = "preprocessor_config.json"
 GENERATION = "generation_config.json"
+SETTINGS = (CONFIG, PROCESSOR, GENERATION, *TOKENIZER)  # all that is read beside weights
 # Names that configs have for the most tokens of a text.
 LONGEST = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
 # RoBERTa and its kin, whose positions begin after that of padding.
@@ -113,6 +114,12 @@ class PretrainedFiles:
         if missing:
             raise DataError(f"{self.name} has no {missing[0]}; {self.mend}.")
         return self.place
+
+    def files(self, weights: bool) -> list[Path]:
+        """The files that are read, with or without weights; raises what `folder` raises."""
+        own = (WEIGHTS, INDEX) if weights else ()
+        folder = self.folder(*own[:1], more=(*SETTINGS, *own))
+        return [file for each in (*SETTINGS, *own) for file in sorted(folder.glob(each))]
 
     @property
     def tokenizer(self) -> Any:

@@ -1,5 +1,6 @@
 """Finished runs side by side, read from the directories of runs and of grids."""
 
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +20,7 @@ from razorctl.planning.plan import FLAGS
 from razorctl.recipe import Recipe
 from razorctl.training.comparing.finished_run import FinishedRun, read_run
 from razorctl.training.comparing.variants import GridRow, Rounds, command, rows_of
-from razorctl.training.rundir import RESULT
+from razorctl.training.rundir import RESULT, is_marked
 from razorctl.training.schemas import Failure, GridSettings
 
 # Baselines that are no methods -> the settings of recipe and job that each changes. The method is
@@ -38,6 +39,7 @@ BASELINES: dict[str, dict[str, Any]] = {
 }
 NAMES = (*METHODS, *BASELINES)
 # Files in the directory of a grid, and in the directory of a run that failed.
+MARK = re.compile(rb"^\[runs\]\s*$", re.MULTILINE)  # in SETTINGS
 SETTINGS, FAILURE = "comparison.toml", "failure.json"
 
 OF_LENGTH = ("steps", "warmup_steps", "evaluate_every")  # follow from the length of a run
@@ -120,7 +122,7 @@ class Comparison:
 
 def is_grid(directory: Path) -> bool:
     """Whether `compare` has written to the directory."""
-    return (directory / SETTINGS).exists()
+    return is_marked(directory / SETTINGS, MARK)
 
 
 def recipe_by_name(name: str, ratio: float) -> Recipe:

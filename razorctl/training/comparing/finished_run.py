@@ -9,9 +9,8 @@ from typing import Any
 from razorctl import documents
 from razorctl.config.settings import read_toml
 from razorctl.errors import DataError, UsageError
-from razorctl.folders import exists
 from razorctl.tasks import FIGURES, LEAST
-from razorctl.training.run_files import ENVIRONMENT
+from razorctl.training.run_files import ENVIRONMENT, check_files
 from razorctl.training.rundir import CONFIG, METRICS, RESULT
 from razorctl.training.schemas import RunResult, StepLine
 from razorctl.version import __version__
@@ -101,14 +100,10 @@ def read_run(directory: Path) -> FinishedRun:
             f"{directory} holds no finished run; leave it out, or run it again with "
             f"`razorctl --config {directory / CONFIG} finetune`."
         ) from None
+    check_files(directory, result, [METRICS])
     run = FinishedRun(directory, result, lines, environment)
     evaluated = [step for step in lines if step["metrics"] is not None]
     complete = all(run.figure in each["metrics"] for each in (result, *evaluated))
     if len(lines) != result["steps"] or not evaluated or not complete:
         raise DataError(f"{directory / METRICS} is damaged; {LEAVE}.")
     return run
-
-
-def is_run(directory: Path) -> bool:
-    """Whether `finetune` has written to the directory, finished or not."""
-    return exists(directory / METRICS)

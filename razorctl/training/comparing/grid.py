@@ -8,7 +8,7 @@ budget the steps of each row. The directory of a failed run has a `failure.json`
 """
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import product
@@ -21,6 +21,7 @@ from razorctl import atomic, data, units
 from razorctl.config.registry import unknown
 from razorctl.config.settings import read_toml
 from razorctl.errors import RazorError, UsageError
+from razorctl.folders import exists
 from razorctl.job import Job
 from razorctl.recipe import Recipe
 from razorctl.training import run_files, rundir
@@ -28,9 +29,11 @@ from razorctl.training.comparing import budget
 from razorctl.training.comparing.child import run_child
 from razorctl.training.comparing.commands import Commands
 from razorctl.training.comparing.comparison import (
+    FAILURE,
     NAMES,
     SETTINGS,
     Comparison,
+    is_grid,
     note_failure,
     of_grid,
     recipe_by_name,
@@ -147,8 +150,11 @@ class Grid:
             return
         if not resume:
             raise atomic.taken(self.out, begun=True)
-        if not (self.out / SETTINGS).exists():
+        if not is_grid(self.out):
             raise UsageError(f"{self.out} holds no comparison; name another directory with --out.")
+        for place in filter(exists, self._places):
+            if not (rundir.is_run(place) or rundir.is_blank(place, FAILURE)):
+                raise UsageError(f"{place} holds no run; move it away.")
         earlier = settings_of(self.out)
         _refuse_other(self.out, earlier, settings)
         earlier_runs = earlier.get("runs", {})  # their methods and seeds stay in the grid
@@ -286,6 +292,12 @@ class Grid:
         return len(self.seeds) * sum(map(self.rounds.size, self.rounds))
 
     @property
+    def _places(self) -> Iterator[Path]:
+        """The directories of the runs in all rounds."""
+        for turn, row, seed in product(self.rounds, self.rows, self.seeds):
+            yield self.rounds.directory(self.out, turn, row, seed)
+
+    @property
     def comparison(self) -> Comparison:
         """The comparison of the runs so far."""
         return of_grid(self.out, self.methods, self.seeds)
@@ -293,11 +305,7 @@ class Grid:
     @property
     def left(self) -> str:
         """A sentence, without its period, on the finished runs of a grid that stops now."""
-        places = (
-            self.rounds.directory(self.out, turn, row, seed)
-            for turn, row, seed in product(self.rounds, self.rows, self.seeds)
-        )
-        done = sum((place / rundir.RESULT).exists() for place in places)
+        done = sum((place / rundir.RESULT).exists() for place in self._places)
         runs = units.count(self.runs, "run")
         return f"{self.out} holds {done} of {runs}; go on with --resume --out {self.out}"
 

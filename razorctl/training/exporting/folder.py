@@ -10,10 +10,7 @@ from razorctl.training.predicting.inference import Trained
 
 WEIGHTS = (pretrained_files.WEIGHTS, pretrained_files.INDEX)
 # What the libraries read; nothing else that lies in a run directory leaves it.
-OTHERS = (
-    *(pretrained_files.CONFIG, pretrained_files.PROCESSOR, pretrained_files.GENERATION),
-    *pretrained_files.TOKENIZER,
-)
+OTHERS = pretrained_files.SETTINGS
 
 
 def write(

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from razorctl import devices, documents, hub, models
+from razorctl import devices, hub, models
 from razorctl.errors import DataError, MissingError, OutOfMemoryError, UsageError
 from razorctl.job import Job
+from razorctl.models.transformers.pretrained_files import INDEX, SETTINGS, WEIGHTS
 from razorctl.step import precision
 from razorctl.training import run_files, rundir
 from razorctl.training.evaluation import Evaluation, evaluate
@@ -21,7 +22,6 @@ from razorctl.training.loading import in_order, moved
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from razorctl.data.own.stream import Stream
     from razorctl.training.evaluation_rows import LabeledRows
 
 CHOICES = ("best", "last")
@@ -48,9 +48,7 @@ class Trained:
         """The name of each class, in the order of the logits; empty for a language model."""
         return tuple(self.result["classes"])
 
-    def evaluate(
-        self, rows: "Dataset | Stream", done: Callable[[int], None] = lambda _: None
-    ) -> Evaluation:
+    def evaluate(self, rows: "Dataset", done: Callable[[int], None] = lambda _: None) -> Evaluation:
         """The evaluation of rows with labels, such as `LabeledRows` has.
 
         done: called with the number of rows so far.
@@ -79,7 +77,7 @@ class Trained:
         with self.in_memory():
             return evaluate(self.model, logits, batches(), self.classes, self.job)
 
-    def batches(self, rows: "Dataset | Stream", transform: Any) -> Iterator[dict[str, Any]]:
+    def batches(self, rows: "Dataset", transform: Any) -> Iterator[dict[str, Any]]:
         """The batches of transformed rows, on the device."""
         for batch in in_order(rows.with_transform(transform), self.job, self.device):
             yield moved(batch, self.device)
@@ -122,13 +120,8 @@ def load(
     family, place = models.find(job.model, job.task), devices.find(device)
     if not file.exists():
         raise MissingError(f"{file} is missing; {rundir.AGAIN}.")
+    run_files.check_files(run, result, _loaded(run, file, result))
     with hub.reading(str(file), file.parent, rundir.AGAIN):
-        checksum = result.get("checksums", {}).get(file.relative_to(run).as_posix())
-        if checksum is not None and documents.size_and_checksum(file) != checksum:
-            raise DataError(
-                f"{file} cannot be read (its checksum is not that of {rundir.RESULT}); "
-                f"{rundir.AGAIN}."
-            )
         model, transform = family.load(file.parent, job.input_size)
     _check_finite(model, file)
     size = batch_size or job.micro_batch
@@ -160,6 +153,15 @@ def _check_finite(model: nn.Module, file: Path) -> None:
     for name, buffer in model.named_buffers():
         if buffer.isnan().any():
             raise DataError(f"{name} in {file} is not finite; {rundir.AGAIN}.")
+
+
+def _loaded(run: Path, weights: Path, result: Mapping[str, Any]) -> list[str]:
+    """The paths in a run of all files that are read with its weights, those that are gone too."""
+    folder = weights.parent
+    there = (file for each in (*SETTINGS, WEIGHTS, INDEX) for file in sorted(folder.glob(each)))
+    known = (run / name for name in result.get("checksums", ()) if name != rundir.METRICS)
+    files = [*there, *(file for file in known if file.parent == folder), run / rundir.SPLIT]
+    return list(dict.fromkeys(file.relative_to(run).as_posix() for file in files))
 
 
 def _file(result: Mapping[str, Any], weights: str) -> str:

@@ -127,6 +127,16 @@ def test_tables(kind, labels, small, monkeypatch, tmp_path):
     assert bool(splits.train.cache_files) == (not small)
 
 
+@pytest.mark.parametrize("kind", WRITERS)
+def test_large_tables_lie_in_memory_mapped_files(kind, monkeypatch):
+    monkeypatch.setattr(store, "SMALL", 0)
+    WRITERS[kind]((TEXTS, LABELS["words"][0]))
+    name = next(Path.cwd().glob("a.*")).name
+    splits = load(name, validation=0.25)
+    for rows in (splits.train, splits.validation):
+        assert [Path(file["filename"]).suffix for file in rows.cache_files] == [".arrow"]
+
+
 def test_lines_that_end_as_on_old_macs():
     rows = ["a text,x", '"of two\rlines",y', "", "three four,x", "five six,y", "se ven,x"]
     Path("a.csv").write_bytes("\r".join(["text,label", *rows, ""]).encode())
@@ -139,19 +149,15 @@ def test_lines_that_end_as_on_old_macs():
         load("a.jsonl")
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_labels_of_half_precision(streaming):
+def test_labels_of_half_precision():
     labels = np.array([0, 3] * 4, np.float16)
     Path("d").mkdir()
     for split in ("train", "test"):
         table = pa.table({"text": [f"a text {i}" for i in range(8)], "label": labels})
         pq.write_table(table, f"d/{split}.parquet")
-    splits = data.of(Job("any", "d", streaming=streaming)).load()
+    splits = data.of(Job("any", "d")).load()
     assert splits.classes == ("0", "3")
-    if streaming:
-        assert [row.values["label"] for row in splits.test.in_order()] == [0, 1] * 4
-    else:
-        assert splits.test["label"][:] == [0, 1] * 4
+    assert splits.test["label"][:] == [0, 1] * 4
 
 
 def test_a_large_table_is_read_again_when_it_changes(monkeypatch, tmp_path):

@@ -534,7 +534,6 @@ REFUSED = {
     "smoothing": ({"label_smoothing": 0.1}, "a.csv is for regression; leave it out"),
     "mixup": ({"mixup": 0.1, "model": "vit-micro"}, "vit-micro takes images, and a.csv has texts"),
     "metric": ({"metric": "f1"}, "unknown metric of regression 'f1'"),
-    "streaming": ({"streaming": True}, "is for regression, which reads it whole"),
     "a model of other tasks": ({"task": "segmentation"}, "no images with masks"),
 }
 

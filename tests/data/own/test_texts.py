@@ -299,19 +299,6 @@ def test_a_label_column_of_texts_alone():
         data.of(Job("any", "a.csv", label_column="label", **LM))
 
 
-@pytest.mark.parametrize("dataset", ["a.txt", "d", "tables"])
-@pytest.mark.parametrize("settings", [LM, {"model": "some"}], ids=["given", "detected"])
-def test_texts_are_not_streamed(dataset, settings, model):
-    model("masked-lm", "classification")
-    text("a.txt")
-    text("d/train.txt")
-    text("d/test.txt")
-    for split in ("train", "test"):
-        table(Path("tables", f"{split}.csv"), ["a b", "c d"], "text")
-    with pytest.raises(UsageError, match="leave --streaming out"):
-        data.of(Job(**{"model": "any", "dataset": dataset, "streaming": True, **settings}))
-
-
 def test_images_beside_texts_are_images():
     photos(Path("d"))
     text("d/README.md")

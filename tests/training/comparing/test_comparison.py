@@ -279,6 +279,6 @@ def test_bad_input_is_one_sentence_and_the_exit_code(case):
     write("run")
     (write("half") / "result.json").unlink()
     Path("grid").mkdir()
-    Path("grid/comparison.toml").write_text("[job]\nmodel = 'vit-micro'\n")
+    Path("grid/comparison.toml").write_text("[runs]\nmethods = 'full'\n")
     assert_refused(compare(*args), code, sentence)
     assert sorted(p.name for p in Path().iterdir()) == ["grid", "half", "run"]

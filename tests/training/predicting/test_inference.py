@@ -29,6 +29,7 @@ from tests import local_hub
 from tests.cli.commands import razorctl
 from tests.models import registered
 from tests.own import CLASSES, floats, photos, picture, table
+from tests.training.runs import edit_result
 
 QUICK = {"batch_size": 8, "steps": 6, "evaluate_every": 1, "validation": 0.5}
 WORDS = ("a cat", "dog sat", "cat sat a dog", "dog dog")
@@ -110,10 +111,9 @@ def test_a_run_of_an_older_razorctl_has_its_best_weights_beside_the_last(runs, t
     (out / "best").mkdir()
     for name in ("config.json", "model.safetensors"):
         shutil.copy(out / name, out / "best" / name)
-    file = out / "result.json"
-    best = str(Path(json.loads(file.read_text())["run_dir"]) / "best/model.safetensors")
-    older = {"best_step": 1, "best_weights": best}
-    file.write_text(json.dumps(json.loads(file.read_text()) | older))
+    best = str(runs["digits"].out / "best/model.safetensors")
+    older = {"best_step": 1, "best_weights": best, "checksums": {}}
+    edit_result(out, lambda result: result.update(older))
     for weights, path in (("best", "best/model.safetensors"), ("last", "model.safetensors")):
         assert inference.load(out, weights=weights, device="cpu").weights == out / path
 
@@ -265,8 +265,9 @@ def test_rows_that_are_others_now_are_refused(case, runs, tmp_path):
     before = Path(runs[name].job.dataset)
     copy = shutil.copytree if before.is_dir() else shutil.copy
     there = copy(before, tmp_path / before.name)
-    for file in (out / "result.json", out / "split.json"):
-        file.write_text(file.read_text().replace(str(before), str(there)))
+    edit_result(out, lambda result: result["job"].update(dataset=str(there)))
+    file = out / "split.json"
+    file.write_text(file.read_text().replace(str(before), str(there)))
     assert len(rows_of_run(out).rows)
     change(there)
     if refused:
@@ -307,9 +308,7 @@ def test_white_is_that_of_the_images_of_training(tmp_path, monkeypatch):
 
 def test_a_precision_that_the_device_lacks_becomes_fp32(runs, tmp_path):
     out = shutil.copytree(runs["photos"].out, tmp_path / "run")
-    result = json.loads((out / "result.json").read_text())
-    result["job"]["precision"] = "fp16"
-    (out / "result.json").write_text(json.dumps(result))
+    edit_result(out, lambda result: result["job"].update(precision="fp16"))
     assert inference.load(out, device="cpu").job.precision == "fp32"
 
 
@@ -391,13 +390,12 @@ def test_bad_rows_are_all_named_or_left_out(runs, tmp_path, monkeypatch):
 
 
 def spoiled(run: Run, to: Path, name: str, change) -> Path:
-    """A copy of a run with a changed weight, and without its checksum."""
+    """A copy of a run with a changed weight, and without checksums."""
     out = shutil.copytree(run.out, to)
-    result = json.loads((out / "result.json").read_text())
     weights = load_file(out / "model.safetensors")
     change(weights[name])
     save_file(weights, out / "model.safetensors", {"format": "pt"})
-    (out / "result.json").write_text(json.dumps(result | {"checksums": {}}))
+    edit_result(out, lambda result: result.update(checksums={}))
     return out
 
 

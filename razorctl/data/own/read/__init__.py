@@ -2,37 +2,27 @@
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import TypeVar
 
 from razorctl.config.registry import unknown
 from razorctl.data.catalog import DATASETS
 from razorctl.data.own.ask import STDIN, Ask, role
-from razorctl.data.own.raw import NOT_UTF8, Raw, RawStreams
+from razorctl.data.own.raw import NOT_UTF8, Raw
 from razorctl.data.own.read import folder, hub, lines, recognition, sample, tables, texts
 from razorctl.errors import DataError, UsageError
 from razorctl.folders import exists, spelled
 from razorctl.models import Modality
 
-T = TypeVar("T")
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # ORG/NAME
 SEPARATORS = tuple(filter(None, (os.sep, os.altsep)))
 
 
 def raw(ask: Ask) -> Raw:
     """The rows of the data that are named, read as a whole; raises what `own.find` raises."""
-    return hub.raw(ask) if on_hub(ask) else _read_path(ask, _raw)
-
-
-def streams(ask: Ask) -> RawStreams:
-    """The rows of the data that are named, which are read as they come.
-
-    Raises what `own.find` raises.
-    """
-    return hub.streams(ask) if on_hub(ask) else _read_path(ask, _streams)
+    return hub.raw(ask) if on_hub(ask) else _read_path(ask)
 
 
 def unlabeled(
@@ -67,8 +57,8 @@ def on_hub(ask: Ask) -> bool:
     return ask.name.startswith(hub.PREFIX)
 
 
-def _read_path(ask: Ask, read: Callable[[Ask, Path], T]) -> T:
-    """The rows of the file or the folder that is named, as `read` returns them."""
+def _read_path(ask: Ask) -> Raw:
+    """The rows of the file or the folder that is named."""
     name, path = ask.name, Path(ask.name).expanduser()
     if not exists(path):
         if any(separator in name for separator in SEPARATORS):
@@ -80,7 +70,7 @@ def _read_path(ask: Ask, read: Callable[[Ask, Path], T]) -> T:
     if spelled(absolute) != absolute:
         raise DataError(f"{spelled(absolute)}: {NOT_UTF8}.")
     try:
-        return read(ask, path)
+        return _raw(ask, path)
     except OSError as error:
         reason = error.strerror or str(error)
         raise DataError(
@@ -103,19 +93,6 @@ def _raw(ask: Ask, path: Path) -> Raw:
     if "classification" not in ask.tasks:  # a folder has no other labels
         raise recognition.unserved(ask)
     return folder.raw(ask, path)
-
-
-def _streams(ask: Ask, path: Path) -> RawStreams:
-    is_text = ask.language is not None and texts.is_text(path) and not tables.is_table(path)
-    table = None if is_text else _tables(ask, path)
-    if table is not None:
-        return tables.streams(ask, table)
-    if ask.language is not None:
-        raise UsageError(f"{ask.name} is no table, so it is read whole; leave --streaming out.")
-    raise UsageError(
-        f"{ask.name} is a folder of images, which are read as they come anyway; leave "
-        "--streaming out."
-    )
 
 
 def _tables(ask: Ask, path: Path) -> tables.Tables | None:

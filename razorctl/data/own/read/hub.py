@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -14,23 +13,23 @@ from razorctl import hub
 from razorctl.config.registry import unknown
 from razorctl.data.own import chats, rows
 from razorctl.data.own.ask import Ask
-from razorctl.data.own.raw import Raw, RawStreams
+from razorctl.data.own.raw import Raw
 from razorctl.data.own.read import parquet, recognition
 from razorctl.data.own.read.columns import as_trained
 from razorctl.data.own.read.sample import SAMPLE, Sample
 from razorctl.data.own.read.table_columns import TableColumns
-from razorctl.errors import DataError, MissingError, RazorError, UsageError, reason_of
+from razorctl.data.own.store import stored
+from razorctl.errors import DataError, UsageError
 from razorctl.tasks import LANGUAGE
 
 if TYPE_CHECKING:
-    from datasets import Dataset, Features, IterableDataset
+    from datasets import Dataset, Features
 
 PREFIX = "hf:"
 NAME = re.compile(r"hf:([\w.-]+/[\w.-]+?)(?::([\w.-]+))?")
 CARD = "README.md"
 # Columns whose values rows may have otherwise.
 CONVERTED = (*chats.PARTS, "number", "labels", "flag", "tokens", "tags")
-STREAMED = 100  # rows of a stream that columns are detected from
 # The readers of `datasets` that unpack no objects of Python and no archives.
 BUILDERS = ("parquet", "arrow", "csv", "json", "imagefolder")
 
@@ -130,7 +129,7 @@ def raw(ask: Ask) -> Raw:
 
         local = {split: [str(folder / file) for file in part] for split, part in files.items()}
         data = load_dataset(origin.builder, data_files=local, **origin.settings)
-    return _raw(ask, data, split_names, folder)
+    return _raw(ask, data, split_names, folder, local)
 
 
 def origin_of(ask: Ask) -> Origin:
@@ -140,105 +139,6 @@ def origin_of(ask: Ask) -> Origin:
     if parts is None:
         raise UsageError(f"{name} is not the name of a data set; write hf:ORG/NAME:CONFIG.")
     return _origin(name, parts[1], parts[2])
-
-
-def streams(ask: Ask) -> RawStreams:
-    """The rows of a data set of the hub as they are read, by its card or else by its first rows.
-
-    Raises UsageError if it is not clear what to use or labels have no names, and DataError if it
-    cannot be streamed.
-    """
-    import pyarrow as pa
-
-    name, origin = ask.name, origin_of(ask)
-    if origin.builder == "imagefolder":
-        raise DataError(
-            f"{name} has a file for each image, which cannot be streamed; choose a data set of "
-            "Parquet files, or leave --streaming out."
-        )
-    split_names = ask.splits(list(origin.files))
-    ask.check_streamed_splits(split_names)
-    by_card = card(ask)
-    if by_card is None:
-        with _from_hub(name):
-            columns, classes = _detect_in_stream(ask, _opened(origin, split_names["train"]))
-    else:
-        columns, classes = by_card.columns, by_card.classes
-    ask.check_streamed_task(columns.task)
-    if classes is None:
-        raise UsageError(
-            f"column {columns.get('label')} of {name} does not name its classes, which must be "
-            "known before rows are streamed; choose a data set that does, or leave --streaming out."
-        )
-
-    def read(split: str) -> "IterableDataset":
-        with _from_hub(name):
-            return _undecoded(_opened(origin, split_names[split]), columns)
-
-    return RawStreams(
-        modality=columns.modality,
-        names=split_names,
-        details=columns.details,
-        classes=classes,
-        labels=pa.array(range(len(classes)), pa.int64()),
-        counts={
-            split: origin.counts.get(name_in_data) for split, name_in_data in split_names.items()
-        },
-        rows=read,
-        renamed=columns.renamed,
-    )
-
-
-def _detect_in_stream(
-    ask: Ask, stream: "IterableDataset"
-) -> tuple[TableColumns, tuple[str, ...] | None]:
-    """The columns and the classes as of `_detect`, by the first rows of a stream."""
-
-    def first(plain: list[str]) -> dict[str, list[Any]]:
-        first = list(islice(stream.select_columns(plain), STREAMED))
-        return {column: [row.get(column) for row in first] for column in plain}
-
-    kinds: Features = stream._resolve_features().features
-    return _detect(ask, parquet.sampled(kinds, first), kinds)
-
-
-@contextmanager
-def _from_hub(name: str) -> Iterator[None]:
-    """Turns any error of the block, which reads from the hub, into a MissingError about `name`."""
-    try:
-        yield
-    except RazorError:
-        raise
-    except Exception as error:  # the libraries raise many kinds
-        raise MissingError(
-            f"{name} cannot be streamed from the hub ({reason_of(error)}); try again later, "
-            "or leave --streaming out."
-        ) from error
-
-
-def _opened(origin: Origin, split: str) -> "IterableDataset":
-    from datasets import load_dataset
-
-    files = [f"hf://datasets/{origin.repo}/{file}" for file in origin.files[split]]
-    with hub.quiet_without_terminal():
-        stream: IterableDataset = load_dataset(
-            origin.builder,
-            data_files={"train": files},
-            split="train",
-            streaming=True,
-            **origin.settings,
-        )
-    return stream
-
-
-def _undecoded(stream: "IterableDataset", columns: TableColumns) -> "IterableDataset":
-    """The rows with the columns that are used, and with images that are not decoded."""
-    from datasets import Image
-
-    image = columns.get("image")
-    if image is not None:
-        stream = stream.cast_column(image, Image(decode=False))
-    return stream.select_columns(list(columns.renamed))
 
 
 def _detect(
@@ -258,7 +158,14 @@ def _detect(
     return columns, columns.class_names or named
 
 
-def _raw(ask: Ask, data: Mapping[str, "Dataset"], split_names: dict[str, str], folder: Path) -> Raw:
+def _raw(
+    ask: Ask,
+    data: Mapping[str, "Dataset"],
+    split_names: dict[str, str],
+    folder: Path,
+    files: Mapping[str, list[str]],
+) -> Raw:
+    """The rows of splits that `datasets` has read from files in the folder."""
     train = data["train"]
     kinds = train.features
     sample = parquet.sampled(kinds, lambda plain: train.select_columns(plain)[:SAMPLE])
@@ -268,7 +175,7 @@ def _raw(ask: Ask, data: Mapping[str, "Dataset"], split_names: dict[str, str], f
             raise DataError(
                 f"{name_in_data} of {ask.name} has no column {absent.pop()}; name other splits."
             )
-    splits = {split: _rows(data[split], columns) for split in split_names}
+    splits = {split: _rows(data[split], columns, files[split]) for split in split_names}
     left_out = rows.unlabeled_out(ask, splits, split_names)
     return Raw(
         name=ask.name,
@@ -283,19 +190,21 @@ def _raw(ask: Ask, data: Mapping[str, "Dataset"], split_names: dict[str, str], f
     )
 
 
-def _rows(split: "Dataset", columns: TableColumns) -> "Dataset":
-    """The columns that are used, as `Raw` calls them."""
-    import datasets
+def _rows(split: "Dataset", columns: TableColumns, files: list[str]) -> "Dataset":
+    """The columns that are used, as `Raw` calls them; files: those of the split."""
     import pyarrow as pa
 
     renamed = split.select_columns(list(columns.renamed)).rename_columns(columns.renamed)
     converted = any(name.partition(".")[0] in CONVERTED for name in renamed.column_names)
     if not (len(renamed) and converted):
         return renamed
-    batches = renamed.data.table.to_batches()
-    made = [dict(zip(batch.schema.names, batch.columns, strict=True)) for batch in batches]
-    tables = [pa.table(parquet.row_arrays(arrays, Path())) for arrays in made]
-    return datasets.Dataset(pa.concat_tables(tables))
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for batch in renamed.data.table.to_batches():
+            arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
+            yield pa.RecordBatch.from_pydict(parquet.row_arrays(arrays, Path()))
+
+    return stored([*map(Path, files)], next(batches()).schema, batches, columns)
 
 
 def _origin(name: str, repo: str, config: str | None) -> Origin:

@@ -14,7 +14,7 @@ from razorctl.data.own.fields import field_of, worse
 from razorctl.data.own.labels import label_text
 from razorctl.data.own.read.sample import SAMPLE, Sample
 from razorctl.data.own.read.table_columns import TableColumns
-from razorctl.data.own.store import BATCH, packed, stored
+from razorctl.data.own.store import packed, stored
 from razorctl.errors import DataError
 from razorctl.tasks import ENTITY_TAG
 
@@ -277,15 +277,6 @@ def rows(files: Sequence[Path], columns: TableColumns) -> "Dataset":
     kinds = schema(columns)
     every = (row for file in files for row in records(file, columns))
     return stored(files, kinds, lambda: packed(every, kinds), columns)
-
-
-def labels(file: Path, columns: TableColumns) -> "pa.ChunkedArray":
-    """The labels of a file."""
-    import pyarrow as pa
-
-    values = (row["label"] for row in records(file, columns))
-    chunks = iter(lambda: list(islice(values, BATCH)), [])
-    return pa.chunked_array((pa.array(chunk, pa.string()) for chunk in chunks), pa.string())
 
 
 def class_names(file: Path, columns: TableColumns) -> None:

@@ -96,23 +96,6 @@ def rows(files: Sequence[Path], columns: TableColumns) -> "Dataset":
         )
 
 
-def records(file: Path, columns: TableColumns) -> Iterator[dict[str, Any]]:
-    """The rows of one file as of `rows`, one at a time."""
-    number = 0
-    with _reading(file):
-        for batch in _batches(file, columns, _schema(file, columns)):
-            for row in batch.to_pylist():
-                yield {**row, "place": f"{file.name}, row {number}"}
-                number += 1
-
-
-def labels(file: Path, columns: TableColumns) -> "pa.ChunkedArray":
-    """The labels of a file; no other column is read."""
-    with _reading(file):
-        table = _open(file).read([columns.get("label")])
-        return table.cast(_plain(table.schema)).column(0)
-
-
 def class_names(file: Path, columns: TableColumns) -> tuple[str, ...] | None:
     """The names of the classes that the label's type has; None without them or a label."""
     label = columns.answer

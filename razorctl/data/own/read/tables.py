@@ -1,28 +1,25 @@
 """Tables: one file, or a folder with a file or several for each split."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from razorctl.data.own import labels, rows
 from razorctl.data.own.ask import Ask, role, split_of
-from razorctl.data.own.raw import NOT_UTF8, Raw, RawStreams
+from razorctl.data.own.raw import NOT_UTF8, Raw
 from razorctl.data.own.read import conversations, lines, parquet, recognition
 from razorctl.data.own.read.columns import as_trained, unlabeled_columns
 from razorctl.data.own.read.sample import SUFFIXES as IMAGE_SUFFIXES
 from razorctl.data.own.read.sample import Sample
 from razorctl.data.own.read.table_columns import TableColumns
-from razorctl.data.own.store import stamp
 from razorctl.errors import DataError, UsageError
 from razorctl.folders import spelled
 from razorctl.models import Modality
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    from datasets import Dataset, IterableDataset
+    from datasets import Dataset
 
 METADATA = "metadata"  # as the hub's sets of images call it
 SUFFIXES = (*lines.READERS, ".parquet")
@@ -77,9 +74,7 @@ class Reader(Protocol):
 
     def sample(self, file: Path) -> Sample: ...
     def class_names(self, file: Path, columns: TableColumns) -> tuple[str, ...] | None: ...
-    def labels(self, file: Path, columns: TableColumns) -> "pa.ChunkedArray": ...
     def rows(self, files: Sequence[Path], columns: TableColumns) -> "Dataset": ...
-    def records(self, file: Path, columns: TableColumns) -> Iterator[dict[str, Any]]: ...
 
 
 def reader(file: Path) -> Reader:
@@ -184,67 +179,6 @@ def raw(ask: Ask, tables: Tables) -> Raw:
         task=columns.task,
         notes=tables.notes,
     )
-
-
-def streams(ask: Ask, tables: Tables) -> RawStreams:
-    """The rows of tables as they are read; labels are read once before all else.
-
-    Raises DataError if these are no classes, or those of the training rows are not enough.
-    """
-    import numpy as np
-    from datasets import Dataset, IterableDataset
-    from pyarrow import Table
-
-    columns = tables.columns
-    ask.check_streamed_task(columns.task)
-    ask.check_streamed_splits(tables.files)
-    label_rows = {
-        split: Dataset(Table.from_arrays([_labels(tuple(part), columns, stamp(part))], ["label"]))
-        for split, part in tables.files.items()
-    }
-    raw = Raw(
-        name=ask.name,
-        modality=columns.modality,
-        splits=label_rows,
-        names=tables.names,
-        details=columns.details + tables.left_out,
-        class_names=tables.class_names,
-        untyped=tables.untyped,
-    )
-    classes, numbers = labels.classes_of(raw), {}
-    for split, column in label_rows.items():
-        numbers[split] = classes.numbers(column.data.column("label"))
-    rows_with_label = {split: np.flatnonzero(of >= 0) for split, of in numbers.items()}
-    rows.check_enough(raw, classes.classes, numbers, rows_with_label)
-
-    def read(split: str) -> "IterableDataset":
-        settings = {"files": list(tables.files[split]), "columns": columns}
-        return IterableDataset.from_generator(_records, gen_kwargs=settings)
-
-    return RawStreams(
-        modality=columns.modality,
-        names=tables.names,
-        details=raw.details,
-        classes=classes.classes,
-        labels=classes.values,
-        counts={split: len(of) for split, of in label_rows.items()},
-        rows=read,
-        root=tables.root,
-    )
-
-
-@lru_cache(maxsize=8)
-def _labels(files: tuple[Path, ...], columns: TableColumns, _: str) -> "pa.ChunkedArray":
-    """The labels of files, which are read again if the last argument, their stamp, is another."""
-    import pyarrow as pa
-
-    parts = [reader(file).labels(file, columns) for file in files]
-    return pa.chunked_array([chunk for part in parts for chunk in part.chunks], parts[0].type)
-
-
-def _records(files: Sequence[Path], columns: TableColumns) -> Iterator[dict[str, Any]]:
-    for file in files:
-        yield from reader(file).records(file, columns)
 
 
 def unlabeled(ask: Ask, file: Path, modality: Modality) -> Raw:
