@@ -179,7 +179,7 @@ def without_caches(model: nn.Module) -> Iterator[None]:
 
 
 def _globals(model: nn.Module) -> list[Any]:
-    """What is in the classes of a model and in the files that these are in."""
+    """The values in the classes of a model and in the files that these are in."""
     kinds = {kind for module in model.modules() for kind in type(module).__mro__}
     foreign = [k for k in kinds if k.__module__.partition(".")[0] not in ("razorctl", "torch")]
     scopes = {*foreign, *(sys.modules.get(kind.__module__) for kind in foreign)} - {None}
