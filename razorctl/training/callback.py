@@ -56,6 +56,7 @@ class RazorCallback(TrainerCallback):  # type: ignore[misc]
             return
         dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
         if not self._meet(model, batch, {"autocast": dtype}) and self.recipe.joint_budget == 1:
+            log.warning("the byte budget is met for what the model is first called with instead")
             first = partial(self._at_first_call, dtype)
             self._hook = model.register_forward_pre_hook(first, with_kwargs=True)
 
