@@ -143,14 +143,13 @@ def by_values(module: nn.Module) -> type[RazorLayer] | None:
 
 def _of_linear(module: nn.Module) -> tuple[nn.Module, type[RazorLayer] | None]:
     """A copy of a module without its one linear layer, and the razor class of what it computes."""
-    inner, kind = copy.copy(module), stock_type(module)
-    layers = [
-        name for name, part in module._modules.items() if part and _linear(stock_type(part), part)
-    ]
-    if module._parameters or module._buffers or layers != list(module._modules) or len(layers) != 1:
-        return inner, None
-    inner.training, inner._modules = True, {layers[0]: _Times(-1)}  # so the layer must be first
-    razor = activation.by_values(lambda x: kind.forward(inner, -x))
+    kind, modules = stock_type(module), module._modules
+    layers = [name for name, part in modules.items() if part and _linear(stock_type(part), part)]
+    if module._parameters or module._buffers or layers != list(modules) or len(layers) != 1:
+        return module, None
+    inner = kind.__new__(kind)  # without the class of FSDP2
+    vars(inner).update(vars(module), training=True, _modules={layers[0]: _Times(-1)})
+    razor = activation.by_values(lambda x: kind.forward(inner, -x))  # so the layer must be first
     inner._modules = {layers[0]: nn.Identity()}
     return inner, razor
 
