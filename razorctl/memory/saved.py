@@ -154,6 +154,8 @@ def tracing(model: nn.Module, mode: FakeTensorMode | None) -> Iterator[None]:
             why = "writes to places that depend on values"
         elif ".numpy() is not supported" in str(error):
             why = "reads the values of a tensor (.numpy())"
+        elif "Expected inputs of BF16 type" in str(error):
+            why = "multiplies all experts at once, which torch 2.11 traces in bfloat16 alone,"
         elif "_apply(): Couldn't swap" in str(error):
             why = "converts the weights of a module"
         else:
