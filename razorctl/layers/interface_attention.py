@@ -268,7 +268,7 @@ class _Unread(Tensor):
         raise TypeError(f"{func} reads it")
 
 
-@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def is_plain(function: Any, names: tuple[str, ...]) -> bool:
     """Whether a function of an AttentionInterface is plain attention, by its values.
 
