@@ -1,4 +1,4 @@
-"""The error that int8 brings to the weight gradient of a linear layer, as its first pass shows it.
+"""The error of an int8 weight gradient, measured in the first backward pass of a linear layer.
 
 A row of dW = dy^T x is computed from a column of dy. Where few entries of a column are much larger
 than the others, as p - 1 of the target is beside p of the other classes, the others round to zero,
@@ -48,7 +48,7 @@ class Int8Cost:
     def products(
         self, gemms: Products, operands: Sequence[Tensor | Packed], name: str
     ) -> list[Tensor]:
-        """dy^T x for each of the operands x, after the measurement if there was none.
+        """dy^T x for each of the operands x; measures in the first pass.
 
         gemms: runs in the dtype of dy from then on if int8 costs too much.
         """

@@ -1,8 +1,8 @@
-"""Fused attention of q, k, v [..., heads, tokens, columns] that can be made again in a graph.
+"""Fused attention of q, k, v [..., heads, tokens, columns] that a graph can recompute.
 
-out = softmax(scale q k^T + mask) v. torch.compile counts stock attention among random operations:
-it never joins them, so a compiled backward pass would run it for each reader of its output, and it
-cannot repeat the draw of a dropout. Here a seed says what is drawn.
+out = softmax(scale q k^T + mask) v. torch.compile treats stock attention as a random operation. It
+never merges two of these, so a compiled backward pass would recompute attention for each reader of
+its output. It cannot replay dropout either. This op draws dropout from a seed.
 """
 
 from typing import Any
@@ -70,7 +70,7 @@ def attention_again_grad(
     dropout_p: float,
     seed: Tensor | None,
 ) -> list[Tensor]:
-    """The gradients of q, k, v, and of the mask if `with_mask`, by that of `attention_again`."""
+    """The gradients of q, k, v, and of the mask if `with_mask`, for the gradient `dout`."""
     keys = DispatchKey.AutogradFunctionality, DispatchKey.ADInplaceOrView  # off inside an op
     on, views = (_SetExcludeDispatchKeyGuard(key, False) for key in keys)
     with torch.enable_grad(), on, views:

@@ -1,9 +1,9 @@
 """All operands of the int8 GEMMs of a linear layer's backward pass, in one op.
 
-For dW = dy^T x the operands are dy over the roots of its rows' scales (`int8.int8_columns`), made
-from its int8 rows, and x times these roots (`int8_operand`); for dX = dy W the weight
-(`int8.int8_columns`); dy [rows, out], x [rows, in], W [out, in]. On a card this op takes two
-launches, the three separate ops six.
+With dy [rows, out], x [rows, in], W [out, in] and r the roots of the scales of dy's int8 rows, the
+operands of dW = dy^T x are dy / r, computed from these rows (`int8.int8_columns`), and r x
+(`int8_operand`). The operand of dX = dy W is the weight (`int8.int8_columns`). On a card this op
+takes two launches, the three separate ops six.
 """
 
 import torch
@@ -70,7 +70,7 @@ def linear_operands(
     center [in] as `int8_operand` does; and the weight [in, out] with its scale [in] as
     `int8_columns` does, both empty, [0], without a weight. Codes of dy are padded with zeros, codes
     of x with any values, so that a GEMM can read `terms` of both. A row of dy whose scale is NaN
-    counts as 0: the sums of rows have its NaN.
+    counts as 0; its NaN is in the sum of the rows.
 
     Args:
         dy: int8 rows [rows, out].

@@ -196,8 +196,8 @@ inlined float larger(float x, float most) {
     return float_of(magnitude > bits_of(most) ? magnitude : bits_of(most));
 }
 
-// Writes the int8 codes of a row, and returns the scale. of_rows: NULL, or [2, columns]: the row is
-// added to the first, and the second rises to the row's magnitudes over the root of its scale.
+// Writes the int8 codes of a row, and returns the scale. of_rows: NULL, or [2, columns]; the row is
+// added to the first, and the second raised to |row| / sqrt(scale).
 inlined float int8_row(const float *restrict v, int64_t columns, int8_t *restrict codes,
                        float *restrict of_rows) {
     const float scale = scale_of(largest_of(v, columns)), by = inverse(scale);

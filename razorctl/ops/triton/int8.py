@@ -1,4 +1,4 @@
-"""Kernels of ops.int8, for x [rows, columns]: of rows, and of columns.
+"""Kernels of ops.int8: int8 copies of x [rows, columns] by rows, and by columns.
 
 scale = max |x| / 127 of a row or a column, code = round(x / scale).
 """
@@ -58,7 +58,7 @@ def root(row_scale):
 
 @triton.jit
 def raised(most, x, factor, row_scale):
-    """The bits `most`, or those of |x| over the root of its row's scale where these are larger.
+    """The elementwise maximum of `most` and |x| over the root of its row's scale, as bits.
 
     factor: 1 / row_scale.
     """

@@ -282,7 +282,7 @@ def _grad(
     codes: Tensor | None = None,
     code_scale: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """dx, the gradients of weight and bias, and what columns of dx have if there are `codes`.
+    """dx, the gradients of weight and bias, and statistics of dx's columns if there are `codes`.
 
     Fills codes [rows, columns] and code_scale [rows, 1] with the int8 copy of dx.
     """
