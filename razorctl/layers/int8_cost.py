@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from razorctl.ops.kernels import capturing
 from razorctl.rules.packed import Packed
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class Int8Cost:
         gemms: runs in the dtype of dy from then on if int8 costs too much.
         """
         products = [gemms.product(x) for x in operands]
-        if self.measured or not (gemms.weight_int8 and _readable(gemms.dy)):
+        if self.measured or not (gemms.weight_int8 and readable(gemms.dy)):
             return products
         step = -(-gemms.dy.shape[1] // SAMPLE)
         exact = torch.cat([gemms.exact(step).product(x) for x in operands], 1)
@@ -78,10 +79,11 @@ class Int8Cost:
         self.measured, self.allowed = state["measured"], state["allowed"]
 
 
-def _readable(x: Tensor) -> bool:
+def readable(x: Tensor) -> bool:
     """Whether the values of a tensor can be read now."""
-    capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()
-    return type(x) is Tensor and not (capturing or torch.compiler.is_compiling())
+    if torch.compiler.is_compiling():
+        return False
+    return type(x) is Tensor and not (x.is_meta or capturing(x))
 
 
 def _share(got: Tensor, want: Tensor) -> float:

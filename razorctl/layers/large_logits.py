@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from razorctl.layers.base import RazorLayer, name_of
+from razorctl.layers.int8_cost import readable
 from razorctl.rules.base import Rules
 from razorctl.rules.dense import Half
 
@@ -35,11 +36,8 @@ class Measured(RazorLayer):
 
     def measures(self, x: Tensor) -> bool:
         """Whether this pass measures: the first that no trace, compiler or CUDA graph records."""
-        if torch.compiler.is_compiling() or self.large_logits is not None:
-            return False
         asked = self.memo is not None and self.memo.measures
-        real = type(x) is Tensor and not x.is_meta
-        return asked and real and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+        return asked and self.large_logits is None and readable(x)
 
     def settle(self, error: float, of_copies: float) -> None:
         """Decides by the error of a gradient, and the error of the copies of q and k."""

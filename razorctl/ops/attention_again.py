@@ -38,11 +38,9 @@ def attention_again(
         q: [..., heads, tokens, columns].
         k: [..., heads of keys, keys, columns].
         v: [..., heads of keys, keys, columns of v].
-        mask: As of the stock function.
-        is_causal: As of the stock function.
+        mask, is_causal, dropout_p: As of the stock function.
         scale: Of the scores, None for 1 / sqrt(columns).
         enable_gqa: Whether k and v may have fewer heads than q.
-        dropout_p: As of the stock function.
         seed: int64 [1], on the CPU, None without dropout.
     """
     with replaying(seed, q.device):

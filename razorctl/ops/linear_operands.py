@@ -6,6 +6,8 @@ operands of dW = dy^T x are dy / r, computed from these rows (`int8.int8_columns
 takes two launches, the three separate ops six.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -29,13 +31,8 @@ def _filled(codes: Tensor) -> Tensor:
 
 
 def _empty(
-    dy: Tensor,
-    row_scale: Tensor,
-    largest: Tensor,
-    copy: FewBitCopy,
-    function: str | None,
-    weight: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    dy: Tensor, row_scale: Tensor, _: Tensor, copy: FewBitCopy, function: Any, weight: Tensor | None
+) -> tuple[Tensor, ...]:
     """The results of `linear_operands`, without values."""
     columns, rows = copy.scale.shape[1], terms(dy.shape[0])
     x = empty_transposed(dy.new_empty(rows, columns))

@@ -20,6 +20,7 @@ from razorctl.layers.outputs import MARK, Outputs, find
 from razorctl.layers.registry import linear_types
 from razorctl.memory.fake import mode_of
 from razorctl.memory.saved import Forward, run_forward, tracing
+from razorctl.surgery.drawing import unhook
 
 log = logging.getLogger(__name__)
 
@@ -84,10 +85,7 @@ def attach(model: nn.Module, exact: Exact) -> None:
 def detach(module: nn.Module) -> None:
     """Removes the note of a model, if there is one."""
     vars(module).pop(MARK, None)
-    hooks: Any = module._forward_pre_hooks, module._forward_hooks
-    for registered in hooks:
-        for number in [number for number, hook in registered.items() if hook in (_mend, _look)]:
-            del registered[number]
+    unhook(module, _mend, _look)
 
 
 def _look(model: nn.Module, inputs: Any, output: Any) -> None:

@@ -227,6 +227,13 @@ inlined void largest_of_blocks(const float *most, int64_t blocks, int64_t stride
             largest[j] = larger(most[block * stride + j], largest[j]);
 }
 
+// The results of `int8_row` for the rows of blocks, `stride` apart.
+inlined void finish_rows(const float *of_rows, int64_t blocks, int64_t stride, int64_t columns,
+                         float *total, float *largest) {
+    add_blocks(of_rows, blocks, stride, columns, total);
+    largest_of_blocks(of_rows + columns, blocks, stride, columns, largest);
+}
+
 // f(x) in place of x, for `count` elements; in activation.c.
 void apply(int function, int64_t count, float *x);
 
