@@ -63,7 +63,7 @@ class FirstRun:
         self.inputs: CodeInputs | None = None
         owner = code.owner if code.by_rules else None
         self.measures = isinstance(owner, Measured) and any(map(owner.measures, self.tensors))
-        self.made: dict[int, tuple[Tensor, Rows]] = {}  # what copies are of, where it measures
+        self.made: dict[int, tuple[Tensor, Rows]] = {}  # the inputs of copies, where it measures
         self.measured = set[int]()  # the numbers of copies whose gradient was compared
 
     @contextmanager

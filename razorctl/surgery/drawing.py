@@ -42,7 +42,7 @@ def unhook(module: nn.Module, *hooks: Callable[..., object]) -> None:
 
 
 def draws(model: nn.Module) -> dict[str, Blocks | Sampler | Int8Cost | LargeLogits]:
-    """The draws of blocks and of columns in a sparsified model, and what was measured, by name.
+    """The draws and the measurements of a sparsified model, by name.
 
     They learn from gradients, and are not in the model's state dict.
     """

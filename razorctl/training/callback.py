@@ -23,8 +23,8 @@ class RazorCallback(TrainerCallback):  # type: ignore[misc]
     The model is sparsified when training begins and stock again when it has ended; its weights,
     checkpoints and optimizer are always those of the stock model. With a map-style data set the
     byte budget is met for the first batch, and `saved_bytes` and `full_saved_bytes` of that batch
-    are set and join the logs of losses; a warning says if the model cannot run on that batch alone,
-    as where a trainer computes with it first. Raises what `sparsify_within` raises.
+    are set and join the logs of losses. A warning says if the model cannot run on that batch alone,
+    since the trainer first computes with it. Raises what `sparsify_within` raises.
     """
 
     def __init__(self, recipe: Recipe | None = None) -> None:

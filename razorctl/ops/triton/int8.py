@@ -71,8 +71,8 @@ def int8_rows_kernel(
 ):
     """A program copies `each` whole rows, one by one.
 
-    sums: [2, programs, columns], receives their sum and, of x over the roots of their scales, the
-    largest magnitudes. V: columns that a thread loads and stores at once.
+    sums: [2, programs, columns], receives the sum of the rows, and the largest magnitudes of x
+    over the roots of its row scales. V: columns that a thread loads and stores at once.
     """
     column = tl.max_contiguous(tl.arange(0, C), V)
     there = column < columns

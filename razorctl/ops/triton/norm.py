@@ -120,8 +120,8 @@ def norm_grad_kernel(
 ):  # fmt: skip
     """A program computes ROWS whole rows of a tile, one by one.
 
-    sums: [2 or 4, programs, columns], receives the sums of dy x_hat, of dy, and, if `codes` are not
-    None, those of `int8.int8_rows_kernel` of dx.
+    sums: [2 or 4, programs, columns], receives the sums of dy x_hat and of dy. With `codes` also
+    the sums of dx and its largest magnitudes, as in `int8.int8_rows_kernel`.
     """
     along = tl.cdiv(tile_rows, ROWS)
     tile = (tl.program_id(0) // along).to(tl.int64)
