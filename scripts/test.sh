@@ -12,7 +12,7 @@ case "${1:-}" in
   exec "${venv/--/-}/bin/pytest" -n auto --no-loadscope-reorder --few 1 tests/layers tests/surgery \
     tests/test_models.py tests/test_heads.py tests/memory tests/training/test_callback.py \
     tests/training/test_compiled.py tests/training/test_entities.py tests/training/test_texts.py \
-    tests/training/test_doctor.py "${@:2}"
+    tests/training/test_doctor.py tests/test_private_names.py "${@:2}"
   ;;
 esac
 scripts/setup.sh dev

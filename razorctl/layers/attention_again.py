@@ -61,7 +61,7 @@ class ExpertsAgain(CodeLayer):
 
 @cache
 def is_attention(kind: Any) -> bool:
-    """Whether a class asks an AttentionInterface, or calls itself attention and has its code."""
+    """Whether a class asks an AttentionInterface, or is attention by its name and its code."""
     if any(type(value).__name__ == "AttentionInterface" for value in _read(kind)):
         return True
     return _named(kind) and any(
@@ -70,9 +70,9 @@ def is_attention(kind: Any) -> bool:
 
 
 def attends(module: nn.Module) -> bool:
-    """Whether a module that calls itself attention multiplies by weights that it computes.
+    """Whether a module named attention multiplies by weights that it computes.
 
-    A gate by channels does not, nor one that only calls its part.
+    A gate of channels does not, nor does a wrapper of a part.
     """
     kind: Any = stock_type(module)  # which mypy takes for unhashable
     names = set(_names(kind)) - vars(module).keys() - module._modules.keys()

@@ -68,7 +68,7 @@ class RazorLayer(nn.Module):
 
     kind: layer kind, as `Method.rules` names it. memo: see `LayerSettings`. place: the name of the
     module in its model, for messages. partial: whether it is stock but for some functions.
-    rewrites: whether it writes the stock forward again, which must be a known one.
+    rewrites: whether it reimplements the stock forward, which must then be a known one.
     """
 
     kind: ClassVar[str]
@@ -205,7 +205,7 @@ def _blank(razor: type[RazorLayer], stock: type[nn.Module]) -> RazorLayer:
 
 
 def _become(module: nn.Module, kind: type[nn.Module]) -> None:
-    """Makes a module a `kind`, with the forward of that where accelerate keeps one."""
+    """Changes the class of a module to `kind`, and the bound forward that accelerate keeps."""
     before = type(module)
     module.__class__ = _replaced(module, kind)
     rebind(module, before)

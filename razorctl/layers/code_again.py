@@ -106,7 +106,7 @@ class LayerCode(CodeAgain):
         return owner.rules.of(dtype).pack(flat(x.detach()))
 
     def measure(self, run: FirstRun, end: Tensor) -> None:
-        """Measures by the gradients of what parts return, or of arguments, for one of `end`."""
+        """Measures by gradients of parts' outputs, or of arguments, for a random one of `end`."""
         owner, inputs, context = self.owner, run.form(), self.context
         assert isinstance(owner, Measured)
         given = {id(x) for x, *_ in run.leaves} if self.outputs else set()

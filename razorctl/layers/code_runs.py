@@ -63,7 +63,7 @@ class FirstRun:
         self.inputs: CodeInputs | None = None
         owner = code.owner if code.by_rules else None
         self.measures = isinstance(owner, Measured) and any(map(owner.measures, self.tensors))
-        self.made: dict[int, tuple[Tensor, Rows]] = {}  # what copies are of, where it measures
+        self.made: dict[int, tuple[Tensor, Rows]] = {}  # the inputs of copies, where it measures
         self.measured = set[int]()  # the numbers of copies whose gradient was compared
 
     @contextmanager
@@ -171,21 +171,16 @@ class SecondRun:
         self.calls = 0
         code.kept, code.read = {}, {}
 
-    def result(self) -> Any:
-        """Runs the code."""
+    def run(self) -> None:
+        """Runs the code up to the last tensor that is needed."""
         code = self.code
         places = dict.fromkeys(leaf for leaf in code.leaves if isinstance(leaf, Place))
         made = {place: self.tensor(place) for place in places}
         leaves = [made[leaf] if isinstance(leaf, Place) else leaf for leaf in code.leaves]
         caches = {key: make() for key, make in code.caches.items()}
         args, named = split({**tree_unflatten(leaves, code.tree), **caches})
-        return code.call(*args, **named)
-
-    def run(self) -> None:
-        """Runs the code up to the last tensor that is needed."""
-        code = self.code
         try:
-            result = self.result()
+            result = code.call(*args, **named)
         except _DoneError:
             return
         code.read[RESULT] = first_of(result).detach()

@@ -58,7 +58,7 @@ def _now(context: Any) -> tuple[Any, int]:
     return x.as_proxy().node, x.as_fake()._version
 
 
-@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _unchanged() -> bool:
     return _Tracer.unchanged
 
@@ -74,6 +74,6 @@ def _look_at_offset(context: Any) -> None:
     _Tracer.offset = int(context.get_local("x").as_fake().storage_offset())
 
 
-@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _offset() -> int:
     return _Tracer.offset

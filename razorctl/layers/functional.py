@@ -18,15 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from razorctl.layers.activation import (
-    GELU,
-    Hardswish,
-    LeakyReLU,
-    ReLU,
-    ReLU6,
-    SiLU,
-    by_values,
-)
+from razorctl.layers.activation import GELU, Hardswish, LeakyReLU, ReLU, ReLU6, SiLU, by_values
 from razorctl.layers.base import LayerSettings, RazorLayer, stock_base
 from razorctl.layers.dropout import dropped
 from razorctl.layers.twin import decorated, running
@@ -70,9 +62,7 @@ def _replacing(stock: Any) -> Callable[..., Tensor]:
     """A function in place of `stock`, which calls a layer of the running module."""
 
     def call(*args: Any, **kwargs: Any) -> Tensor:
-        given = tuple(
-            (name, value) for name, value in kwargs.items() if value != DEFAULTS.get(name)
-        )
+        given = tuple((name, x) for name, x in kwargs.items() if x != DEFAULTS.get(name))
         # None if the forward has passed it on.
         module = running().module if len(args) == 1 else None
         layer = None if module is None else module.razor_functions.get((stock, given))

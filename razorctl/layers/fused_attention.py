@@ -242,9 +242,8 @@ def fused_attention(
 ) -> Tensor:
     """`F.scaled_dot_product_attention`, with each head of k and v in place of `repeats` heads.
 
-    seed: of what is dropped, as a compiled program has it.
-    again: whether a compiled program makes an output again, which it then does once for all
-    readers.
+    seed: of the dropout in a compiled program. again: whether a compiled program recomputes an
+    output, once for all readers.
     """
     if repeats > 1:
         k, v = (t.unsqueeze(2).expand(-1, -1, repeats, -1, -1).flatten(1, 2) for t in (k, v))

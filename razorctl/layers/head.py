@@ -169,6 +169,19 @@ def _indexed(func: Any, logits: Logits, index: Any) -> Logits | None:
     return _rows(func, logits, logits.parts[0][index], index)
 
 
+def _shifted(func: Any, logits: Logits, other: Any, **kwargs: Any) -> Logits | None:
+    """The logits plus a number for each class, as BART adds them."""
+    if kwargs or not isinstance(other, Tensor) or isinstance(other, Lazy):
+        return None
+    classes = logits.shape[-1:]
+    if other.shape[-1:] != classes or other.numel() != classes[0] or other.dim() > logits.dim():
+        return None
+    (x, weight, bias), shift = logits.parts, other.reshape(classes).clone()  # it may yet change
+    dtype = torch.promote_types(logits.dtype, shift.dtype)
+    parts = x, weight, shift if bias is None else bias + shift
+    return logits.child(parts, dtype, lambda: logits.first_values() + shift)
+
+
 def _cross_entropy(
     func: Any,
     logits: Logits,
@@ -215,6 +228,7 @@ Logits.LAZY = {
     **dict.fromkeys((Tensor.view, Tensor.reshape, torch.reshape), _reshaped),
     **dict.fromkeys((Tensor.flatten, torch.flatten, Tensor.contiguous), _reshaped),
     Tensor.__getitem__: _indexed,
+    **dict.fromkeys((Tensor.add, Tensor.__add__, torch.add), _shifted),
     **dict.fromkeys((Tensor.argmax, torch.argmax), _argmax),
     F.cross_entropy: _cross_entropy,
 }

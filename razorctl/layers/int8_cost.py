@@ -1,4 +1,4 @@
-"""The error that int8 brings to the weight gradient of a linear layer, as its first pass shows it.
+"""The error of an int8 weight gradient, measured in the first backward pass of a linear layer.
 
 A row of dW = dy^T x is computed from a column of dy. Where few entries of a column are much larger
 than the others, as p - 1 of the target is beside p of the other classes, the others round to zero,
@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from razorctl.ops.kernels import capturing
 from razorctl.rules.packed import Packed
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class Int8Cost:
     def products(
         self, gemms: Products, operands: Sequence[Tensor | Packed], name: str
     ) -> list[Tensor]:
-        """dy^T x for each of the operands x, after the measurement if there was none.
+        """dy^T x for each of the operands x; measures in the first pass.
 
         gemms: runs in the dtype of dy from then on if int8 costs too much.
         """
@@ -80,8 +81,9 @@ class Int8Cost:
 
 def readable(x: Tensor) -> bool:
     """Whether the values of a tensor can be read now."""
-    capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()
-    return type(x) is Tensor and not (capturing or torch.compiler.is_compiling())
+    if torch.compiler.is_compiling():
+        return False
+    return type(x) is Tensor and not (x.is_meta or capturing(x))
 
 
 def _share(got: Tensor, want: Tensor) -> float:

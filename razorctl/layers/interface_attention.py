@@ -157,6 +157,7 @@ def _handing(value: Any) -> Any:
 
 
 INPUTS = ("query", "key", "value", "attention_mask")
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None]
 ROTARY = "apply_rotary_pos_emb"
 
 
@@ -241,7 +242,7 @@ def _attention(
     given = (name for name, x in kwargs.items() if x is not None and x is not False)
     others = tuple(sorted({*given}.difference(KNOWN)))
     if not (more or (is_eager and (again or _asked(kwargs)))) and is_plain(stock, others):
-        out = _attended(razor, *inputs, kwargs)
+        out = _attended(razor, inputs, kwargs)
         if out is not None:
             return out.transpose(1, 2).contiguous(), None
     call = partial(stock, razor)
@@ -268,7 +269,7 @@ class _Unread(Tensor):
         raise TypeError(f"{func} reads it")
 
 
-@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def is_plain(function: Any, names: tuple[str, ...]) -> bool:
     """Whether a function of an AttentionInterface is plain attention, by its values.
 
@@ -295,18 +296,12 @@ def _is_plain(function: Any, names: tuple[str, ...]) -> bool:
     return True
 
 
-def _attended(
-    razor: InterfaceAttention,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    kwargs: dict[str, Any],
-) -> Tensor | None:
+def _attended(razor: InterfaceAttention, inputs: Inputs, kwargs: dict[str, Any]) -> Tensor | None:
     """The output of a plain attention function, computed by `attend`.
 
     None where it does more than fused attention.
     """
+    query, key, value, mask = inputs
     causal = kwargs.get("is_causal")
     causal = getattr(razor, "is_causal", True) if causal is None else causal
     queries, keys = query.shape[2], key.shape[2]
@@ -316,14 +311,5 @@ def _attended(
     if single or (causal and keys > queries):
         return None
     native = groups > 1 and use_gqa_in_sdpa(mask, key, value)
-    return razor.attend(
-        query,
-        key,
-        value,
-        mask,
-        dropout_p=kwargs.get("dropout", 0.0),
-        is_causal=causal,
-        scale=kwargs.get("scaling"),
-        enable_gqa=native,
-        repeats=1 if native else groups,
-    )
+    dropout, scale = kwargs.get("dropout", 0.0), kwargs.get("scaling")
+    return razor.attend(*inputs, dropout, causal, scale, native, 1 if native else groups)

@@ -1,9 +1,9 @@
 """The forwards of stock classes that razor classes were written for.
 
-A razor class that writes a forward again computes what that did when it was written. So the test
-`tests/layers/test_known_forwards.py --write-forwards` writes fingerprints of its source to
-`known_forwards.json`. A fingerprint is of the syntax of the forward, and of the methods and
-functions of its file that it calls; annotations, docstrings and names of variables do not count.
+A razor class that reimplements a forward computes what the stock forward did at that time. So the
+test `tests/layers/test_known_forwards.py --write-forwards` stores fingerprints of stock sources in
+`known_forwards.json`. A fingerprint is a hash of the syntax of the forward, and of the methods and
+functions of its file that it calls, without annotations, docstrings and names of variables.
 """
 
 import ast
@@ -24,24 +24,24 @@ from torch import nn
 from razorctl import documents
 
 FILE = Path(__file__).with_name("known_forwards.json")
-F_ATTENTION: Any = F.multi_head_attention_forward  # which a razor class writes again
+F_ATTENTION: Any = F.multi_head_attention_forward  # which a razor class reimplements
 IGNORED: dict[str, Any] = {"annotation": None, "decorator_list": [], "returns": None}
-BY_PYTHON = r"\w+=\[\]|ctx=Load\(\)|[\s,]"  # what not every Python writes of a tree
+BY_PYTHON = r"\w+=\[\]|ctx=Load\(\)|[\s,]"  # which not every Python dumps of a tree
 
 
 def known(kind: type[nn.Module]) -> bool:
-    """Whether the forward of a class is one that is known of it."""
+    """Whether the fingerprint of a class is in the file under its name."""
     return name_of(kind) in alike(kind)
 
 
 def alike(kind: type[nn.Module]) -> set[str]:
-    """The names of the classes in the file that the forward of a class is known of."""
+    """The names of the classes in the file with the fingerprint of this class."""
     own = fingerprint(kind)
     return {name for name, prints in _table().items() if own in prints}
 
 
 def changed(kinds: Iterable[type[nn.Module]]) -> list[str]:
-    """The classes in the file whose forward is none that is known of them, with their releases."""
+    """The classes in the file whose forward has another fingerprint, with their releases."""
     unlike = [k for k in dict.fromkeys(kinds) if name_of(k) in _table() and not known(k)]
     return [f"{kind.__name__} ({release(kind)})" for kind in unlike]
 
@@ -58,7 +58,7 @@ def release(kind: type[nn.Module]) -> str:
 
 
 def fingerprint(kind: type[nn.Module]) -> str | None:
-    """The fingerprint of the forward of a class as it is now; None if its source is not there."""
+    """The fingerprint of the present forward of a class; None without a source."""
     sources = []
     try:
         functions = list(_methods(kind, "forward"))
@@ -79,7 +79,7 @@ def forward_names(kind: type[nn.Module]) -> frozenset[str]:
 
 
 def _called(kind: type[nn.Module], function: FunctionType, name: str) -> Iterator[Any]:
-    """The method, or the function of the same file, that a name in a function stands for."""
+    """The methods, or the function of the same file, to which a name in a function refers."""
     yield from _methods(kind, name)
     value = F_ATTENTION if name == F_ATTENTION.__name__ else function.__globals__.get(name)
     same_file = getattr(value, "__globals__", None) is function.__globals__
@@ -103,7 +103,7 @@ def _methods(kind: type[nn.Module], name: str) -> Iterator[Any]:
 
 @cache
 def _source(code: CodeType) -> tuple[str, list[str]]:
-    """The syntax of a function, and the names in it that are no variables of its own."""
+    """The syntax of a function, and its names of attributes and globals."""
     tree: Any = ast.parse(textwrap.dedent(inspect.getsource(code))).body[0]
     if ast.get_docstring(tree) is not None:
         del tree.body[0]
@@ -124,6 +124,6 @@ def _source(code: CodeType) -> tuple[str, list[str]]:
 
 @cache
 def _table() -> dict[str, dict[str, str]]:
-    """Name of a class -> the fingerprints that are known of it -> a release that has each."""
+    """Name of a class -> its known fingerprints -> a release with each."""
     table: dict[str, dict[str, str]] = documents.parse(FILE.read_bytes())
     return table

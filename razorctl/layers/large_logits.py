@@ -1,9 +1,9 @@
-"""Whether attention keeps q and k by its rules, or closer, since its logits are large.
+"""Attention with large logits, which stores q and k in 16 bits instead of by its rules.
 
-An error e of a logit multiplies its probability by exp(e), so copies that serve elsewhere do not
-where |q| |k| is large. The first forward pass that keeps measures it, for good: it compares the
-gradients of q and k with those computed from their copies, for a random gradient of the output. A
-model that is compiled before its first eager pass is not measured.
+An error e of a logit multiplies its probability by exp(e), so few bits of q and k are too coarse
+where |q| |k| is large. The first forward pass that stores copies decides this once: for a random
+gradient of the output, it compares the exact gradients of q and k with gradients computed from the
+copies. A model that is compiled before its first eager pass is not measured.
 """
 
 import logging
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from razorctl.layers.base import RazorLayer, name_of
+from razorctl.layers.int8_cost import readable
 from razorctl.rules.base import Rules
 from razorctl.rules.dense import Half
 
@@ -34,15 +35,12 @@ class Measured(RazorLayer):
     large_logits: bool | None = None
 
     def measures(self, x: Tensor) -> bool:
-        """Whether this pass is to measure: in a trace, a compiled program or a graph none does."""
-        if torch.compiler.is_compiling() or self.large_logits is not None:
-            return False
+        """Whether this pass measures: the first that no trace, compiler or CUDA graph records."""
         asked = self.memo is not None and self.memo.measures
-        real = type(x) is Tensor and not x.is_meta
-        return asked and real and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+        return asked and self.large_logits is None and readable(x)
 
     def settle(self, error: float, of_copies: float) -> None:
-        """Takes the errors of a gradient, and of the copies that it is from."""
+        """Decides by the error of a gradient, and the error of the copies of q and k."""
         if not error > max(LIMIT, AMPLIFIED * of_copies):
             self.large_logits = False
             return
@@ -58,13 +56,13 @@ class Measured(RazorLayer):
             )
 
     def keep_closer(self) -> None:
-        """Keeps in half precision from now on."""
+        """Stores q, k, v in half precision from now on."""
         self.large_logits, self.rules = True, Rules(Half(), Half())
 
 
 @dataclass
 class LargeLogits:
-    """The measurement of an attention, for checkpoints."""
+    """The result that an attention measured, for checkpoints."""
 
     layer: Measured
 
@@ -79,7 +77,7 @@ class LargeLogits:
 
 @contextmanager
 def unhooked() -> Iterator[None]:
-    """Inside, tensors that autograd saves reach no hook, such as one of a recomputed block."""
+    """Keeps saved tensors from outer hooks, such as the hooks of a recomputed block."""
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
         yield
 
@@ -91,7 +89,7 @@ def drawn(shape: Sequence[int], like: Tensor) -> Tensor:
 
 
 def error(got: Mapping[int, Tensor], want: Mapping[int, Tensor]) -> float:
-    """The largest squared relative error of tensors, of which one next to none has none."""
+    """The largest squared relative error of tensors; a tensor next to zero has none."""
     pairs = [(w.detach().float(), got[i].detach().float()) for i, w in want.items()]
     squares = [[t.square().nansum().item() for t in (w, g - w)] for w, g in pairs]
     least = 1e-6 * max((size for size, _ in squares), default=0.0) + 1e-30

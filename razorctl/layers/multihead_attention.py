@@ -207,11 +207,7 @@ class MultiheadAttention(Attention):
         if not hasattr(self, "in_proj") or key is not value:
             return tuple(
                 batched(layer(t))
-                for layer, t in (
-                    (self.q_proj, query),
-                    (self.k_proj, key),
-                    (self.v_proj, value),
-                )
+                for layer, t in ((self.q_proj, query), (self.k_proj, key), (self.v_proj, value))
             )
         if query is key:
             joint = batched(self.in_proj(query))

@@ -1,6 +1,6 @@
 """Gated MLPs of any class, recognized by their values: down(f(gate(x)) * up(x)), in any spelling.
 
-gate and up may be halves of the output of one layer, and down may be left out.
+gate and up may be halves of the output of one layer, and down may be left out. So is f(gate(x)).
 """
 
 import copy
@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from razorctl.layers import activation
 from razorctl.layers.base import LayerSettings, RazorLayer, stock_type
 from razorctl.layers.functional import twin_of
 from razorctl.layers.gated_mlp import GatedMLP
@@ -100,9 +101,57 @@ class OtherGatedMLP(GatedMLP):
         return self.razor_parts.run(self, x, self.gated)
 
 
+class Projected(RazorLayer):
+    """A linear layer and an activation function of its output, in any spelling.
+
+    razor_function: the module without the layer, which is no module of this one.
+    """
+
+    kind: ClassVar[str] = "activation"
+    partial = True
+    razor_function: tuple[nn.Module]
+
+    @classmethod
+    def fits(cls, module: nn.Module, rule: Rule) -> bool:
+        return rule.elementwise
+
+    @classmethod
+    def attach(cls, module: nn.Module, rules: Rules | None, settings: LayerSettings) -> None:
+        function, razor = _of_linear(module)
+        assert razor is not None
+        razor.attach(function, rules, settings)
+        super().attach(module, rules, settings)
+        vars(module)["razor_function"] = (function,)
+
+    def detach(self) -> None:
+        super().detach()
+        del self.razor_function
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.saving:
+            return self.stock(x)
+        y: Tensor = self.razor_function[0].forward(next(self.children())(x))  # no hooks
+        return y
+
+
 def by_values(module: nn.Module) -> type[RazorLayer] | None:
-    """The razor class of a gated MLP, None of any other module."""
-    return None if parts_of(module) is None else OtherGatedMLP
+    """The razor class of a gated MLP, or of an activation function of a layer; else None."""
+    if parts_of(module) is not None:
+        return OtherGatedMLP
+    return None if _of_linear(module)[1] is None else Projected
+
+
+def _of_linear(module: nn.Module) -> tuple[nn.Module, type[RazorLayer] | None]:
+    """A copy of a module without its one linear layer, and the razor class of what it computes."""
+    kind, modules = stock_type(module), module._modules
+    layers = [name for name, part in modules.items() if part and _linear(stock_type(part), part)]
+    if module._parameters or module._buffers or layers != list(modules) or len(layers) != 1:
+        return module, None
+    inner = kind.__new__(kind)  # without the class of FSDP2
+    vars(inner).update(vars(module), training=True, _modules={layers[0]: _Times(-1)})
+    razor = activation.by_values(lambda x: kind.forward(inner, -x))  # so the layer must be first
+    inner._modules = {layers[0]: nn.Identity()}
+    return inner, razor
 
 
 def parts_of(module: nn.Module) -> Parts | None:

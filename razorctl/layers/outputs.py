@@ -1,10 +1,10 @@
-"""The output layers of a model: the linear layers whose output nothing but the loss reads.
+"""The output layers of a model: linear layers whose output only the loss reads.
 
-The graph of a forward pass leads from its outputs back through elementwise functions, losses,
-choices and sums to the first readers: nodes that mix values by weights, or normalize them. A linear
-layer among these that no other reader reads is an output layer. So a learned temperature lies
-between, but a norm after a linear layer reads it; where the output is the product of two
-projections, as in CLIP, neither is one.
+The search follows the graph of a forward pass from its outputs back through elementwise functions,
+losses, choices and sums to the first readers. A reader is a node that mixes values by weights, or
+normalizes them. A linear layer among the first readers is an output layer if no other reader reads
+its output. A learned temperature is no reader. A norm after a linear layer is one. Where the output
+is the product of two projections, as in CLIP, neither is an output layer.
 """
 
 import re
@@ -19,9 +19,9 @@ from torch.utils._pytree import tree_leaves
 from razorctl.layers.base import stock_type
 from razorctl.layers.registry import linear_types
 
-MARK = "razor_outputs"  # where a sparsified model has what is known of its output layers
+MARK = "razor_outputs"  # attribute of a sparsified model with its `Exact`
 PRODUCT = re.compile(r"^(Linear\w*|\w*[mM][mv])Backward")
-# Nodes that are readers even with frozen parameters, which the graph does not show.
+# Nodes that are readers even if their parameters are frozen, so that the graph has none.
 READER = re.compile(
     rf"{PRODUCT.pattern}|^(Mkldnn\w*|\w*Conv\w*|\w*Attention\w*|\w*Flash\w*|Embedding\w*)Backward"
     r"|(Layer|Batch|Group|Rms)Norm|(Norm|Linear|Stored|Weighted|Scale)Function|Checkpoint|Compiled"
@@ -34,14 +34,14 @@ VIEW = re.compile(
 
 
 class Outputs(NamedTuple):
-    """The names of the output layers that a graph shows; every: whether they are all there are."""
+    """The names of the output layers found in a graph; every: whether no other can exist."""
 
     names: frozenset[str]
     every: bool
 
 
 def find(model: nn.Module, outputs: Any) -> Outputs:
-    """The output layers of a model by what a forward pass of it returned, with its graph."""
+    """The output layers of a model, by the outputs of a forward pass with their graph."""
     types = linear_types()
     linear = {module: name for name, module in model.named_modules() if stock_type(module) in types}
     owners: dict[int, set[str]] = {id(p): set() for p in model.parameters()}
@@ -67,7 +67,7 @@ def find(model: nn.Module, outputs: Any) -> Outputs:
 
 
 def unseen(model: nn.Module) -> list[Any]:
-    """The notes of models in `model` whose first pass is to show their output layers."""
+    """The notes of models in `model` that have had no first pass yet."""
     notes = (vars(module).get(MARK) for module in model.modules())
     return [note for note in notes if note is not None and note.found is None]
 
@@ -75,9 +75,9 @@ def unseen(model: nn.Module) -> list[Any]:
 def _read(
     node: Node, linear: Mapping[nn.Module, str], owners: Mapping[int, set[str]]
 ) -> set[str] | None:
-    """The linear layers whose product a node is; "" for one that it may hide; None: no reader.
+    """The linear layers whose product a node is; "" for an unknown one; None if it is no reader.
 
-    linear: the names of linear layers. owners: of those that have each parameter, by its id.
+    linear: the names of linear layers. owners: id of a parameter -> the names of its layers.
     """
     name, layer = node.name(), getattr(node, "layer", None)
     if name.startswith("LinearFunction") and layer is not None and layer in linear:
@@ -93,7 +93,7 @@ def _read(
 
 
 def _parameters(node: Node, owners: Mapping[int, set[str]]) -> Iterator[Tensor]:
-    """The parameters that a node itself uses, but for single numbers such as a temperature."""
+    """The parameters that a node uses directly, except single numbers such as a temperature."""
     for edge, _ in node.next_functions:
         while edge is not None and VIEW.match(edge.name()):
             edge = edge.next_functions[0][0]
@@ -103,7 +103,7 @@ def _parameters(node: Node, owners: Mapping[int, set[str]]) -> Iterator[Tensor]:
 
 
 def _tensors(outputs: Any) -> Iterator[Tensor]:
-    """The tensors of a result, which may be of a class of its own that holds them."""
+    """The tensors of a result, also if attributes of its class hold them."""
     for leaf in tree_leaves(outputs):
         held = [leaf] if isinstance(leaf, Tensor) else tree_leaves(getattr(leaf, "__dict__", {}))
         yield from (tensor for tensor in held if isinstance(tensor, Tensor))

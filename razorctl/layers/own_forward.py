@@ -1,6 +1,6 @@
-"""The forward of an instance, which runs in place of its class's forward.
+"""Forwards of instances, which override the forward of the class.
 
-accelerate's hooks put a wrapper there, which calls the bound method that it keeps in another place.
+accelerate puts a wrapper there, which calls the bound forward that it keeps in `_old_forward`.
 """
 
 from itertools import chain
@@ -13,13 +13,13 @@ PLACES = ("_old_forward", "forward")  # what a hook of accelerate wraps runs ins
 
 
 class InPlace:
-    """Base of callables that replace a forward: `inner`, or else the class's forward."""
+    """Base of callables that replace a forward: `inner`, or the class's forward if it is None."""
 
     inner: Any = None
 
 
 def place(module: nn.Module) -> str | None:
-    """The attribute whose call runs the forward of the class; None if code of its own does not."""
+    """The attribute that holds the forward of the class; None if foreign code overrides it."""
     own = vars(module)
     ours = (name for name in PLACES if isinstance(own.get(name), InPlace))
     bound = (name for name in PLACES if _bound(module, name, type(module)))
@@ -27,17 +27,17 @@ def place(module: nn.Module) -> str | None:
 
 
 def put(module: nn.Module, forward: InPlace) -> None:
-    """Makes `forward` run where that of the class does, until `take`."""
+    """Runs `forward` in place of the forward of the class, until `take`."""
     vars(module)[place(module) or "forward"] = forward
 
 
 def runs(module: nn.Module, kind: type[InPlace] = InPlace) -> bool:
-    """Whether some kind of forward runs in place of that of this very module."""
+    """Whether a `kind` overrides the forward of this module itself, not of a part."""
     return any(isinstance(vars(module).get(name), kind) for name in PLACES)
 
 
 def take(module: nn.Module) -> None:
-    """Puts back what was there before."""
+    """Restores the forwards that `put` replaced."""
     for name in PLACES:
         while isinstance(forward := vars(module).get(name), InPlace):
             del vars(module)[name]
@@ -46,7 +46,7 @@ def take(module: nn.Module) -> None:
 
 
 def rebind(module: nn.Module, before: type[nn.Module]) -> None:
-    """Binds the forward of a module's class where that of its class before was bound."""
+    """Binds the forward of a module's class where the forward of its former class was bound."""
     for name in PLACES:
         if _bound(module, name, before):
             vars(module)[name] = MethodType(type(module).forward, module)

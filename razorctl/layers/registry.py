@@ -6,8 +6,8 @@ which maps exact block types to their residual branches. A branch is the names o
 keep something; the last of them gives the branch's output. `PRE_NORM` maps the block types that are
 nothing but residual connections with a norm first to all modules of each connection, and
 `LINEAR_FIRST` has the types after such a norm that only multiply its output by weights. A library's
-`recognized` gives the razor class of a type that is not listed, by its code; `recognition` that of
-a module, by its values. What computes otherwise than these files expect is of no known type
+`recognized` gives the razor class of a type that is not listed, by its code. `recognition` finds it
+by the values of a module. A type with another forward than a file expects is unknown
 (`known_forwards`).
 """
 

@@ -141,11 +141,7 @@ class Context:
     """
 
     def __init__(
-        self,
-        owner: nn.Module,
-        name: str,
-        parts: Sequence[nn.Module],
-        tensors: Sequence[Tensor],
+        self, owner: nn.Module, name: str, parts: Sequence[nn.Module], tensors: Sequence[Tensor]
     ) -> None:
         self.owner, self.name, self.parts = owner, name, parts
         self.given = [t for t in tensors if isinstance(t, nn.Parameter)]

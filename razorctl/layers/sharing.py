@@ -92,8 +92,8 @@ class Memo:
     Attributes:
         derives: whether activations are made again.
         scaled: the numbers of columns of layer scales.
-        measures: whether attention measures how closely it has to keep q and k.
-        told: whether a warning has named one that keeps more for it.
+        measures: whether attention measures the precision that q and k need.
+        told: whether a warning has named an attention that stores more.
         small_rows: whether a warning has named a norm of rows that few bits do not resolve.
         handover: of gradients and statistics between layers.
     """

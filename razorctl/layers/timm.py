@@ -283,9 +283,7 @@ SWAPS: Swaps = {
 _PLAIN = (("norm1", "attn", "drop_path1"), ("norm2", "mlp", "drop_path2"))
 _SCALED = (("norm1", "attn", "ls1", "drop_path1"), ("norm2", "mlp", "ls2", "drop_path2"))
 # Blocks that are pre-norm connections alone, and the modules in them that may follow a norm.
-PRE_NORM: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {
-    vision_transformer.Block: _SCALED,
-}
+PRE_NORM: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {vision_transformer.Block: _SCALED}
 LINEAR_FIRST = frozenset({stock.Attention, stock.Mlp})
 BRANCHES: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {
     vision_transformer.Block: _SCALED,

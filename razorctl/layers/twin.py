@@ -1,4 +1,4 @@
-"""Functions with the code of another and other globals, under the same decorators."""
+"""Copies of functions with other globals, under the same decorators."""
 
 import threading
 from types import CellType, FunctionType
@@ -10,10 +10,10 @@ CHECKPOINTING = "forward_with_checkpointing"
 
 
 def decorated(forward: Any, scope: dict[str, Any]) -> Any:
-    """A function as `forward`, with other globals of the code under its decorators.
+    """A copy of `forward` whose code, under its decorators, reads the globals `scope`.
 
-    None if a decorator does not keep in its closure what it decorates. transformers' checkpointing
-    is left out: it wraps the forward of a subclass, such as a razor class, too.
+    None if a decorator does not hold the decorated function in its closure. The copy lacks
+    transformers' checkpointing, which wraps the forwards of subclasses, such as razor classes, too.
     """
     inner, closure = getattr(forward, "__wrapped__", None), getattr(forward, "__closure__", ())
     if not isinstance(forward, FunctionType):
@@ -36,7 +36,7 @@ def decorated(forward: Any, scope: dict[str, Any]) -> Any:
 
 
 class _Running:
-    """The module whose forward runs: of each thread, or of the program that is compiled."""
+    """The module whose forward runs, for a thread or for the program that is compiled."""
 
     module: Any = None
 
@@ -49,5 +49,5 @@ _compiled, _eager = _Running(), _RunningThread()
 
 
 def running() -> Any:
-    """The place of the razor module whose forward runs; its `module` is None outside of any."""
+    """Holds the razor module whose forward runs in `module`, None outside of any."""
     return _compiled if torch.compiler.is_compiling() else _eager

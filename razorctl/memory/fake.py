@@ -103,8 +103,12 @@ def fakes(model: nn.Module, inputs: Any) -> Iterator[tuple[FakeTensorMode, Any]]
     device = next((t.device for t in tensors if not t.is_meta), torch.device("cpu"))
     memo = {id(t): _fake_like(t, mode, device) for t in tensors if t.is_meta}
     memo |= _stand_ins(model, mode, device)
-    with copies(model, inputs, memo, mode) as batch:
-        yield mode, batch
+    try:
+        with copies(model, inputs, memo, mode) as batch:
+            yield mode, batch
+    finally:
+        if isinstance(mode, TraceMode):
+            mode.over = mode_of(tensors) is None
 
 
 @contextmanager
@@ -151,11 +155,15 @@ def without_caches(model: nn.Module) -> Iterator[None]:
 
     A cache would give what is fake to passes that are real, and the other way round. They cache
     nothing while they are compiled, so this says that they are. An `lru_cache` of the model's code
-    that has got something inside is empty afterwards.
+    that has got something inside is empty afterwards, and its dictionaries and lists have what they
+    had before.
     """
     module: Any = sys.modules.get("transformers.pytorch_utils", SimpleNamespace())
     before = vars(module).get("is_torchdynamo_compiling")
-    misses = {cache: cache.cache_info().misses for cache in _caches(model)}
+    every = _globals(model)
+    caches = [value for value in every if isinstance(value, _lru_cache_wrapper)]
+    misses = {cache: cache.cache_info().misses for cache in caches}
+    held = [(value, value.copy()) for value in every if type(value) in (dict, list)]
     module.is_torchdynamo_compiling = lambda: True
     try:
         yield
@@ -164,15 +172,18 @@ def without_caches(model: nn.Module) -> Iterator[None]:
         for cache, count in misses.items():
             if cache.cache_info().misses > count:
                 cache.cache_clear()
+        for value, old in held:
+            if len(value) != len(old):
+                value.clear()
+                (value.update if isinstance(value, dict) else value.extend)(old)
 
 
-def _caches(model: nn.Module) -> list[Any]:
-    """The `lru_cache`s of the classes of a model and of the files that these are in."""
+def _globals(model: nn.Module) -> list[Any]:
+    """The values in the classes of a model and in the files that these are in."""
     kinds = {kind for module in model.modules() for kind in type(module).__mro__}
     foreign = [k for k in kinds if k.__module__.partition(".")[0] not in ("razorctl", "torch")]
     scopes = {*foreign, *(sys.modules.get(kind.__module__) for kind in foreign)} - {None}
-    values = (value for scope in scopes for value in vars(scope).values())
-    return [value for value in values if isinstance(value, _lru_cache_wrapper)]
+    return [value for scope in scopes for value in vars(scope).values()]
 
 
 @contextmanager

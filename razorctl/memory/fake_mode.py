@@ -8,6 +8,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
 
+from razorctl.errors import UsageError
+
 # Operations whose results depend on values, or that change the sizes of an argument.
 _UNKNOWN = frozenset(
     (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
@@ -53,13 +55,20 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     have symbols, take longer to make than most results.
 
     originals: the keys of the storages of the parameters and buffers that fake ones stand in for.
+    over: whether the trace has ended, so that its tensors must not meet real ones.
     """
 
     # Operation and arguments -> the type of the list of results, None if it is one, and these.
     _known: ClassVar[dict[Any, tuple[Any, list[_Result | None]]]] = {}
     originals: frozenset[int] = frozenset()
+    over = False
 
     def dispatch(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
+        if self.over:
+            raise UsageError(
+                "code of the model has cached a tensor of a trace, which has no values; empty that "
+                "cache, and run the model once before razorctl traces it."
+            )
         kwargs, sources = kwargs or {}, list[FakeTensor]()
         key = self._key(func, args, kwargs, sources)
         if key in self._known:

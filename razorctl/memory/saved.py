@@ -59,7 +59,7 @@ def on_copies(trace: Callable[[nn.Module, Any], T], model: nn.Module, inputs: An
     real = not any(t.is_meta or mode_of([t]) for t in tensors_of(model, inputs))
     # Fake tensors do not have the workspace that a kernel of an LSTM keeps, most of its bytes.
     lstm = any(isinstance(module, nn.LSTM) for module in model.modules())
-    with _disable_current_modes():  # those of code around are not for a trace
+    with _disable_current_modes():  # modes around the caller are not for a trace
         if not (real and lstm):
             try:
                 with fakes(model, inputs) as (_, batch):
@@ -122,7 +122,7 @@ def bytes_by_module(storages: "Iterable[KeptStorage]") -> dict[str, int]:
 
 @contextmanager
 def tracing(model: nn.Module, mode: FakeTensorMode | None) -> Iterator[None]:
-    """Runs the block in the fake mode, if there is one; compiled code runs as it was written.
+    """Runs the block in the fake mode, if there is one, and compiled code eagerly.
 
     Raises ValuesError if the model needs tensor values, and UsageError if it needs more than one
     example.
@@ -154,6 +154,8 @@ def tracing(model: nn.Module, mode: FakeTensorMode | None) -> Iterator[None]:
             why = "writes to places that depend on values"
         elif ".numpy() is not supported" in str(error):
             why = "reads the values of a tensor (.numpy())"
+        elif "Expected inputs of BF16 type" in str(error):
+            why = "multiplies all experts at once, which torch 2.11 traces in bfloat16 alone,"
         elif "_apply(): Couldn't swap" in str(error):
             why = "converts the weights of a module"
         else:
@@ -168,7 +170,7 @@ def tracing(model: nn.Module, mode: FakeTensorMode | None) -> Iterator[None]:
 
 
 def _uncompiled() -> AbstractContextManager[Any]:
-    """Inside it, compiled code runs as it was written: traces would use up the compiler's limits.
+    """Runs compiled code eagerly: traces would use up the limit of recompilations.
 
     The compiler, which takes long to load, stays out where nothing has loaded it.
     """

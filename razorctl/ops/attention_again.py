@@ -1,8 +1,8 @@
-"""Fused attention of q, k, v [..., heads, tokens, columns] that can be made again in a graph.
+"""Fused attention of q, k, v [..., heads, tokens, columns] that a graph can recompute.
 
-out = softmax(scale q k^T + mask) v. torch.compile counts stock attention among random operations:
-it never joins them, so a compiled backward pass would run it for each reader of its output, and it
-cannot repeat the draw of a dropout. Here a seed says what is drawn.
+out = softmax(scale q k^T + mask) v. torch.compile treats stock attention as a random operation. It
+never merges two of these, so a compiled backward pass would recompute attention for each reader of
+its output. It cannot replay dropout either. This op draws dropout from a seed.
 """
 
 from typing import Any
@@ -38,11 +38,9 @@ def attention_again(
         q: [..., heads, tokens, columns].
         k: [..., heads of keys, keys, columns].
         v: [..., heads of keys, keys, columns of v].
-        mask: As of the stock function.
-        is_causal: As of the stock function.
+        mask, is_causal, dropout_p: As of the stock function.
         scale: Of the scores, None for 1 / sqrt(columns).
         enable_gqa: Whether k and v may have fewer heads than q.
-        dropout_p: As of the stock function.
         seed: int64 [1], on the CPU, None without dropout.
     """
     with replaying(seed, q.device):
@@ -70,7 +68,7 @@ def attention_again_grad(
     dropout_p: float,
     seed: Tensor | None,
 ) -> list[Tensor]:
-    """The gradients of q, k, v, and of the mask if `with_mask`, by that of `attention_again`."""
+    """The gradients of q, k, v, and of the mask if `with_mask`, for the gradient `dout`."""
     keys = DispatchKey.AutogradFunctionality, DispatchKey.ADInplaceOrView  # off inside an op
     on, views = (_SetExcludeDispatchKeyGuard(key, False) for key in keys)
     with torch.enable_grad(), on, views:

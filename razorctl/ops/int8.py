@@ -61,16 +61,16 @@ def empty_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def roots(row_scale: Tensor) -> Tensor:
-    """The square roots of the rows' scales [rows, 1] of a gradient; NaN counts as 0.
+    """The square roots of a gradient's row scales [rows, 1]; the root of NaN is 0.
 
-    The NaN reaches the gradients of its outputs by the sum of the rows.
+    dW and db still become NaN, by the sum of the rows.
     """
     return row_scale.nan_to_num(0).sqrt_()
 
 
 @op(empty=empty_rows, fused=Fused(launches=2, reduces=True))
 def int8_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The int8 copy of `x` [rows, columns] with a scale for each row, and what columns have.
+    """The int8 copy of `x` [rows, columns] with a scale for each row, and statistics of columns.
 
     x is about scale * code, rounded to nearest; the largest magnitude of a row is exact. The scale
     of a row with a NaN is NaN, so that products have it too. Returns codes in -127 to 127 and, in

@@ -156,7 +156,7 @@ def fatal(error: Exception, x: Any) -> Exception | None:
     """
     if isinstance(error, torch.AcceleratorError):
         return error
-    return None if _capturing(x) else unusable(x.device)
+    return None if capturing(x) else unusable(x.device)
 
 
 def unusable(device: torch.device) -> Exception | None:
@@ -169,7 +169,7 @@ def unusable(device: torch.device) -> Exception | None:
     return None
 
 
-def _capturing(x: Any) -> bool:
+def capturing(x: Any) -> bool:
     """Whether launches for `x` become part of a CUDA graph now."""
     return getattr(x, "is_cuda", False) and torch.cuda.is_current_stream_capturing()
 
@@ -272,7 +272,7 @@ def register(
 
 def _note_failure(key: tuple[str, str], error: Exception, x: Tensor) -> None:
     """Notes that a kernel has failed on the device of x; raises if its op's body would fail too."""
-    if _capturing(x):
+    if capturing(x):
         raise error  # a kernel that cannot be captured has not failed
     if raised := _error_for_user(key[0], error, x):
         raise raised from error

@@ -1,12 +1,12 @@
-"""The output of a linear layer, made again in int8 from a few-bit copy of its input.
+"""The output of a linear layer, recomputed in int8 from a few-bit copy of its input.
 
 y [rows, out] = f(x) W^T + b, for the x [rows, in] of the copy. The product contracts columns, so
-f(x) and W [out, in] need a scale for each row: scale = max |x| / 127, code = round(x / scale). With
-the largest magnitudes of the columns of x in the first tile and r = magnitude ** .25, it is
-x W^T = (x / r) (r W)^T: so a column that is much larger than the others leaves these codes too
-(SmoothQuant, Xiao et al. 2023, Eq. 4, with another exponent: a larger one coarsens W). No value of
-f(x) exists but in a row that is being rounded. Where readers of y take codes, the product is
-rounded to those of an 8-bit copy, and no y exists either.
+f(x) and W [out, in] need a scale for each row: scale = max |x| / 127, code = round(x / scale).
+Columns of x are divided by r = m ** .25, where m are their largest magnitudes in the first tile:
+x W^T = (x / r) (r W)^T. A column much larger than the others then does not round these to zero
+(SmoothQuant, Xiao et al. 2023, Eq. 4, with another exponent: a larger one coarsens W). Values of
+f(x) exist only in the row that is being rounded. Where readers of y take codes, the product is
+rounded to an 8-bit copy, and no y exists.
 """
 
 from collections.abc import Callable

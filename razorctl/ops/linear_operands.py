@@ -1,10 +1,12 @@
 """All operands of the int8 GEMMs of a linear layer's backward pass, in one op.
 
-For dW = dy^T x the operands are dy over the roots of its rows' scales (`int8.int8_columns`), made
-from its int8 rows, and x times these roots (`int8_operand`); for dX = dy W the weight
-(`int8.int8_columns`); dy [rows, out], x [rows, in], W [out, in]. On a card this op takes two
-launches, the three separate ops six.
+With dy [rows, out], x [rows, in], W [out, in] and r the roots of the scales of dy's int8 rows, the
+operands of dW = dy^T x are dy / r, computed from these rows (`int8.int8_columns`), and r x
+(`int8_operand`). The operand of dX = dy W is the weight (`int8.int8_columns`). On a card this op
+takes two launches, the three separate ops six.
 """
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,13 +31,8 @@ def _filled(codes: Tensor) -> Tensor:
 
 
 def _empty(
-    dy: Tensor,
-    row_scale: Tensor,
-    largest: Tensor,
-    copy: FewBitCopy,
-    function: str | None,
-    weight: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    dy: Tensor, row_scale: Tensor, _: Tensor, copy: FewBitCopy, function: Any, weight: Tensor | None
+) -> tuple[Tensor, ...]:
     """The results of `linear_operands`, without values."""
     columns, rows = copy.scale.shape[1], terms(dy.shape[0])
     x = empty_transposed(dy.new_empty(rows, columns))
@@ -70,7 +67,7 @@ def linear_operands(
     center [in] as `int8_operand` does; and the weight [in, out] with its scale [in] as
     `int8_columns` does, both empty, [0], without a weight. Codes of dy are padded with zeros, codes
     of x with any values, so that a GEMM can read `terms` of both. A row of dy whose scale is NaN
-    counts as 0: the sums of rows have its NaN.
+    counts as 0; its NaN is in the sum of the rows.
 
     Args:
         dy: int8 rows [rows, out].

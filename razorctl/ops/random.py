@@ -1,4 +1,4 @@
-"""Random numbers that are drawn again: by a seed and a position, or by the state of a generator."""
+"""Random numbers that can be replayed, by a seed and a position or by a generator's state."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,7 +33,7 @@ def _mixed(x: Tensor) -> Tensor:
 def replaying(state: Tensor | None, device: torch.device) -> Iterator[None]:
     """Inside, random numbers follow `state`; afterwards the generator is as it was before.
 
-    state: that of the generator, or a seed, int64 [1], on the CPU; None changes nothing.
+    state: a state of the generator, or a seed, int64 [1], on the CPU; None changes nothing.
     """
     if state is None:
         yield

@@ -252,7 +252,7 @@ class DerivedLinear(Derived):
 
 
 def apart(copy: Packed) -> Packed | None:
-    """A twin to be read beside all readers, which share no value with it; None if it cannot be."""
+    """A twin that shares no value with other readers; None if there is none."""
     if not isinstance(copy, Derived):
         return copy
     sources = [apart(source) for source in copy.sources]

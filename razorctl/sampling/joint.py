@@ -76,6 +76,8 @@ class Blocks:
         self.joined += 1
         return self.joined - 1
 
+    # Beside a graph break torch 2.11 compiles what it learns from, wrongly.
+    @torch._disable_dynamo  # type: ignore[attr-defined]
     def advance(self, reduce: Reduce) -> None:
         """Learns from the norms of the last step, then draws for the next step.
 

@@ -1,8 +1,7 @@
 """A model's own activation checkpointing, switched on and off again."""
 
 import logging
-from collections.abc import Callable
-from typing import Any
+from operator import call
 
 from torch import nn
 
@@ -55,18 +54,14 @@ def _works(module: nn.Module) -> bool:
 
 def on(part: nn.Module) -> bool:
     """Whether this very module checkpoints what it runs, whoever switched that on."""
-    wrapped = getattr(part, "checkpoint_fn", _run) is not _run  # by apply_activation_checkpointing
+    wrapped = getattr(part, "checkpoint_fn", call) is not call  # by apply_activation_checkpointing
     return wrapped or any(getattr(part, flag, False) for flag in FLAGS)
-
-
-def _run(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return function(*args, **kwargs)
 
 
 def leave_out(twin: nn.Module) -> None:
     """Switches off all checkpointing of a copy of a model, for good."""
     for part in filter(on, twin.modules()):
-        vars(part).update(dict.fromkeys(FLAGS, False), checkpoint_fn=_run)
+        vars(part).update(dict.fromkeys(FLAGS, False), checkpoint_fn=call)
 
 
 def advise(model: nn.Module) -> None:

@@ -4,7 +4,9 @@ If torch.distributed is initialized, norms are averaged over processes, so that 
 DistributedDataParallel then needs find_unused_parameters=True.
 """
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,16 +29,20 @@ def attach(model: nn.Module, blocks: Blocks) -> None:
 
 def detach(module: nn.Module) -> None:
     """Removes the draw of a module, if it has one."""
-    if MARK not in vars(module):
-        return
-    for number, hook in list(module._forward_pre_hooks.items()):
-        if hook is _draw:
-            del module._forward_pre_hooks[number]
-    delattr(module, MARK)
+    vars(module).pop(MARK, None)
+    unhook(module, _draw)
+
+
+def unhook(module: nn.Module, *hooks: Callable[..., object]) -> None:
+    """Removes hooks of the forward pass of a module."""
+    every: Any = module._forward_pre_hooks, module._forward_hooks
+    for registered in every:
+        for number in [number for number, hook in registered.items() if hook in hooks]:
+            del registered[number]
 
 
 def draws(model: nn.Module) -> dict[str, Blocks | Sampler | Int8Cost | LargeLogits]:
-    """The draws of blocks and of columns in a sparsified model, and what was measured, by name.
+    """The draws and the measurements of a sparsified model, by name.
 
     They learn from gradients, and are not in the model's state dict.
     """

@@ -1,9 +1,9 @@
-"""The output layers of a model, which stay exact: known from a trace, or guessed until it has run.
+"""The output layers of a model, which stay exact: found in a trace, or guessed before a first pass.
 
-In int8, a row of the gradient of logits rounds to zero but for its target. Without inputs the last
-linear layer is taken for the output layer, until the first training forward pass of the model has
-shown which are. In that step these run in float; from the next on as stock, and what was taken
-wrongly is compressed. A compiled model, and one whose parts alone are called, keeps the guess.
+A row of the gradient of logits rounds to zero in int8, except for its target. Without inputs, the
+guess is the last linear layer. The graph of the first training pass then shows the output layers.
+They run in float in that step, and as stock from the next step on, when a wrongly guessed layer is
+compressed. A compiled model keeps the guess, and so does a model of which only parts are called.
 """
 
 import logging
@@ -20,6 +20,7 @@ from razorctl.layers.outputs import MARK, Outputs, find
 from razorctl.layers.registry import linear_types
 from razorctl.memory.fake import mode_of
 from razorctl.memory.saved import Forward, run_forward, tracing
+from razorctl.surgery.drawing import unhook
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +29,8 @@ log = logging.getLogger(__name__)
 class Exact:
     """The linear layers that stay exact in a sparsified model.
 
-    names: those that stay stock. mend: compresses one of them, by name. found: what a forward pass
-    has shown; None until then. version: of the weights in that pass; None if its step is over.
+    names: the layers that stay stock. mend: name -> compresses that layer. found: the output layers
+    by a forward pass; None before it. version: of the weights in that pass; None after its step.
     """
 
     names: frozenset[str]
@@ -38,12 +39,12 @@ class Exact:
     version: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy within the step, whose weights count anew, looks at a pass of its own."""
+        """Within the first step a copy finds output layers anew, since its versions restart."""
         fresh = Exact(self.names, self.mend, None)
         return vars(self if self.version is None else fresh)
 
     def wrong(self) -> frozenset[str]:
-        """The names of those that are no output layers."""
+        """The names of stock layers that are no output layers."""
         found = self.found
         return self.names - found.names if found and found.every else frozenset()
 
@@ -51,7 +52,7 @@ class Exact:
 def traced(
     twin: nn.Module, inputs: Any, autocast: torch.dtype | None, forward: Forward | None
 ) -> Outputs:
-    """The output layers of a stock copy of a model, by what it and `forward` return."""
+    """The output layers of a stock copy of a model, by the outputs of the model and `forward`."""
     results = list[Any]()
     hook = twin.register_forward_hook(lambda *call: results.append(call[-1]))
     try:
@@ -71,7 +72,7 @@ def guess(model: nn.Module, known: Outputs | None) -> frozenset[str]:
 
 
 def attach(model: nn.Module, exact: Exact) -> None:
-    """Notes the layers that stay exact, until `detach`; looks at a forward pass if it has to."""
+    """Notes the layers that stay exact, until `detach`; finds them in the first pass if unknown."""
     setattr(model, MARK, exact)
     if exact.found is not None and exact.found.every:
         _say(model, exact.found)
@@ -84,10 +85,7 @@ def attach(model: nn.Module, exact: Exact) -> None:
 def detach(module: nn.Module) -> None:
     """Removes the note of a model, if there is one."""
     vars(module).pop(MARK, None)
-    hooks: Any = module._forward_pre_hooks, module._forward_hooks
-    for registered in hooks:
-        for number in [number for number, hook in registered.items() if hook in (_mend, _look)]:
-            del registered[number]
+    unhook(module, _mend, _look)
 
 
 def _look(model: nn.Module, inputs: Any, output: Any) -> None:
@@ -103,7 +101,7 @@ def _look(model: nn.Module, inputs: Any, output: Any) -> None:
 
 
 def _mend(model: nn.Module, inputs: Any) -> None:
-    """Mends the guess after the first step, when no part of its pass runs again."""
+    """Corrects the guess after the first step, when nothing recomputes parts of its pass."""
     exact: Exact = vars(model)[MARK]
     if exact.found is not None and _trains(model) and exact.version != _version(model):
         detach(model)
@@ -117,24 +115,24 @@ def _mend(model: nn.Module, inputs: Any) -> None:
 
 
 def _compressed(model: nn.Module, found: Outputs) -> list[Linear]:
-    """The output layers that were taken for others."""
+    """The output layers that were compressed."""
     return [x for x in map(model.get_submodule, found.names) if isinstance(x, Linear)]
 
 
 def _trains(model: nn.Module) -> bool:
-    """Whether a forward pass is one of training, and no run of it again, trace or compilation."""
+    """Whether a forward pass trains, and is no recomputation, trace or compilation."""
     if torch.compiler.is_compiling() or not (model.training and torch.is_grad_enabled()):
         return False
     return torch._C._current_graph_task_id() == -1 and not transforming()
 
 
 def _version(model: nn.Module) -> int:
-    """A number that is another one after a step of an optimizer."""
+    """A number that changes with each step of an optimizer."""
     return sum(parameter._version for parameter in model.parameters())
 
 
 def _say(model: nn.Module, found: Outputs, guessed: frozenset[str] = frozenset()) -> None:
-    """Logs the output layers, with a warning if others were guessed; not those of a trace."""
+    """Logs the output layers, unless in a trace; warns if others were guessed."""
     if mode_of(model.parameters()) is not None:
         return
     kind, names = stock_type(model).__name__, ", ".join(sorted(found.names)) or "none"

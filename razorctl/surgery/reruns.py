@@ -158,7 +158,7 @@ def _filling(
 
 
 def attach(block: nn.Module, name: str, bits: int | None, memo: Memo) -> None:
-    """Makes a block run again in the backward pass, until `own_forward.take`.
+    """Recomputes a block in the backward pass, until `own_forward.take`.
 
     Args:
         block: of any type.

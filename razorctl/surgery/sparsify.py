@@ -136,7 +136,7 @@ def swap(
 def _joint(
     model: nn.Module, recipe: Recipe, chosen: Iterable[Swap]
 ) -> tuple[Blocks, list[branches.Branch]]:
-    """The draw of a joint budget, and the branches that it draws; raises UsageError without any."""
+    """The draw of a joint budget and its branches; raises UsageError if there are none."""
     residual = list[branches.Branch]()
     if recipe.joint == "branches":
         residual = branches.find(model)

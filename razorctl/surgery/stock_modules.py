@@ -52,7 +52,7 @@ def log_stock(model: nn.Module, recipe: Recipe) -> None:
     if not recipe.prunes:
         return
     if unlike := ", ".join(known_forwards.changed(map(stock_type, model.modules()))):
-        what = "another release or a patch has changed forwards that razorctl writes again"
+        what = "another release or a patch has changed forwards that razorctl reimplements"
         log.warning("%s, so these stay stock or run as unknown code: %s", what, unlike)
     named = dict(model.named_modules()).items()
     own = {n: m for n, m in named if not place(m) and razor_of(stock_type(m)) is not None}

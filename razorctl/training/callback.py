@@ -1,12 +1,15 @@
 """razorctl inside transformers.Trainer."""
 
 import logging
+from collections import OrderedDict
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback, TrainingArguments
 
 from razorctl import units
@@ -23,8 +26,10 @@ class RazorCallback(TrainerCallback):  # type: ignore[misc]
     The model is sparsified when training begins and stock again when it has ended; its weights,
     checkpoints and optimizer are always those of the stock model. With a map-style data set the
     byte budget is met for the first batch, and `saved_bytes` and `full_saved_bytes` of that batch
-    are set and join the logs of losses; a warning says if the model cannot run on that batch alone,
-    as where a trainer computes with it first. Raises what `sparsify_within` raises.
+    are set and join the logs of losses. If the model cannot run on that batch alone, as where a
+    trainer computes with it first, a warning says so, and the budget is met for what the model is
+    first called with, unless it is compiled or a joint budget has drawn. Raises what
+    `sparsify_within` raises.
     """
 
     def __init__(self, recipe: Recipe | None = None) -> None:
@@ -32,6 +37,7 @@ class RazorCallback(TrainerCallback):  # type: ignore[misc]
         self.saved_bytes: int | None = None
         self.full_saved_bytes: int | None = None
         self._model: nn.Module | None = None  # the sparsified one
+        self._hook = RemovableHandle(OrderedDict())  # of `_at_first_call`
 
     def on_train_begin(
         self,
@@ -42,29 +48,44 @@ class RazorCallback(TrainerCallback):  # type: ignore[misc]
         **__: Any,
     ) -> None:
         if self._model is not None:  # training has failed before its end
-            restore(self._model)
+            self.on_train_end(model=self._model)
         self._model = model
         batch = _first_batch(train_dataloader, args.train_batch_size)
         if batch is None:
             sparsify(model, self.recipe)
             return
         dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
+        if not self._meet(model, batch, {"autocast": dtype}) and self.recipe.joint_budget == 1:
+            log.warning("the byte budget is met for what the model is first called with instead")
+            first = partial(self._at_first_call, dtype)
+            self._hook = model.register_forward_pre_hook(first, with_kwargs=True)
+
+    def _meet(self, model: nn.Module, batch: Any, run: dict[str, Any]) -> bool:
+        """Sparsifies a model within its byte budget for a batch; whether it can run on it."""
         try:
-            full = sum(stock_parts(model, batch, autocast=dtype, forward=None).values())
+            full = sum(stock_parts(model, batch, **run).values())
         except Exception as error:  # whatever code raises on what the trainer may give it otherwise
             why = f"{type(error).__name__}: {error}"
             log.warning("the byte budget is not met for the first batch, which raises %s", why)
             sparsify(model, self.recipe)
-            return
+            return False
         self.full_saved_bytes = full
-        sparsify_within(model, self.recipe, batch, autocast=dtype, full=full)
-        self.saved_bytes = saved_bytes(model, batch, autocast=dtype)
-        share = self.saved_bytes / self.full_saved_bytes
-        log.info(
-            "keeps %s for backward, %s of full's",
-            units.size(self.saved_bytes),
-            units.percent(share),
-        )
+        sparsify_within(model, self.recipe, batch, full=full, **run)
+        self.saved_bytes = saved_bytes(model, batch, **run)
+        share = units.percent(self.saved_bytes / full)
+        log.info("keeps %s for backward, %s of full's", units.size(self.saved_bytes), share)
+        return True
+
+    def _at_first_call(
+        self, dtype: torch.dtype | None, model: nn.Module, args: Any, kwargs: Any
+    ) -> None:
+        """Meets the byte budget for the arguments of the first call that keeps for backward."""
+        inside = torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1
+        if model.training and torch.is_grad_enabled() and not inside:
+            self._hook.remove()
+            restore(model)
+            run = {"autocast": dtype, "forward": lambda twin, call: twin(*call[0], **call[1])}
+            self._meet(model, (args, kwargs), run)
 
     def on_log(self, *_: Any, logs: dict[str, Any], **__: Any) -> None:
         if "loss" in logs and self.saved_bytes is not None:
@@ -72,6 +93,7 @@ class RazorCallback(TrainerCallback):  # type: ignore[misc]
             logs["full_saved_bytes"] = self.full_saved_bytes
 
     def on_train_end(self, *_: Any, model: nn.Module, **__: Any) -> None:
+        self._hook.remove()
         restore(model)
         self._model = None
 

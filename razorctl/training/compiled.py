@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# How torch's errors give the sentence of a block that cannot be traced.
+# The sentence of a block that cannot be traced, in an error of torch.
 REFUSAL = r"User-inserted graph break\. Message: (.*)"
 EAGER, TIMED = 3, 3  # eager steps before the compiled ones; compiled steps that are timed
 WARM_UPS = 1  # steps of each kind that are not timed; the first compiled one is compiling

@@ -42,7 +42,7 @@ PACKAGES = (
     *("torch", "torchvision", "triton", "timm", "transformers", "datasets", "peft", "accelerate"),
     "torchao",
 )
-# The releases that razorctl's tests ran with: the oldest, and the pinned one.
+# The releases that the tests run with: the oldest, and the pinned one.
 TESTED = {
     "torch": ("2.11", "2.15.0"),
     "torchvision": ("0.26", "0.29.2"),
@@ -115,7 +115,7 @@ def _software() -> Iterator[Check]:
 
 
 def library(name: str, installed: str) -> Check:
-    """Whether the release of a library lies between those that the tests ran with."""
+    """Whether the release of a library lies between the oldest and the pinned one."""
     if name not in TESTED:
         return Check("software", name, "ok", installed)
     oldest, pinned = tested = TESTED[name]

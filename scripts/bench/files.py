@@ -437,7 +437,7 @@ TASKS = {
         several,
         job("multi-label", 8, 640, VIT_SIDE),
         (6e-5,),
-        2,
+        5,
     ),
     "topics": Task(
         "MiniLM-L6 BERT, topics of two news of Reuters R8",

@@ -47,6 +47,7 @@ LOSSES = {
     "slice": lambda logits: F.cross_entropy(
         logits[..., :-1, :].contiguous().view(-1, CLASSES), TARGET[:, 1:].reshape(-1)
     ),
+    "shifted": lambda logits: shifted(logits + torch.linspace(-1, 1, CLASSES)[None]),
     "one": lambda logits: F.cross_entropy(logits[0], TARGET[0]) + shifted(logits.to(logits.device)),
 }
 OTHER = {
@@ -67,6 +68,8 @@ OTHER = {
     "own function in place": lambda logits: shifted(Cubed.apply(logits)),
     "read before": lambda logits: logits.sum().detach() + shifted(Cubed.apply(logits)),
     "narrow": lambda logits: shifted(logits.bfloat16()),
+    "positions added": lambda logits: shifted(logits + torch.linspace(-1, 1, 5)[:, None]),
+    "a temperature added": lambda logits: shifted(torch.add(logits, torch.ones(1), alpha=2)),
 }
 
 

@@ -280,7 +280,7 @@ class TestInt8:
         want_dx = int8(dy, 1) @ int8(w, 0) if inputs else dy @ w
         assert distance(dx, want_dx) < tolerance
         # Both operands of dW are rounded to 8 bits, each with half of the spread of the rows of dy.
-        assert distance(dw, dy.T @ stand_in) < (tolerance + 2e-2 if weight else tolerance)
+        assert distance(dw, dy.T @ stand_in) < (tolerance + 2e-2 if weight else tolerance)  # .009
         assert distance(db, dy.sum(0)) < tolerance
 
     def weight_errors(self, layer: Linear, x: Tensor, dy: Tensor) -> Tensor:
@@ -300,7 +300,8 @@ class TestInt8:
         dy *= sizes[0][:, None] if spread != "columns" else 1
         dy *= sizes[1] if spread != "rows" else 1
         assert self.weight_errors(layer, x, dy).max() < 0.05
-        # On a card dy is rounded along its rows first, where columns a hundredth as large are lost.
+        # On a card dy is rounded along its rows first, where columns a hundredth as large are lost:
+        # more than .4 of the rows of dW would be off by more than .3, so GEMMs run in float32.
         allowed = spread == "rows" or device.type == "cpu"
         assert layer.int8_cost.state_dict() == {"measured": True, "allowed": allowed}
 
@@ -357,12 +358,13 @@ class TestInt8:
         layer = self.layer("columns-norm", True, False, device)
         layer.rules = both(Centered(layer.rules.wide))
         x = torch.full((40, 33), 3.7, device=device)
-        x[:, 5] += torch.randn(40, device=device)
+        # One draw for all devices: the error is .008, but above .02 for 5 % of draws.
+        x[:, 5] += torch.randn(40, generator=torch.Generator().manual_seed(0)).to(device)
         _, _, dw, db = run(layer, x, layer, None)
         others = [i for i in range(33) if i != 5]
         torch.testing.assert_close(dw[:, others], db[:, None] * x[:1, others], rtol=1e-4, atol=1e-4)
         dy = torch.linspace(-1, 1, 40 * 17, device=device).view(40, 17)
-        assert distance(dw[:, 5], dy.T @ x[:, 5]) < (0.02 if device.type == "cpu" else 0.03)
+        assert distance(dw[:, 5], dy.T @ x[:, 5]) < 0.02
 
     def test_small_layers_keep_their_precision(self, monkeypatch):
         monkeypatch.setattr(Linear, "SMALLEST", 40 * 33 * 17 + 1)

@@ -1,5 +1,8 @@
 """Norms and gated MLPs of classes that nobody has listed, recognized by their values."""
 
+import copy
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,7 +26,7 @@ from transformers.models.vitdet.modeling_vitdet import VitDetLayerNorm
 from razorctl import Recipe, restore, sparsify
 from razorctl.layers.activation import ReLU, TanhGELU
 from razorctl.layers.functional import Calling
-from razorctl.layers.other_gated_mlp import OtherGatedMLP
+from razorctl.layers.other_gated_mlp import OtherGatedMLP, Projected
 from razorctl.layers.other_norm import Form, OtherChannelNorm, OtherNorm, form_of
 from razorctl.layers.recognition import razor_for
 from razorctl.memory.saved import traced_bytes
@@ -78,6 +81,27 @@ class GEGLU(nn.Module):
         assert kwargs.get("scale", 1) == 1
         hidden, gate = self.proj(hidden).chunk(2, dim=-1)
         return hidden * self.gelu(gate)
+
+
+class Projecting(nn.Module):
+    """A layer and a function of its output, which it calls by a method, as diffusers' GELU does."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.proj, self.function = nn.Linear(WIDTH, INNER), function
+
+    def of_gate(self, gate: Tensor) -> Tensor:
+        return self.function(gate)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.of_gate(self.proj(hidden))
+
+
+class Twice(Projecting):
+    """A layer that runs twice, before and after a function of its output."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.proj(self.of_gate(self.proj(hidden)))
 
 
 class SwiGLU(GEGLU):
@@ -220,6 +244,33 @@ def test_gated_mlps(build):
     assert half < 0.5 * full + 4 * 33 * inner
     restore(holder)
     assert type(layer).__name__ == type(build()).__name__
+
+
+def approximate(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+@pytest.mark.parametrize("function", [F.gelu, F.silu, F.relu, approximate])
+def test_an_activation_function_of_a_layer(function):
+    layer, x = Projecting(function).train(), torch.randn(3, 11, WIDTH)
+    assert razor_for(layer) is Projected
+    want, full = run(layer, x), traced_bytes(layer, x)
+    keys, holder = [*layer.state_dict()], nn.Sequential(layer, nn.Linear(INNER, 2))
+    sparsify(holder, Recipe("half"))
+    assert [*layer.state_dict()] == keys
+    copied = pickle.loads(pickle.dumps(copy.deepcopy(layer)))
+    assert traced_bytes(layer, x) <= 0.6 * full
+    for twin in (layer, copied):
+        got = run(twin, x)
+        assert torch.equal(got[0], want[0])
+        assert_close(got, want, 2e-3)
+    restore(holder)
+    assert type(layer) is Projecting
+    assert not hasattr(layer, "razor_function")
+
+
+def test_other_functions_of_a_layer():
+    assert razor_for(Twice(F.relu)) is razor_for(Projecting(torch.cos)) is None
 
 
 def test_other_modules_are_no_gated_mlps():

@@ -191,6 +191,14 @@ def test_a_module_that_depends_on_values_is_named_where_there_are_none(function,
         peak_bytes(net[2][1], torch.randn(4, 8, requires_grad=True))
 
 
+@pytest.mark.skipif(torch.__version__ >= "2.12", reason="traces grouped products of any dtype")
+def test_grouped_products_that_torch_cannot_trace_are_named():
+    weight, ends = torch.zeros(2, 8, 8, device="meta"), torch.zeros(2, dtype=torch.int32)
+    net = reading(lambda x: torch._grouped_mm(x, weight.to(x), offs=ends.to(x.device)))
+    with pytest.raises(UsageError, match=r"2.1 \(Reads\), since it multiplies all experts at once"):
+        traced_bytes(net.to("meta"), torch.randn(16, 8))
+
+
 @READS
 def test_values_that_a_model_reads_are_computed_on_a_copy(function, why):
     net, x = reading(function).eval(), torch.randn(64, 8)

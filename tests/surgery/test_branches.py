@@ -432,9 +432,6 @@ def test_two_passes_in_one_autocast_context():
     assert all(p.grad is not None and p.grad.any() for p in model.blocks.parameters())
 
 
-@pytest.mark.xfail(
-    torch.__version__ < "2.12", reason="after a graph break its gradients of later draws are wrong"
-)
 def test_compiled_without_a_whole_graph():
     eager = timm_vit()
     twin = copy.deepcopy(eager)

@@ -125,7 +125,7 @@ class TestWithin:
         sparsify(model, Recipe("razor", 0.9))
         broken = traced_bytes(model, x)
         restore(model)
-        assert broken > 0.1 * full
+        assert broken > 0.1 * full  # .111, as the rules of 0.85 also keep, which meets 0.85
         names = sparsify_within(model, Recipe("razor", 0.9), x)
         assert traced_bytes(model, x) <= 0.1 * full
         assert model.razor_recipe == Recipe("razor", 0.9)
@@ -371,5 +371,7 @@ def test_a_compiled_model_is_traced_as_it_was(how):
     for forward in (compiled, twin):
         forward(x).square().sum().backward()
     assert counters["frames"]
+    # torch 2.11 packs GELU's output of a model that is compiled in place: off by .0055.
+    bound = 0.01 if torch.__version__ < "2.12" and how == "in place" else 1e-4
     for a, b in zip(model.parameters(), twin.parameters(), strict=True):
-        assert (a.grad - b.grad).norm() < 0.01 * b.grad.norm()  # torch 2.11 packs GELU's output
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-3, atol=bound)

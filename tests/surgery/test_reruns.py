@@ -508,7 +508,7 @@ def test_three_passes_find_the_blocks():
     model, x, passes = Stack(Block()), torch.randn(8, 64, 16), []
     sparsify_within(model, Recipe(), x, forward=lambda m, x: passes.append(m(x)))
     assert reruns.attached(model.blocks[0])
-    assert len(passes) == 4  # stock, also for its outputs, by the rules, and with the blocks
+    assert len(passes) == 4  # stock bytes, output layers, the rules, and the blocks
 
 
 class Sine(nn.Module):

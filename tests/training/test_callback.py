@@ -18,6 +18,7 @@ from transformers import (
 import razorctl
 from razorctl.errors import UsageError
 from razorctl.layers.head import Logits
+from razorctl.surgery.sparsify import sparsified
 from tests.models import bert, llama
 
 ROWS = 16
@@ -161,9 +162,13 @@ def test_a_batch_that_the_trainer_computes_with_first(tmp_path, caplog):
         return {"pair": default_data_collator([row["pair"] for row in rows])}
 
     settings = {"train_dataset": Paired(), "data_collator": collate, "callbacks": [callback]}
-    Pairs(bert(), arguments, **settings).train()
-    assert callback.saved_bytes is None
+    trainer = Pairs(bert(), arguments, **settings)
+    trainer.train()
+    kept, full = callback.saved_bytes, callback.full_saved_bytes
+    assert 0 < kept <= HALF.ratio * full
     assert "the byte budget is not met for the first batch, which raises ValueError" in caplog.text
+    assert not sparsified(trainer.model)
+    assert not trainer.model._forward_pre_hooks
 
 
 def test_streamed_rows_and_a_second_training(tmp_path):

@@ -157,10 +157,7 @@ int razorctl_activation_grad_int8(const struct copy *copy, int function, const v
                 int8_row(dx, columns, codes + row * columns, of_rows + 2 * block * columns);
         }
     }
-    if (!missing) {
-        add_blocks(of_rows, blocks, 2 * columns, columns, total);
-        largest_of_blocks(of_rows + columns, blocks, 2 * columns, columns, largest);
-    }
+    if (!missing) finish_rows(of_rows, blocks, 2 * columns, columns, total, largest);
     free(of_rows), free(memory);
     return missing;
 }

@@ -196,8 +196,8 @@ inlined float larger(float x, float most) {
     return float_of(magnitude > bits_of(most) ? magnitude : bits_of(most));
 }
 
-// Writes the int8 codes of a row, and returns the scale. of_rows: NULL, or [2, columns]: the row is
-// added to the first, and the second rises to the row's magnitudes over the root of its scale.
+// Writes the int8 codes of a row, and returns the scale. of_rows: NULL, or [2, columns]; the row is
+// added to the first, and the second raised to |row| / sqrt(scale).
 inlined float int8_row(const float *restrict v, int64_t columns, int8_t *restrict codes,
                        float *restrict of_rows) {
     const float scale = scale_of(largest_of(v, columns)), by = inverse(scale);
@@ -225,6 +225,13 @@ inlined void largest_of_blocks(const float *most, int64_t blocks, int64_t stride
     for (int64_t block = 0; block < blocks; block++)
         for (int64_t j = 0; j < columns; j++)
             largest[j] = larger(most[block * stride + j], largest[j]);
+}
+
+// The results of `int8_row` for the rows of blocks, `stride` apart.
+inlined void finish_rows(const float *of_rows, int64_t blocks, int64_t stride, int64_t columns,
+                         float *total, float *largest) {
+    add_blocks(of_rows, blocks, stride, columns, total);
+    largest_of_blocks(of_rows + columns, blocks, stride, columns, largest);
 }
 
 // f(x) in place of x, for `count` elements; in activation.c.

@@ -3,37 +3,13 @@
 
 #define STRETCH 64 // columns of a task that has all rows
 
+// All heads of `count` tensors [batch, heads, tokens, width], side by side, are a row.
 // Sums are computed by blocks of rows, so that they do not depend on the number of threads.
-int razorctl_int8_rows(const void *x, int dtype, int64_t row_stride, int64_t rows, int64_t columns,
-                       int8_t *codes, float *scale, float *total, float *largest, int threads) {
-    const int64_t blocks = cdiv(rows, ROWS), each = dtype == FLOAT32 ? 0 : columns;
-    float *of_rows = calloc((size_t)(2 * blocks * columns), sizeof(float));
-    float *buffers = malloc((size_t)(blocks * each + 1) * sizeof(float));
-    const int missing = !of_rows || !buffers;
-#pragma omp parallel for num_threads(threads) schedule(dynamic)
-    for (int64_t block = 0; block < (missing ? 0 : blocks); block++) {
-        for (int64_t row = block * ROWS; row < least(rows, (block + 1) * ROWS); row++) {
-            const float *restrict v =
-                loaded(x, dtype, row * row_stride, columns, buffers + block * each);
-            scale[row] =
-                int8_row(v, columns, codes + row * columns, of_rows + 2 * block * columns);
-        }
-    }
-    if (!missing) {
-        add_blocks(of_rows, blocks, 2 * columns, columns, total);
-        largest_of_blocks(of_rows + columns, blocks, 2 * columns, columns, largest);
-    }
-    free(of_rows), free(buffers);
-    return missing;
-}
-
-// The columns of all heads of q, k and v [batch, heads, tokens, width], side by side, are a row.
-int razorctl_int8_heads(const void *q, const void *k, const void *v, int dtype,
-                        int64_t batch_stride, int64_t head_stride, int64_t token_stride,
-                        int64_t batch, int64_t heads, int64_t tokens, int64_t width, int8_t *codes,
-                        float *scale, float *total, float *largest, int threads) {
-    const void *parts_of_row[] = {q, k, v};
-    const int64_t rows = batch * tokens, columns = 3 * heads * width, blocks = cdiv(rows, ROWS);
+static int int8_parts(const void *const *parts, int64_t count, int dtype, int64_t batch_stride,
+                      int64_t head_stride, int64_t token_stride, int64_t batch, int64_t heads,
+                      int64_t tokens, int64_t width, int8_t *codes, float *scale, float *total,
+                      float *largest, int threads) {
+    const int64_t rows = batch * tokens, columns = count * heads * width, blocks = cdiv(rows, ROWS);
     float *of_rows = calloc((size_t)(2 * blocks * columns), sizeof(float));
     float *buffers = malloc((size_t)(blocks * columns) * sizeof(float));
     const int missing = !of_rows || !buffers;
@@ -42,22 +18,35 @@ int razorctl_int8_heads(const void *q, const void *k, const void *v, int dtype,
         float *x = buffers + block * columns;
         for (int64_t row = block * ROWS; row < least(rows, (block + 1) * ROWS); row++) {
             const int64_t from = row / tokens * batch_stride + row % tokens * token_stride;
-            for (int64_t i = 0; i < 3 * heads; i++) {
+            const float *v = width < columns ? x : loaded(parts[0], dtype, from, width, x);
+            for (int64_t i = 0; width < columns && i < count * heads; i++) {
                 float *to = x + i * width;
-                const float *head = loaded(parts_of_row[i / heads], dtype,
+                const float *head = loaded(parts[i / heads], dtype,
                                            from + i % heads * head_stride, width, to);
                 if (head != to) memcpy(to, head, (size_t)width * sizeof(float));
             }
             scale[row] =
-                int8_row(x, columns, codes + row * columns, of_rows + 2 * block * columns);
+                int8_row(v, columns, codes + row * columns, of_rows + 2 * block * columns);
         }
     }
-    if (!missing) {
-        add_blocks(of_rows, blocks, 2 * columns, columns, total);
-        largest_of_blocks(of_rows + columns, blocks, 2 * columns, columns, largest);
-    }
+    if (!missing) finish_rows(of_rows, blocks, 2 * columns, columns, total, largest);
     free(of_rows), free(buffers);
     return missing;
+}
+
+int razorctl_int8_rows(const void *x, int dtype, int64_t row_stride, int64_t rows, int64_t columns,
+                       int8_t *codes, float *scale, float *total, float *largest, int threads) {
+    return int8_parts(&x, 1, dtype, 0, 0, row_stride, 1, 1, rows, columns, codes, scale, total,
+                      largest, threads);
+}
+
+int razorctl_int8_heads(const void *q, const void *k, const void *v, int dtype,
+                        int64_t batch_stride, int64_t head_stride, int64_t token_stride,
+                        int64_t batch, int64_t heads, int64_t tokens, int64_t width, int8_t *codes,
+                        float *scale, float *total, float *largest, int threads) {
+    const void *parts[] = {q, k, v};
+    return int8_parts(parts, 3, dtype, batch_stride, head_stride, token_stride, batch, heads,
+                      tokens, width, codes, scale, total, largest, threads);
 }
 
 // factor: of each row, NULL for 1. largest: magnitudes of the columns, NULL if not known. Both

@@ -75,10 +75,7 @@ int razorctl_norm_grad(const struct copy *copy, const void *dy, int dtype, int64
     if (!missing) {
         add_blocks(sums, blocks, 4 * columns, columns, dw);
         add_blocks(sums + columns, blocks, 4 * columns, columns, db);
-        if (codes) {
-            add_blocks(sums + 2 * columns, blocks, 4 * columns, columns, total);
-            largest_of_blocks(sums + 3 * columns, blocks, 4 * columns, columns, largest);
-        }
+        if (codes) finish_rows(sums + 2 * columns, blocks, 4 * columns, columns, total, largest);
     }
     free(sums), free(memory);
     return missing;

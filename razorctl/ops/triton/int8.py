@@ -1,4 +1,4 @@
-"""Kernels of ops.int8, for x [rows, columns]: of rows, and of columns.
+"""Kernels of ops.int8: int8 copies of x [rows, columns] by rows, and by columns.
 
 scale = max |x| / 127 of a row or a column, code = round(x / scale).
 """
@@ -58,7 +58,7 @@ def root(row_scale):
 
 @triton.jit
 def raised(most, x, factor, row_scale):
-    """The bits `most`, or those of |x| over the root of its row's scale where these are larger.
+    """The elementwise maximum of `most` and |x| over the root of its row's scale, as bits.
 
     factor: 1 / row_scale.
     """
@@ -71,8 +71,8 @@ def int8_rows_kernel(
 ):
     """A program copies `each` whole rows, one by one.
 
-    sums: [2, programs, columns], receives their sum and, of x over the roots of their scales, the
-    largest magnitudes. V: columns that a thread loads and stores at once.
+    sums: [2, programs, columns], receives the sum of the rows, and the largest magnitudes of x
+    over the roots of its row scales. V: columns that a thread loads and stores at once.
     """
     column = tl.max_contiguous(tl.arange(0, C), V)
     there = column < columns

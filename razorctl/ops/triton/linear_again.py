@@ -1,8 +1,8 @@
 """Kernels of ops.linear_again: int8 rows of f(x) and of a weight by one launch, and their product.
 
-codes = round(f(x) / scale), scale = max |f(x)| / 127 of a row, for the x [rows, columns] of a copy;
-the same of a weight [outputs, columns]. Without a function the columns of x are divided
-by `r` of `op.evened`, and those of the weight multiplied.
+codes = round(f(x) / scale), scale = max |f(x)| / 127 of a row, for the x [rows, columns] of a copy.
+A weight [outputs, columns] is rounded alike. Without a function, columns of x are divided and
+columns of the weight multiplied by `r` of `op.evened`.
 """
 
 from collections.abc import Iterator

@@ -5,6 +5,7 @@ either kernel does the work of one of `int8_operand` or `int8.int8_columns`.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import triton.language as tl
@@ -94,12 +95,7 @@ def codes_kernel(
 
 
 def takes(
-    dy: Tensor,
-    row_scale: Tensor,
-    largest: Tensor,
-    copy: FewBitCopy,
-    function: str | None,
-    weight: Tensor | None,
+    dy: Tensor, row_scale: Tensor, _: Tensor, copy: FewBitCopy, function: Any, weight: Tensor | None
 ) -> bool:
     """Whether the kernels take these arguments."""
     fits = weight is None or int8.takes(weight)

@@ -120,8 +120,8 @@ def norm_grad_kernel(
 ):  # fmt: skip
     """A program computes ROWS whole rows of a tile, one by one.
 
-    sums: [2 or 4, programs, columns], receives the sums of dy x_hat, of dy, and, if `codes` are not
-    None, those of `int8.int8_rows_kernel` of dx.
+    sums: [2 or 4, programs, columns], receives the sums of dy x_hat and of dy. With `codes` also
+    the sums of dx and its largest magnitudes, as in `int8.int8_rows_kernel`.
     """
     along = tl.cdiv(tile_rows, ROWS)
     tile = (tl.program_id(0) // along).to(tl.int64)
@@ -282,7 +282,7 @@ def _grad(
     codes: Tensor | None = None,
     code_scale: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """dx, the gradients of weight and bias, and what columns of dx have if there are `codes`.
+    """dx, the gradients of weight and bias, and statistics of dx's columns if there are `codes`.
 
     Fills codes [rows, columns] and code_scale [rows, 1] with the int8 copy of dx.
     """

@@ -1,4 +1,4 @@
-"""Sums of partial sums, and largest of magnitudes, which kernels store for each of their programs.
+"""Reductions of the sums and largest magnitudes that each program of a kernel stores.
 
 total [columns] = sum over rows of partial [rows, columns], for up to three matrices, and largest
 [columns] over rows of one more.

@@ -42,7 +42,9 @@ def test_activation_grad_int8(function, kernels, monkeypatch):
         codes, *others = kernels.activation_grad_int8(dy, copy, function)
         wanted = references.int8_rows(want)
         alike_int8(codes, wanted[0])
-        torch.testing.assert_close(others, list(wanted[1:]), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(others[:2], list(wanted[1:3]), rtol=1e-6, atol=1e-5)
+        # The largest of dx over roots of scales, of which dx is off by 1.3e-6 as above: 2.1e-6.
+        torch.testing.assert_close(others[2], wanted[3], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -127,7 +127,7 @@ def test_what_is_noted_is_what_triton_would_compile(step, card, monkeypatch):
         variants[variant.key] = variant
         forget(variant.kernel, monkeypatch)
         variant.kernel.run(*args, grid=(1,), warmup=True, **settings, **launch.OPTIONS)
-    assert len(variants) >= 10
+    assert len(variants) == 10  # each kind of launch of this step
     for variant, (source, target, options) in zip(variants.values(), compilations, strict=True):
         assert variant.source(CARD).hash() == source
         assert target == CARD
