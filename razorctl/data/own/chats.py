@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from razorctl.data.own.raw import Reasons
+from razorctl.data.own.raw import Reasons, halved
 from razorctl.errors import DataError
 from razorctl.models.chats import THOUGHTS
 
@@ -137,9 +137,12 @@ def _parsed(value: Any, what: str) -> Any:
     if not isinstance(value, str) or not value.strip():
         return value
     try:
-        return json.loads(value)
+        parsed = json.loads(value)
     except (ValueError, RecursionError):
         raise MisshapenError(f"{what} not JSON") from None
+    if fault := halved(parsed):
+        raise MisshapenError(fault)
+    return parsed
 
 
 def _text(value: Any, column: str) -> str:

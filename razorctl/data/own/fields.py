@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl.data.own import chats
 from razorctl.data.own.labels import COMMA, as_list
-from razorctl.data.own.raw import ADDRESS, NEVER_SKIPPED, OUTSIDE, Reasons
+from razorctl.data.own.raw import ADDRESS, NEVER_SKIPPED, OUTSIDE, Reasons, halved
 from razorctl.errors import DataError
 
 if TYPE_CHECKING:
@@ -186,6 +186,8 @@ class Several(Field):
         given = as_list(value)
         if given is None:
             return None, f"the {column} {value!r} is no list"
+        if isinstance(value, str) and (fault := halved(given)):
+            return None, fault
         labels = []
         for label in given:
             if isinstance(label, float) and label.is_integer():

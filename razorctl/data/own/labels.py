@@ -121,23 +121,29 @@ def class_name(value: Any) -> str:
 
 
 def as_list(value: Any) -> list[Any] | None:
-    """The list that a value is, or that a text has as tables of texts do; None if it is none."""
-    if not isinstance(value, str):
+    """The list that a value is, or that a text has as tables of texts do; None if it is none.
+
+    A text is read as JSON or else, item by item, by the rules of Python.
+    """
+    if not begins_list(value) or isinstance(value, list):
         return value if isinstance(value, list) else None
+    with suppress(ValueError):
+        return list(documents.parse(value))
     if not WRITTEN.fullmatch(value):
         return None
     with warnings.catch_warnings(), suppress(ValueError, SyntaxError):  # of odd escapes
         warnings.simplefilter("ignore")
-        return [_item(text) for text in ITEM.findall(value)]
+        return [ast.literal_eval(_cased(item)) for item in ITEM.findall(value)]
     return None
 
 
-def _item(text: str) -> Any:
-    if text[0] in "'\"":
-        return ast.literal_eval(text)
-    if text[0].isalpha():
-        return text.casefold() == "true"
-    return float(text) if "." in text else int(text)
+def begins_list(value: Any) -> bool:
+    """Whether a value is a list, or a text that begins as one, which may be malformed."""
+    return isinstance(value, list) or (isinstance(value, str) and value.lstrip().startswith("["))
+
+
+def _cased(item: str) -> str:
+    return item.title() if item[0].isalpha() else item  # true or false
 
 
 def in_order(names: set[str]) -> tuple[str, ...]:

@@ -183,9 +183,24 @@ LISTS = {
     "NumPy's numbers": ("[0. 1. 1.]", ["0", "1", "1"]),
     "truth": ("[True, false]", ["1", "0"]),
     "none": ("[]", []),
+    "JSON's escapes": (
+        r'["a\/b", "\ud83d\ude00", "\"c\"", "d\u2028e"]',
+        ["a/b", "😀", '"c"', "d\u2028e"],
+    ),
+    "Python's escapes": (r"['a\'b', '\xe9', '\N{GRINNING FACE}']", ["a'b", "é", "😀"]),
+    "numbers of JSON": ("[1e0, -0, 2]", ["1", "0", "2"]),
+    "a large number": ("[12345678901234567890123]", ["12345678901234567890123"]),
+    "signs of lists in names": (r'["[a]", "b, c]", "\\"]', ["[a]", "b, c]", "\\"]),
     "no list": ("[a text]", None),
     "an odd escape": (r"['\x']", None),
     "lists of lists": ("[[1], [2]]", None),
+    "half a character of JSON": (r'["\ud83d"]', None),
+    "half a character of Python": (r"['\ud83d']", None),
+    "nothing among names": ('["a", null]', None),
+    "a number that is none": ("[1, NaN]", None),
+    "numbers with zeros before them": ("[007, 012]", None),
+    "cut off": ('["a", "b', None),
+    "nested deeply": ("[" * 100_000, None),
 }
 
 
@@ -194,6 +209,59 @@ def test_lists_in_texts(case):
     written_so, want = LISTS[case]
     value, fault = FIELDS["labels"].of_line(written_so, "labels", Path())
     assert (value, fault is None) == (want, want is not None)
+
+
+def test_labels_are_the_same_however_their_lists_are_written():
+    lists = ['["a\\/b", "\\ud83d\\ude00"]', '["a/b", "😀"]', "['a/b']", "['😀' 'a/b']"]
+    splits = data.of(Job("bert-base", written({"text": TEXTS, "tags": lists * 3}))).load()
+    assert splits.classes == ("a/b", "😀")
+
+
+# A list that is malformed or has other values, beside others; what is said of it.
+MALFORMED = {
+    "cut off": ('["red", "so', "is no list"),
+    "a number": ('["red", 0.5]', "a label of 0.5"),
+    "nothing": ('["red", null]', "a label of None"),
+    "half a character": (r'["\udc00"]', "half a character"),
+    "lists": ('[["red"]]', "a label of ['red']"),
+}
+
+
+@pytest.mark.parametrize("column", ["labels", "colors"])
+@pytest.mark.parametrize("case", MALFORMED)
+def test_a_malformed_list_among_lists_is_a_bad_row(case, column):
+    bad, said = MALFORMED[case]
+    lists = [bad, *['["red", "soft"]', '["soft"]'] * 6]
+    name = written({"text": ["a bad text", *TEXTS], column: lists})
+    with pytest.raises(DataError) as error:
+        data.of(Job("bert-base", name)).load()
+    assert "a.jsonl, line 1 (" in str(error.value)
+    assert said in str(error.value)
+    splits = data.of(Job("bert-base", name, skip_bad=True)).load()
+    assert splits.classes == ("red", "soft")
+    assert len(splits.skipped) == 1
+
+
+def test_most_lists_that_are_malformed_are_lists_still():
+    lists = ['["red", "so', '["red", "soft"]', '["so'] * 4
+    name = written({"text": TEXTS, "colors": lists})
+    with pytest.raises(DataError, match=r"a.jsonl has 8 bad rows"):
+        data.of(Job("bert-base", name)).load()
+
+
+def test_classes_that_begin_as_lists_are_classes():
+    ranges = ["[0, 10)", "[10, 20)"] * 6
+    splits = data.of(Job("bert-base", written({"text": TEXTS, "label": ranges}, "csv"))).load()
+    assert splits.classes == ("[0, 10)", "[10, 20)")
+
+
+def test_tags_in_texts_are_read_as_json():
+    tags = [r'["B-a\/b", "O"]', "['O' 'B-a/b']", '["O", "B-a/b"', '["O", "O"]'] * 3
+    columns = {"tokens": ['["one", "\\ud83d\\ude00"]'] * 12, "tags": tags}
+    splits = data.of(Job("bert-base", written(columns), skip_bad=True)).load()
+    assert splits.classes == ("O", "B-a/b")
+    assert splits.train[0]["tokens"] == ["one", "😀"]
+    assert len(splits.skipped) == 3
 
 
 def test_several_labels_with_a_sign_between_them_are_noted():

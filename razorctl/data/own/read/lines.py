@@ -12,6 +12,7 @@ from razorctl import units
 from razorctl.data.own import chats
 from razorctl.data.own.fields import field_of, worse
 from razorctl.data.own.labels import label_text
+from razorctl.data.own.raw import halved
 from razorctl.data.own.read.sample import SAMPLE, Sample
 from razorctl.data.own.read.table_columns import TableColumns
 from razorctl.data.own.store import packed, stored
@@ -116,11 +117,8 @@ def _json_row(number: int, values: Any, text: str, unit: str = "line") -> Line:
     """The row of a JSON value, with what is wrong with it. text: what it was read from."""
     if not isinstance(values, dict):
         return Line(number, {}, "no object", unit)
-    if ESCAPED.search(text):
-        try:
-            json.dumps(values, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            return Line(number, {}, "half a character: a lone surrogate", unit)
+    if ESCAPED.search(text) and (fault := halved(values)):
+        return Line(number, {}, fault, unit)
     return Line(number, values, None, unit)
 
 

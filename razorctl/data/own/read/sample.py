@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from razorctl.data.own.labels import COMMA, as_list
+from razorctl.data.own.labels import COMMA, as_list, begins_list
 
 IMAGES = frozenset(
     {"image", "images", "img", "file", "file_name", "filename", "path", "filepath", "file_path"}
@@ -79,11 +79,17 @@ class Sample:
         return kinds and 2 <= len(set(values)) <= min(CLASSES, len(values) // 2)
 
     def has_lists(self, column: str, kind: type = object) -> bool:
-        """Whether most values of a column are lists, and all that is in the lists is of a kind."""
+        """Whether most values of a column are lists, of which most have values of a kind alone.
+
+        Malformed lists count, if there are others, so that they are refused where they are read.
+        """
         values = self.present(column)
-        lists = [part for part in map(as_list, values) if part is not None]
-        every = all(isinstance(value, kind) for part in lists for value in part)
-        return every and 2 * len(lists) > len(values)
+        begun = [value for value in values if begins_list(value)]
+        lists = [part for part in map(as_list, begun) if part is not None]
+        filled = [part for part in lists if part]
+        alike = [part for part in filled if all(isinstance(value, kind) for value in part)]
+        most = 2 * len(begun) > len(values) and 2 * len(alike) >= len(filled)
+        return bool(lists) and most
 
     def has_flags(self, column: str) -> bool:
         """Whether a column is of 0 and 1, or of true and false."""
