@@ -17,8 +17,10 @@ def _read(file: Path) -> "Dataset":
     import pyarrow.parquet
     from datasets import Dataset
 
+    from razorctl.data.own.decoding import as_images
+
     # Read without Dataset.from_parquet, which would write a copy to the user's cache.
-    return Dataset(pyarrow.parquet.read_table(file))
+    return as_images(Dataset(pyarrow.parquet.read_table(file)))
 
 
 def digits(_: Progress | None = None) -> Splits:

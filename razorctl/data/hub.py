@@ -58,7 +58,7 @@ def load(
 
 
 def _renamed(name: str, split: "Dataset", columns: Mapping[str, str]) -> "Dataset":
-    from datasets import Image
+    from razorctl.data.own.decoding import as_images
 
     absent = set(columns) - set(split.column_names)
     if absent:
@@ -67,9 +67,7 @@ def _renamed(name: str, split: "Dataset", columns: Mapping[str, str]) -> "Datase
             f"{', '.join(split.column_names)}; it may have changed on the hub, so choose another "
             "data set."
         )
-    split = split.select_columns(list(columns)).rename_columns(columns)
-    # Parquet files of other libraries do not mark a column of bytes as images.
-    return split.cast_column("image", Image()) if "image" in split.column_names else split
+    return as_images(split.select_columns(list(columns)).rename_columns(columns))
 
 
 def _numbered(name: str, train: "Dataset", test: "Dataset", classes: int) -> Splits:

@@ -36,16 +36,14 @@ def load(name: str, _: Progress | None = None) -> Splits:
 
 
 def _prepared(name: str, rows: "Dataset") -> "Dataset":
-    from datasets import Image
+    from razorctl.data.own.decoding import as_images
 
     if absent := COLUMNS.keys() - {*rows.column_names}:
         raise DataError(
             f"{name} has no column {min(absent)}, only {', '.join(rows.column_names)}; it may "
             "have changed on the hub, so choose another data set."
         )
-    rows = rows.select_columns(list(COLUMNS)).rename_columns(COLUMNS)
-    for column in COLUMNS.values():
-        rows = rows.cast_column(column, Image())
+    rows = as_images(rows.select_columns(list(COLUMNS)).rename_columns(COLUMNS))
     return rows.add_column("first", [1] * len(rows))
 
 

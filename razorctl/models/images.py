@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
+MODES = ("L", "RGB")  # of PIL, by the channels of a model
 WIDE = ("I", "F")  # modes of PIL that do not say which value is white
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
 RAND = "rand-m9-mstd0.5-inc1"  # RandAugment as in timm's recipes for ViTs
@@ -74,6 +75,8 @@ def converted(image: "Image", level: int | None = None) -> "Image":
             level = white(values.max(initial=0, where=np.isfinite(values)))
         shown = np.nan_to_num(values, nan=0, posinf=level, neginf=0).clip(0, level)
         return Image.fromarray((shown * (255 / level)).round().astype(np.uint8))
+    if image.mode == "LAB":
+        return image.convert("RGB")  # alone, not to gray
     if image.has_transparency_data:
         white_page = Image.new("RGBA", image.size, "white")
         return Image.alpha_composite(white_page, image.convert("RGBA"))
@@ -81,7 +84,7 @@ def converted(image: "Image", level: int | None = None) -> "Image":
 
 
 def _mode(config: Mapping[str, Any]) -> str:
-    return "L" if config["input_size"][0] == 1 else "RGB"
+    return MODES[config["input_size"][0] > 1]
 
 
 def _prepared(prepare: Callable[[Any], "Tensor"], mode: str, rows: Rows) -> Rows:

@@ -167,7 +167,7 @@ BAD = {
     ),
     "another file": (
         lambda: (photos(Path("d")), Path("d/car/0.jpg").write_text("hello")),
-        *("d", 5, "car/0.jpg (no image)"),
+        *("d", 5, "car/0.jpg (no image of a known format: save it as PNG)"),
     ),
     "a damaged image": (
         lambda: (photos(Path("d")), damage(picture(Path("d/car/0.png"), size=(90, 90)))),

@@ -243,7 +243,10 @@ BAD = {
     "evaluate run-d --device tpu9": (2, "device 'tpu9' cannot be used"),
     "predict run-d": (2, "Missing argument 'FILES"),
     "predict run-d x.jpg y.jpg": (2, "x.jpg, y.jpg do not exist; name files that do"),
-    "predict run-d bad.jpg d": (5, "1 bad row: bad.jpg (no image); correct them"),
+    "predict run-d bad.jpg d": (
+        5,
+        "1 bad row: bad.jpg (no image of a known format: save it as PNG); correct them",
+    ),
     "predict run-d empty": (5, "empty has no images; name another folder"),
     "predict run-d texts.csv": (2, "none of the columns of texts.csv clearly holds images: text"),
     "predict run-d d --text-column a": (2, "vit-micro takes images; leave --text-column out"),
@@ -276,10 +279,10 @@ def test_bad_files_are_left_out_with_a_note(here):
     picture(Path("good.png"), mode="RGBA")
     result = razorctl("predict", "run-d", "bad.jpg", "good.png", *QUICK, "--skip-bad", "--json")
     assert result.exit_code == 0, result.stderr
-    assert "bad.jpg (no image)" in result.stderr
+    assert "bad.jpg (no image of a known format: save it as PNG)" in result.stderr
     document = json.loads(result.stdout)
     assert [row["file"] for row in document["predictions"]] == ["good.png"]
-    assert document["skipped"] == ["bad.jpg (no image)"]
+    assert document["skipped"] == ["bad.jpg (no image of a known format: save it as PNG)"]
 
 
 def test_help_and_usage_errors_load_no_torch(here):

@@ -9,7 +9,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from razorctl.data.own.raw import Reasons, halved
+from razorctl.data.own.labels import halved
+from razorctl.data.own.raw import Reasons
 from razorctl.errors import DataError
 from razorctl.models.chats import THOUGHTS
 

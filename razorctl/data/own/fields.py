@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from razorctl.data.own import chats
-from razorctl.data.own.labels import COMMA, as_list
-from razorctl.data.own.raw import ADDRESS, NEVER_SKIPPED, OUTSIDE, Reasons, halved
+from razorctl.data.own.labels import COMMA, as_list, halved
+from razorctl.data.own.raw import ADDRESS, NEVER_SKIPPED, OUTSIDE, Reasons
 from razorctl.errors import DataError
 
 if TYPE_CHECKING:

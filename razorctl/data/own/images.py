@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
-from io import BytesIO
 from itertools import chain, islice
 from pathlib import Path
 from threading import Condition
@@ -19,7 +18,7 @@ from razorctl.data.own import contents
 from razorctl.data.own.raw import ADDRESS, OUTSIDE, Fault, Faults, Raw, content
 from razorctl.data.own.store import stamp
 from razorctl.errors import first_line, lacks_memory
-from razorctl.models.images import WIDE
+from razorctl.models.images import MODES, WIDE, converted
 
 BATCH = 256  # images that are read before the progress is details
 THREADS = min(32, os.cpu_count() or 1)
@@ -79,10 +78,11 @@ def highest(findings: Mapping[int, Any]) -> float | None:
 def _look(root: Path | None, image: Any) -> tuple[str, int, float | None]:
     top = None
 
-    def see(opened: Any) -> None:
+    def see(opened: Any) -> str | None:
         nonlocal top
         if opened.mode in WIDE:
             top = float(opened.getextrema()[1])
+        return _unconvertible(opened)
 
     fault = image_fault(root, image, see)
     if fault:
@@ -91,6 +91,22 @@ def _look(root: Path | None, image: Any) -> tuple[str, int, float | None]:
         return "", contents.image_content(image), top
     except OSError as error:  # it has just been there
         return error.strerror or str(error), 0, None
+
+
+def _unconvertible(opened: Any) -> str | None:
+    """The fault of a decoded image that does not become RGB or gray, as its first pixel shows."""
+    if opened.mode in MODES and "transparency" not in opened.info:
+        return None
+    pixel = opened.crop((0, 0, 1, 1))
+    pixel.palette = opened.palette  # which is made up where the image has none
+    try:
+        for mode in MODES:
+            converted(pixel).convert(mode)
+    except Exception as error:  # PIL raises many kinds
+        if lacks_memory(error):
+            raise
+        return f"of mode {opened.mode}, which does not become RGB: save it as PNG"
+    return None
 
 
 def cached_findings(
@@ -145,14 +161,14 @@ def _looked_at(
     look: Callable[..., tuple[Any, ...]],
 ) -> Iterator[tuple[str, dict[int, Any]]]:
     """Each split with its findings; arguments are of `cached_findings`."""
-    import PIL.Image
+    from razorctl.data.own import decoding
 
     total = sum(map(len, raw.splits.values()))
     done = 0
     # Set for all threads at once; images beyond the limit are found by their size.
     with warnings.catch_warnings(), ThreadPoolExecutor(THREADS) as pool:
         warnings.simplefilter("ignore")
-        PIL.Image.init()
+        decoding.formats()  # before several threads load PIL's decoders
         for split in raw.splits:
             findings: dict[int, Any] = {}
             items = (item for item in _items(raw, split, columns) if item[0] not in faults[split])
@@ -238,11 +254,13 @@ def content_fault(
     """
     import PIL.Image
 
+    from razorctl.data.own import decoding
+
     if image == b"":
         return "zero bytes"
     limit = PIL.Image.MAX_IMAGE_PIXELS
     try:
-        with PIL.Image.open(BytesIO(image) if isinstance(image, bytes) else image) as opened:
+        with decoding.opened(image) as opened:
             width, height = opened.size
             if limit is not None and width * height > limit:
                 return f"{width} x {height} pixels, more than PIL's limit of {limit:,}"
@@ -255,7 +273,7 @@ def content_fault(
             with DECODED.taken(size):
                 try:
                     opened.load()
-                    opened.getexif()  # which loading it for a model reads too
+                    decoding.upright(opened)
                     return _not_finite(opened) or (see and see(opened))
                 finally:
                     opened.close()  # frees the pixels before others are decoded
@@ -264,7 +282,7 @@ def content_fault(
     except PIL.Image.DecompressionBombError:
         return f"more pixels than PIL's limit of {limit:,}"
     except PIL.UnidentifiedImageError:
-        return "no image"
+        return "no image of a known format: save it as PNG"
     except Exception as error:  # PIL's decoders raise many kinds
         if lacks_memory(error):
             raise
@@ -279,7 +297,11 @@ def unreadable_image(row: Mapping[str, Any]) -> str | None:
     """
     for column in ("image", "mask"):
         value = row.get(column)
-        if value is not None and (reason := image_fault(None, content(value))) is not None:
+        if value is None:
+            continue
+        stored = content(value)
+        reason = _look(None, stored)[0] if column == "image" else image_fault(None, stored)
+        if reason:
             path = value.get("path") if isinstance(value, dict) else value
             place = path if isinstance(path, str) else f"an {column} of the data"
             return str(Fault(place, reason))

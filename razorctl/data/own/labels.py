@@ -1,6 +1,7 @@
 """Labels: as files have them, as numbers of classes, and the names of classes."""
 
 import ast
+import json
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -144,6 +145,15 @@ def begins_list(value: Any) -> bool:
 
 def _cased(item: str) -> str:
     return item.title() if item[0].isalpha() else item  # true or false
+
+
+def halved(value: Any) -> str | None:
+    """The fault of a value of JSON in which a text is not Unicode; None if all are."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return "half a character: a lone surrogate"
+    return None
 
 
 def in_order(names: set[str]) -> tuple[str, ...]:

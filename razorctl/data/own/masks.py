@@ -1,7 +1,6 @@
 """Masks of images: the classes in them, and those that cannot be used."""
 
 from functools import partial
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ from razorctl import units
 from razorctl.data.own import contents, images
 from razorctl.data.own.images import Findings
 from razorctl.data.own.raw import NEVER_SKIPPED, Faults, Raw
+from razorctl.errors import lacks_memory
 from razorctl.models import Progress, masks
 
 
@@ -41,7 +41,7 @@ def _look(root: Path | None, image: Any, mask: Any) -> tuple[str, int, int]:
 
     def see(opened: Any) -> str | None:
         nonlocal highest
-        if opened.format == "JPEG":
+        if opened.format in ("JPEG", "MPO"):
             return "a JPEG, which changes values: save it as PNG"
         if opened.mode not in masks.MODES:
             return f"of mode {opened.mode}: save one channel whose values are classes, as PNG"
@@ -68,13 +68,16 @@ def _look(root: Path | None, image: Any, mask: Any) -> tuple[str, int, int]:
 
 def _size(image: Any) -> tuple[int, int] | None:
     """The width and height of an image as it is shown; None if it cannot be read."""
-    import PIL.Image
     from PIL.ExifTags import Base
 
+    from razorctl.data.own import decoding
+
     try:
-        with PIL.Image.open(BytesIO(image) if isinstance(image, bytes) else image) as opened:
+        with decoding.opened(image) as opened:
             width, height = opened.size
             turned = opened.getexif().get(Base.Orientation) in (5, 6, 7, 8)
-    except Exception:  # PIL raises many kinds, and what is wrong with images is said elsewhere
+    except Exception as error:  # PIL raises many kinds, and what is wrong is said elsewhere
+        if lacks_memory(error):
+            raise
         return None
     return (height, width) if turned else (width, height)

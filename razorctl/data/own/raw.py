@@ -1,6 +1,5 @@
 """Rows as they are stored, and how bad ones are named, counted and refused."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,15 +73,6 @@ def skip_or_refuse(name: str, faults: Sequence[Fault], skip_bad: bool) -> tuple[
 def not_utf8(text: str) -> str | None:
     """The fault of a path or a text whose bytes are not UTF-8; None if they are."""
     return None if spelled(text) == text else NOT_UTF8
-
-
-def halved(value: Any) -> str | None:
-    """The fault of a value of JSON in which a text is not Unicode; None if all are."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return "half a character: a lone surrogate"
-    return None
 
 
 @dataclass(frozen=True)

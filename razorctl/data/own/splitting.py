@@ -58,7 +58,7 @@ def select_rows(
     **columns: "np.ndarray[Any, Any]",
 ) -> Any:
     """The rows with these numbers, as `Splits` has them; columns: more of them, of all rows."""
-    from datasets import Image
+    from razorctl.data.own.decoding import as_images
 
     rows = raw.splits[split]
     rows = rows.select_columns([name for name in COLUMNS if name in rows.column_names])
@@ -67,8 +67,7 @@ def select_rows(
         rows = rows.add_column(
             name, values if values.ndim == 1 and values.dtype != object else list(values)
         )
-    for name in {"image", "mask"} & {*rows.column_names}:
-        rows = rows.cast_column(name, Image())
+    rows = as_images(rows)
     return rows if len(numbers) == len(rows) else rows.select(numbers)
 
 

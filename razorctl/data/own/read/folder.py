@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -126,15 +126,14 @@ def _images(
     left out.
     """
     for label in _folders(folder):
-        empty = True
-        for file in files_below(label, others):
-            empty = False
-            yield _row(top, file, label.name)
-        if empty:
-            nowhere.append(
-                Fault(spelled(str(label.relative_to(top))), "a class folder without images")
-            )
-    loose = (path for path in folder.iterdir() if path.is_file() and _counts(path, others))
+        loops = folder.resolve().is_relative_to(label.resolve())
+        files = [] if loops else [*files_below(label, others)]
+        yield from (_row(top, file, label.name) for file in files)
+        if not files:
+            fault = "a link to a folder around it" if loops else "a class folder without images"
+            nowhere.append(Fault(spelled(str(label.relative_to(top))), fault))
+    # Links that lead nowhere are neither files nor folders.
+    loose = (path for path in folder.iterdir() if not path.is_dir() and _counts(path, others))
     yield from (_row(top, file, None) for file in sorted(loose))
 
 
@@ -248,7 +247,8 @@ class Folder:
     @classmethod
     def walked(cls, top: Path) -> "Folder":
         inside = {}
-        for here, folders, files in os.walk(top):
+        links = [part for part in _folders(top) if part.is_symlink()]
+        for here, folders, files in chain.from_iterable(map(os.walk, (top, *links))):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             inside[Path(here)] = folders, [name for name in files if not name.startswith(".")]
         return cls(top, inside)

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -168,7 +169,7 @@ def _raw(
     """The rows of splits that `datasets` has read from files in the folder."""
     train = data["train"]
     kinds = train.features
-    sample = parquet.sampled(kinds, lambda plain: train.select_columns(plain)[:SAMPLE])
+    sample = parquet.sampled(kinds, partial(_first, train))
     columns, classes = _detect(ask, sample, kinds)
     for split, name_in_data in split_names.items():
         if absent := set(columns.renamed) - set(data[split].column_names):
@@ -188,6 +189,14 @@ def _raw(
         task=columns.task,
         notes=recognition.notes(ask, sample, columns),
     )
+
+
+def _first(rows: "Dataset", names: list[str]) -> dict[str, list[Any]]:
+    """The first values of columns, without decoding any: lists may be of images."""
+    first: dict[str, list[Any]] = (
+        rows.select_columns(names).with_format("arrow")[:SAMPLE].to_pydict()
+    )
+    return first
 
 
 def _rows(split: "Dataset", columns: TableColumns, files: list[str]) -> "Dataset":

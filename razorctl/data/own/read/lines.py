@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from razorctl import units
 from razorctl.data.own import chats
 from razorctl.data.own.fields import field_of, worse
-from razorctl.data.own.labels import label_text
-from razorctl.data.own.raw import halved
+from razorctl.data.own.labels import halved, label_text
 from razorctl.data.own.read.sample import SAMPLE, Sample
 from razorctl.data.own.read.table_columns import TableColumns
 from razorctl.data.own.store import packed, stored
