@@ -2,15 +2,15 @@
 
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import partial, wraps
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.hooks import RemovableHandle
-from transformers import TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from razorctl import units
 from razorctl.recipe import Recipe
@@ -23,11 +23,11 @@ log = logging.getLogger(__name__)
 class RazorCallback(TrainerCallback):  # type: ignore[misc]
     """Makes transformers.Trainer train by a recipe: `Trainer(..., callbacks=[RazorCallback()])`.
 
-    The model is sparsified when training begins and stock again when it has ended; its weights,
-    checkpoints and optimizer are always those of the stock model. With a map-style data set the
-    byte budget is met for the first batch, and `saved_bytes` and `full_saved_bytes` of that batch
-    are set and join the logs of losses. If the model cannot run on that batch alone, as where a
-    trainer computes with it first, a warning says so, and the budget is met for what the model is
+    The model is sparsified when training begins and stock again when it has ended or raised; its
+    weights, checkpoints and optimizer are always those of the stock model. With a map-style data
+    set the byte budget is met for the first batch, and `saved_bytes` and `full_saved_bytes` of that
+    batch are set and join the logs of losses. If the model cannot run on that batch alone, as where
+    a trainer computes with it first, a warning says so, and the budget is met for what the model is
     first called with, unless it is compiled or a joint budget has drawn. Raises what
     `sparsify_within` raises.
     """
@@ -47,8 +47,7 @@ class RazorCallback(TrainerCallback):  # type: ignore[misc]
         train_dataloader: DataLoader[Any],
         **__: Any,
     ) -> None:
-        if self._model is not None:  # training has failed before its end
-            self.on_train_end(model=self._model)
+        self.stop()  # where the trainer begins again after an error, with smaller batches
         self._model = model
         batch = _first_batch(train_dataloader, args.train_batch_size)
         if batch is None:
@@ -92,10 +91,35 @@ class RazorCallback(TrainerCallback):  # type: ignore[misc]
             logs["saved_bytes"] = self.saved_bytes
             logs["full_saved_bytes"] = self.full_saved_bytes
 
-    def on_train_end(self, *_: Any, model: nn.Module, **__: Any) -> None:
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Makes the model stock again; does nothing if it is."""
         self._hook.remove()
-        restore(model)
+        if self._model is not None:
+            restore(self._model)
         self._model = None
+
+
+def _stopping(train: Callable[..., Any]) -> Callable[..., Any]:
+    """`Trainer.train`, which stops these callbacks too when it raises, whatever that is."""
+
+    @wraps(train)
+    def stopping(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return train(trainer, *args, **kwargs)
+        except BaseException:
+            for callback in trainer.callback_handler.callbacks:
+                if isinstance(callback, RazorCallback):
+                    callback.stop()
+            raise
+
+    return stopping
+
+
+# The trainer calls no callback when training raises, nor does it show itself to callbacks.
+Trainer.train = _stopping(Trainer.train)
 
 
 def _first_batch(loader: DataLoader[Any], size: int) -> Mapping[str, Any] | None:

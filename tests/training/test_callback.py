@@ -11,6 +11,7 @@ from torch.utils.data import Dataset, IterableDataset
 from transformers import (
     BertForSequenceClassification,
     Trainer,
+    TrainerCallback,
     TrainingArguments,
     default_data_collator,
 )
@@ -179,30 +180,65 @@ def test_streamed_rows_and_a_second_training(tmp_path):
     trainer.train()
 
 
-def test_training_that_failed_can_begin_again(tmp_path):
-    class Failing(Numbered):
-        fails = True
+class Ending(TrainerCallback):
+    """Raises in the middle of training, after a step."""
 
-        def __getitem__(self, number):
-            if self.fails and number > 4:
-                raise OSError("a disk is gone")
-            return super().__getitem__(number)
+    error = None
 
-    rows, callback = Failing(), razorctl.RazorCallback(HALF)
+    def on_step_end(self, *_, **__):
+        if self.error is not None:
+            raise self.error
+
+
+class Stepping(Trainer):
+    """A trainer of one's own whose step raises."""
+
+    error = None
+
+    def training_step(self, *args, **kwargs):
+        if self.error is not None and self.state.global_step:
+            raise self.error
+        return super().training_step(*args, **kwargs)
+
+
+@pytest.mark.parametrize("where", ["step", "between"])
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
+def test_the_model_is_stock_again_when_training_raises(where, error, tmp_path):
+    callback, ending = razorctl.RazorCallback(HALF), Ending()
     torch.manual_seed(0)
     arguments = TrainingArguments(
         str(tmp_path), max_steps=2, use_cpu=True, report_to=[], save_strategy="no"
     )
-    trainer = Trainer(bert(), arguments, train_dataset=rows, callbacks=[callback])
-    with pytest.raises(OSError, match="a disk is gone"):
+    trainer = Stepping(bert(), arguments, train_dataset=Numbered(), callbacks=[callback, ending])
+    raising = trainer if where == "step" else ending
+    raising.error = error("stop")
+    with pytest.raises(error, match="stop") as caught:
         trainer.train()
-    rows.fails = False
-    trainer.train()
-    assert type(trainer.model.classifier) is nn.Linear
+    assert not sparsified(trainer.model)
     assert razorctl.recipe_of(trainer.model) is None
+    assert type(trainer.model.classifier) is nn.Linear
+    del caught
+    raising.error = None
+    trainer.train()  # again, with the same callback
+    assert trainer.state.global_step == 2
+    assert not sparsified(trainer.model)
+
+
+def test_the_model_is_stock_again_when_rows_raise(tmp_path):
+    class Failing(Numbered):
+        def __getitem__(self, number):
+            if number > 4:
+                raise OSError("a disk is gone")
+            return super().__getitem__(number)
+
+    model = bert()
+    with pytest.raises(OSError, match="a disk is gone"):
+        train(tmp_path, Failing(), razorctl.RazorCallback(HALF), build=lambda: model)
+    assert not sparsified(model)
 
 
 def test_a_ratio_that_cannot_be_met_is_refused(tmp_path):
-    recipe = razorctl.Recipe("razor", 0.97, activation_checkpointing=True)
+    model, recipe = bert(), razorctl.Recipe("razor", 0.97, activation_checkpointing=True)
     with pytest.raises(UsageError, match="leave activation checkpointing out"):
-        train(tmp_path, Numbered(), razorctl.RazorCallback(recipe))
+        train(tmp_path, Numbered(), razorctl.RazorCallback(recipe), build=lambda: model)
+    assert not sparsified(model)
