@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from razorctl.errors import DataError
+from razorctl.errors import DataError, lacks_memory
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -200,7 +200,13 @@ def read_bytes(file: Path, most: int = LARGEST) -> bytes:
 
 def open_regular(file: Path) -> IO[bytes]:
     """A regular file, opened to read; raises OSError for anything else."""
-    handle = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        handle = os.open(file, flags)
+    except OSError as error:
+        if lacks_memory(error):
+            raise MemoryError(str(error)) from None  # no fault of the file
+        raise
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(0, "it is no regular file", str(file))

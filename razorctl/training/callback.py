@@ -47,7 +47,7 @@ class RazorCallback(TrainerCallback):  # type: ignore[misc]
         train_dataloader: DataLoader[Any],
         **__: Any,
     ) -> None:
-        self.stop()  # where the trainer begins again after an error, with smaller batches
+        self.on_train_end()  # where the trainer begins again after an error, with smaller batches
         self._model = model
         batch = _first_batch(train_dataloader, args.train_batch_size)
         if batch is None:
@@ -92,9 +92,6 @@ class RazorCallback(TrainerCallback):  # type: ignore[misc]
             logs["full_saved_bytes"] = self.full_saved_bytes
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        self.stop()
-
-    def stop(self) -> None:
         """Makes the model stock again; does nothing if it is."""
         self._hook.remove()
         if self._model is not None:
@@ -112,7 +109,7 @@ def _stopping(train: Callable[..., Any]) -> Callable[..., Any]:
         except BaseException:
             for callback in trainer.callback_handler.callbacks:
                 if isinstance(callback, RazorCallback):
-                    callback.stop()
+                    callback.on_train_end()
             raise
 
     return stopping

@@ -90,6 +90,8 @@ def _look(root: Path | None, image: Any) -> tuple[str, int, float | None]:
     try:
         return "", contents.image_content(image), top
     except OSError as error:  # it has just been there
+        if lacks_memory(error):
+            raise
         return error.strerror or str(error), 0, None
 
 
@@ -234,6 +236,8 @@ def _unreadable(image: str) -> str | None:
     except FileNotFoundError:
         return "missing"
     except OSError as error:
+        if lacks_memory(error):
+            raise
         return error.strerror or str(error)
     if Path(image).is_dir():
         return "a folder"

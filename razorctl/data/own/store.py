@@ -8,13 +8,15 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from razorctl.atomic import atomic_file
 from razorctl.version import __version__
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from datasets import Dataset
 
-SMALL = 64 << 20  # bytes of files that are read into memory
+SMALL = 64 << 20  # bytes of files that may be read into memory,
+IN_MEMORY = 4 * SMALL  # and of what is read of them: files may be compressed
 BATCH = 1000  # rows
 
 
@@ -60,17 +62,19 @@ def stored(
     import pyarrow as pa
 
     if sum(file.stat().st_size for file in files) <= SMALL:
-        return datasets.Dataset(pa.Table.from_batches(batches(), schema))
+        few, left = [], IN_MEMORY
+        for batch in batches():
+            few.append(batch)
+            left -= batch.nbytes
+            if left < 0:
+                break
+        else:
+            return datasets.Dataset(pa.Table.from_batches(few, schema))
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "razorctl"
     file = folder / f"{stamp(files, schema.to_string(), *key)}.arrow"
     if not file.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        partial = file.with_suffix(".partial")
-        try:
-            with pa.ipc.new_stream(str(partial), schema) as sink:
-                for batch in batches():
-                    sink.write_batch(batch)
-            partial.replace(file)
-        finally:
-            partial.unlink(missing_ok=True)
+        with atomic_file(file, replace=True) as new, pa.ipc.new_stream(str(new), schema) as sink:
+            for batch in batches():
+                sink.write_batch(batch)
     return datasets.Dataset.from_file(str(file))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from razorctl import documents, hub
-from razorctl.errors import DataError, UsageError, reason_of
+from razorctl.errors import DataError, UsageError, lacks_memory, reason_of
 from razorctl.models import Model, Rows, images
 
 if TYPE_CHECKING:
@@ -120,6 +120,8 @@ class Architecture:
                     self.source, pretrained=True, pretrained_cfg_overlay=self._classifier()
                 )
             except RuntimeError as error:  # torch names the model, then all that is missing
+                if lacks_memory(error):
+                    raise
                 reason = " ".join(str(error).split())
                 raise ValueError(reason[: documents.LONGEST]) from None
         if classes is not None:

@@ -1,6 +1,7 @@
 """Images are decoded by a list of formats, and whatever training could not decode is a bad row."""
 
 import ast
+import errno
 import os
 import subprocess
 import zlib
@@ -15,12 +16,12 @@ from datasets import Image as Feature
 from PIL.ExifTags import Base
 
 import razorctl
-from razorctl import data
+from razorctl import data, documents
 from razorctl.data.own import decoding, images, masks, whole
-from razorctl.data.own.read import hub
-from razorctl.errors import DataError
+from razorctl.errors import DataError, lacks_memory
 from razorctl.job import Job
 from razorctl.models.images import MODES, converted
+from tests import local_hub
 from tests.own import photos, picture
 
 PIL.Image.init()
@@ -104,15 +105,12 @@ def test_postscript_starts_nothing_wherever_it_lies():
         decoding.Decoded().decode_example({"bytes": EPS, "path": None})
 
 
-def test_images_in_lists_are_not_decoded_to_see_what_a_table_has():
-    rows = Dataset.from_dict(
-        {"images": [[{"bytes": EPS, "path": None}]] * 4, "text": ["a b"] * 4},
-        Features({"images": List(Feature()), "text": Value("string")}),
-    )
-    columns = ["images", "text"]
-    first = hub._first(rows, columns)
-    assert first["text"] == ["a b"] * 4
-    assert first["images"][0] == [{"bytes": EPS, "path": None}]
+def test_images_in_lists_are_not_decoded_to_see_what_a_set_of_the_hub_has(hub):
+    columns = {"images": [[{"bytes": EPS, "path": None}]] * 8, "text": ["a b"] * 8}
+    kinds = {"images": List(Feature()), "text": Value("string"), "label": Value("string")}
+    rows = Dataset.from_dict({**columns, "label": ["x", "y"] * 4}, Features(kinds))
+    local_hub.cache(hub, "dataset", "some/set", lambda to: rows.to_parquet(to / "a.parquet"))
+    assert data.of(Job("bert-base", "hf:some/set")).load().classes == ("x", "y")
 
 
 def test_rows_are_decoded_here_after_whatever_is_done_with_them():
@@ -225,6 +223,24 @@ def test_memory_that_runs_out_is_not_the_fault_of_an_image(monkeypatch):
     monkeypatch.setattr(images, "converted", lacks)
     with pytest.raises(MemoryError):
         images._look(None, saved("PNG", "P"))
+
+
+@pytest.mark.parametrize("call", ["open", "stat"])
+def test_memory_that_the_system_lacks_is_not_the_fault_of_a_file(call, monkeypatch):
+    photos(Path("d"))
+    Path("d/car/a.json").write_text("{}")
+    real, lacking = getattr(os, call), OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    def lacks(path, *more, **settings):
+        if str(path).startswith("d/car/"):
+            raise lacking
+        return real(path, *more, **settings)
+
+    monkeypatch.setattr(os, call, lacks)
+    reads = {"open": documents.read_foreign, "stat": images._unreadable}
+    with pytest.raises((MemoryError, OSError)) as caught:
+        reads[call](Path("d/car/a.json"))
+    assert lacks_memory(caught.value)
 
 
 def test_nothing_else_opens_images():

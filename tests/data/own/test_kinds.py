@@ -17,7 +17,8 @@ from PIL.PngImagePlugin import PngImageFile
 
 from razorctl import data
 from razorctl.data.own import images, store, whole
-from razorctl.errors import DataError, UsageError
+from razorctl.data.own.read import parquet
+from razorctl.errors import DataError, UsageError, lacks_memory
 from razorctl.job import Job
 from razorctl.models.images import converted
 from tests.own import CLASSES, floats, photos, picture, table, texts
@@ -229,6 +230,69 @@ def test_no_table_of_other_files():
     Path("a.txt").touch()
     with pytest.raises(UsageError, match="give CSV, TSV, JSONL, JSON, CONLL, BIO, IOB, IOB2, PARQ"):
         data.of(Job("any", "a.txt"))
+
+
+LONG_TEXTS = {  # columns of texts, and what each row has of them
+    "texts": lambda i: {"text": f"text {i} " * 50, "label": "xy"[i % 2]},
+    "lists": lambda i: {"text": f"text {i} " * 50, "labels": [["x"], ["y", "x"]][i % 2]},
+}
+
+
+@pytest.mark.parametrize("case", LONG_TEXTS)
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_files_that_are_small_only_as_they_are_compressed_do_not_fill_the_memory(
+    kind, case, monkeypatch
+):
+    """Nor is the text of a column joined, which an array has no more than 2 GB of."""
+    rows = [LONG_TEXTS[case](i) for i in range(250)]
+    if kind == "parquet":
+        Dataset.from_list(rows).to_parquet("a.parquet")
+    else:
+        Path("a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    whole = data.of(Job("bert-base", f"a.{kind}")).load()
+    assert not whole.train.cache_files
+    monkeypatch.setattr(store, "IN_MEMORY", 20_000)
+    splits = data.of(Job("bert-base", f"a.{kind}")).load()
+    assert splits.train.cache_files
+    assert splits.digests == whole.digests
+
+
+@pytest.mark.parametrize("after", [1, 3], ids=["of the first rows", "of all rows"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        pa.ArrowCapacityError("array cannot contain more than 2147483646 bytes"),
+        pa.ArrowNotImplementedError("Nested data conversions not implemented"),
+        OSError("no such page"),
+        pa.ArrowMemoryError("malloc of size 3 failed"),
+        OSError(12, "Cannot allocate memory"),
+    ],
+)
+def test_a_parquet_file_that_cannot_be_read_is_named(after, error, monkeypatch):
+    """Memory that runs out is no fault of a file."""
+    Path("d").mkdir()
+    rows = Dataset.from_list([{"text": f"a text {i}", "label": "xy"[i % 2]} for i in range(8)])
+    for name in ("train-1", "train-2", "test"):
+        rows.to_parquet(f"d/{name}.parquet")
+    opened, seen = parquet._open, []
+
+    class Failing:
+        def __init__(self, file):
+            self.file, self.schema_arrow = file, opened(file).schema_arrow
+
+        def iter_batches(self, most, columns):
+            if self.file.name == "train-2.parquet" and len(seen) >= after:
+                raise error
+            seen.append(self.file)
+            return opened(self.file).iter_batches(most, columns=columns)
+
+    monkeypatch.setattr(parquet, "_open", Failing)
+    with pytest.raises((DataError, MemoryError, OSError)) as caught:
+        data.of(Job("any", "d")).load()
+    if lacks_memory(error):
+        assert caught.value is error
+    else:
+        assert str(caught.value).startswith(f"d/train-2.parquet cannot be read ({error}); write")
 
 
 def test_the_last_rows_of_a_large_table_are_checked_too(monkeypatch):

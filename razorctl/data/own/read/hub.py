@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from razorctl.data.own.read.columns import as_trained
 from razorctl.data.own.read.sample import SAMPLE, Sample
 from razorctl.data.own.read.table_columns import TableColumns
 from razorctl.data.own.store import stored
-from razorctl.errors import DataError, UsageError
+from razorctl.errors import DataError, UsageError, lacks_memory
 from razorctl.tasks import LANGUAGE
 
 if TYPE_CHECKING:
@@ -169,7 +168,8 @@ def _raw(
     """The rows of splits that `datasets` has read from files in the folder."""
     train = data["train"]
     kinds = train.features
-    sample = parquet.sampled(kinds, partial(_first, train))
+    plain = train.with_format("arrow")  # which decodes nothing: a list may be of images
+    sample = parquet.sampled(kinds, lambda names: plain.select_columns(names)[:SAMPLE].to_pydict())
     columns, classes = _detect(ask, sample, kinds)
     for split, name_in_data in split_names.items():
         if absent := set(columns.renamed) - set(data[split].column_names):
@@ -189,14 +189,6 @@ def _raw(
         task=columns.task,
         notes=recognition.notes(ask, sample, columns),
     )
-
-
-def _first(rows: "Dataset", names: list[str]) -> dict[str, list[Any]]:
-    """The first values of columns, without decoding any: lists may be of images."""
-    first: dict[str, list[Any]] = (
-        rows.select_columns(names).with_format("arrow")[:SAMPLE].to_pydict()
-    )
-    return first
 
 
 def _rows(split: "Dataset", columns: TableColumns, files: list[str]) -> "Dataset":
@@ -285,7 +277,9 @@ def _resolving(name: str, files: list[str]) -> Iterator[None]:
 
     try:
         yield
-    except (DatasetNotFoundError, DataFilesNotFoundError, FileNotFoundError, RuntimeError):
+    except (DatasetNotFoundError, DataFilesNotFoundError, FileNotFoundError, RuntimeError) as error:
+        if lacks_memory(error):
+            raise
         if any(file.endswith(".py") for file in files):
             raise DataError(
                 f"{name} needs code of its own, which razorctl never runs; choose a data set of "

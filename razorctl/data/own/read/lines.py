@@ -272,8 +272,11 @@ def schema(columns: TableColumns) -> "pa.Schema":
 def rows(files: Sequence[Path], columns: TableColumns) -> "Dataset":
     """The rows of files with the columns of `Raw`; raises DataError for labels of several types."""
     kinds = schema(columns)
-    every = (row for file in files for row in records(file, columns))
-    return stored(files, kinds, lambda: packed(every, kinds), columns)
+
+    def batches() -> Iterator["pa.RecordBatch"]:
+        return packed((row for file in files for row in records(file, columns)), kinds)
+
+    return stored(files, kinds, batches, columns)
 
 
 def class_names(file: Path, columns: TableColumns) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +11,14 @@ from razorctl.data.own.fields import field_of, worse
 from razorctl.data.own.raw import Reasons
 from razorctl.data.own.read.sample import SAMPLE, Sample
 from razorctl.data.own.read.table_columns import TableColumns
-from razorctl.data.own.store import BATCH, stored
-from razorctl.errors import DataError, reason_of
+from razorctl.data.own.store import stored
+from razorctl.errors import DataError, lacks_memory, reason_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from datasets import Dataset, Features
+
+BATCH = 100  # rows; a column of lists in a batch has 2 GB of text at most
 
 
 def _open(file: Path) -> Any:
@@ -49,10 +52,11 @@ def _plain(schema: "pa.Schema") -> "pa.Schema":
 
 def sample(file: Path) -> Sample:
     """The first rows of a file without its images; raises DataError if it cannot be read."""
+    import pyarrow as pa
 
     def first(plain: list[str]) -> Mapping[str, list[Any]]:
-        batch = next(_open(file).iter_batches(SAMPLE, columns=plain), None)
-        return {} if batch is None else batch.to_pydict()
+        batches = [*islice(_read(file, plain), SAMPLE // BATCH)]
+        return pa.Table.from_batches(batches).to_pydict() if batches else {}
 
     return sampled(features(file), first, file.parent)
 
@@ -90,10 +94,9 @@ def typed(kinds: "Features") -> tuple[frozenset[str], frozenset[str], list[str]]
 def rows(files: Sequence[Path], columns: TableColumns) -> "Dataset":
     """The rows of files with the columns of `Raw`; image paths are relative to their folder."""
     schema = _schema(files[0], columns)
-    with _reading(files[0].parent):
-        return stored(
-            files, schema, lambda: (b for file in files for b in _batches(file, columns, schema))
-        )
+    return stored(
+        files, schema, lambda: (b for file in files for b in _batches(file, columns, schema))
+    )
 
 
 def class_names(file: Path, columns: TableColumns) -> tuple[str, ...] | None:
@@ -123,12 +126,19 @@ def _batches(file: Path, columns: TableColumns, schema: "pa.Schema") -> Iterator
     import pyarrow as pa
 
     renamed = columns.renamed
-    for batch in _open(file).iter_batches(BATCH, columns=list(renamed)):
-        arrays = dict(zip(batch.schema.names, map(_values, batch.columns), strict=True))
-        arrays = {name: arrays[column] for column, name in renamed.items()}
-        arrays = row_arrays(arrays, file.parent)
-        cast = [arrays[field.name].cast(field.type) for field in schema]
-        yield pa.RecordBatch.from_arrays(cast, schema=schema)
+    for batch in _read(file, list(renamed)):
+        with _reading(file):
+            arrays = dict(zip(batch.schema.names, map(_values, batch.columns), strict=True))
+            arrays = {name: arrays[column] for column, name in renamed.items()}
+            arrays = row_arrays(arrays, file.parent)
+            cast = [arrays[field.name].cast(field.type) for field in schema]
+            made = pa.RecordBatch.from_arrays(cast, schema=schema)
+        yield made
+
+
+def _read(file: Path, columns: list[str]) -> Iterator["pa.RecordBatch"]:
+    with _reading(file):
+        yield from _open(file).iter_batches(BATCH, columns=columns)
 
 
 def _values(array: "pa.Array") -> "pa.Array":
@@ -160,10 +170,12 @@ def row_arrays(arrays: Mapping[str, "pa.Array"], folder: Path) -> dict[str, "pa.
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Turns errors of pyarrow in the block, which reads at `path`, into a DataError."""
+    """Turns errors of pyarrow in the block, which reads a file, into a DataError."""
     import pyarrow as pa
 
     try:
         yield
     except (pa.ArrowException, OSError) as error:
+        if lacks_memory(error):
+            raise
         raise DataError(f"{path} cannot be read ({reason_of(error)}); write it again.") from None
