@@ -239,7 +239,7 @@ def test_memory_that_the_system_lacks_is_not_the_fault_of_a_file(call, monkeypat
     monkeypatch.setattr(os, call, lacks)
     reads = {"open": documents.read_foreign, "stat": images._unreadable}
     with pytest.raises((MemoryError, OSError)) as caught:
-        reads[call](Path("d/car/a.json"))
+        reads[call]("d/car/a.json")
     assert lacks_memory(caught.value)
 
 
