@@ -127,7 +127,8 @@ def _blueprint(
             family.check(model, weights)
         mode = fake.fake(model)
         if family.check is not None:
-            traced_bytes(model, family.example(model, 1, input_size), forward=family.logits)
+            batch = family.example(model, 2, input_size)  # batch norms take no single row
+            traced_bytes(model, batch, forward=family.logits)
     return model, mode, {}
 
 
