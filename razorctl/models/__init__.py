@@ -8,14 +8,15 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from razorctl import documents, folders
+from razorctl import documents, folders, hub
 from razorctl.config import registry
 from razorctl.errors import DataError, UsageError
+from razorctl.models import weights
 from razorctl.models.rows import Progress as Progress
 from razorctl.models.rows import Rows as Rows
 from razorctl.tasks import OF_ROWS, Task
@@ -83,6 +84,8 @@ class Model:
         longest: (input size) -> the most tokens of a text.
         packs: whether it keeps texts of one sequence apart.
         files: (whether its weights are) -> the files that are read of the pretrained model.
+        check: (a model of `bare`, whether weights are read) -> raises some error if the local files
+            do not agree, or could not be written again; None if there are none.
         defaults: field of `Job` -> value. Learning rate and weight decay are in a mapping under the
             optimizer's name, since they suit only that optimizer.
         own: those that take their place for one's own data, and `times`, how many times the usual
@@ -112,6 +115,7 @@ class Model:
     longest: Callable[[int | None], int] | None = None
     packs: Callable[[], bool] = lambda: False
     files: Callable[[bool], Sequence[Path]] = lambda _: ()
+    check: Callable[["nn.Module", bool], object] | None = None
     own: Mapping[str, Any] = field(default_factory=dict)
 
     def fed(self, packing: bool | None) -> "Model":
@@ -262,6 +266,12 @@ def place(name: str) -> str:
     return str(folder.resolve()) if own else name
 
 
+def stamp(name: str) -> str:
+    """The sizes and times of the files of a model in a folder; empty for other names."""
+    files = Path(name).expanduser().glob("*.[js]*") if name not in _MODELS else ()
+    return " ".join(sorted(f"{f.name} {f.stat().st_size} {f.stat().st_mtime_ns}" for f in files))
+
+
 def library_of(folder: Path) -> str:
     """The library that wrote a folder, such as `timm`; raises DataError if none did."""
     owner, _ = _owner(str(folder), folder)
@@ -271,8 +281,17 @@ def library_of(folder: Path) -> str:
 def _local(name: str, folder: Path) -> Named:
     """The entry of a folder, by the config.json of the library that saved it."""
     owner, config = _owner(name, folder)
-    entry: Named = owner.local(name, folder.resolve(), config)
+    weights.check_layers(folder / CONFIG, config)
+    with trying(name):
+        entry: Named = owner.local(name, folder.resolve(), config)
     return entry
+
+
+def trying(name: str) -> AbstractContextManager[None]:
+    """`hub.reading` of a model that its library builds or calls, which checks little before."""
+    file = Path(name) / CONFIG
+    mend = f"correct {file}, or" if file.exists() else "update its library, or"
+    return hub.reading(name, Path(name), f"{mend} name another model")
 
 
 def _owner(name: str, folder: Path) -> tuple[Any, Any]:

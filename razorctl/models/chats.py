@@ -10,7 +10,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from razorctl import documents, units
-from razorctl.errors import DataError, UsageError
+from razorctl.errors import DataError, RazorError, UsageError, lacks_memory, reason_of
 from razorctl.models.rows import Progress
 from razorctl.models.tokens import BATCH, are, around, stored
 from razorctl.tasks import NO_LABEL
@@ -137,8 +137,6 @@ def _templated(what: str, use: Callable[[], T]) -> T:
 
     Raises DataError if the template refuses its input, or takes longer than LIMIT.
     """
-    from jinja2 import TemplateError
-
     result: Future[T] = Future()
 
     def run() -> None:
@@ -152,8 +150,6 @@ def _templated(what: str, use: Callable[[], T]) -> T:
     thread.start()
     try:
         return result.result(LIMIT)
-    except TemplateError as error:
-        reason = f"does not take {what} ({error})"
     except TimeoutError:
         if result.done():  # the template itself raised it
             raise
@@ -163,6 +159,10 @@ def _templated(what: str, use: Callable[[], T]) -> T:
         ident, error_type = ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit)
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, error_type)
         reason = f"has not ended after {units.duration(LIMIT)} with {what}"
+    except Exception as error:  # of Jinja, or of the Python that a template runs
+        if isinstance(error, RazorError) or lacks_memory(error):
+            raise
+        reason = f"does not take {what} ({reason_of(error)})"
     raise DataError(
         f"the chat template of the model {reason}; correct that, or choose another model."
     ) from None

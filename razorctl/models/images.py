@@ -34,6 +34,13 @@ def transform(config: Mapping[str, Any]) -> Callable[[Rows], Rows]:
     return partial(_prepared, create_transform(**config, is_training=False), _mode(config))
 
 
+def check(config: Mapping[str, Any]) -> None:
+    """Raises some error if images cannot be prepared by a data config."""
+    from PIL.Image import new
+
+    transform(config)({"image": [new("RGB", (8, 8))]})
+
+
 def augmented(config: Mapping[str, Any], augment: str) -> Callable[[Rows], Rows]:
     """A `transform` with timm's random changes for training: see `Job.augment`."""
     from timm.data import create_transform

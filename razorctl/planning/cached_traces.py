@@ -34,8 +34,11 @@ def job_facts(job: Job) -> dict[str, Any]:
 
 def trace_key(job: Job, recipe: Recipe, classes: int) -> list[Any]:
     """The key of the trace of a step, as a JSON value; similar jobs share it."""
+    from razorctl import models
+
     return [
-        *(job.model, job.task, classes, job.input_size, job.micro_batch),
+        *(job.model, models.stamp(job.model), job.from_scratch),
+        *(job.task, classes, job.input_size, job.micro_batch),
         *(job.accumulate, job.buckets, job.packing),
         *(job.precision, job.optimizer, bool(job.momentum), bool(job.weight_decay)),
         *(job.weights, job.optimizer_in_backward, job.class_weights is not None),

@@ -102,17 +102,34 @@ class _AsOnCuda(TorchFunctionMode):
             )
 
 
-@cache
-def _blueprint(
-    name: str, task: str | None, classes: int, input_size: int | None
-) -> tuple[nn.Module, FakeTensorMode, dict[Any, int]]:
+Blueprint = tuple[nn.Module, FakeTensorMode, dict[Any, int]]
+
+
+def blueprint(job: Job, classes: int) -> Blueprint:
     """A model whose parameters are fake tensors of their real sizes, and their fake mode.
 
-    The last is for the bytes that steps of it keep in full, by what these depend on.
+    The last is for the bytes that steps of it keep in full, by what these depend on. Raises
+    DataError if the model's local files do not agree, or if it cannot be called.
     """
-    with torch.device("meta"):
-        model = models.find(name, task).bare(classes, input_size)
-    return model, fake.fake(model), {}
+    of_job = job.model, job.task, classes, job.input_size, not job.from_scratch
+    return _blueprint(*of_job, models.stamp(job.model))
+
+
+@cache
+def _blueprint(
+    name: str, task: str | None, classes: int, input_size: int | None, weights: bool, _: str
+) -> Blueprint:
+    family = models.find(name, task)
+    with models.trying(name):
+        with torch.device("meta"):
+            model = family.bare(classes, input_size)
+        if family.check is not None:
+            family.check(model, weights)
+        mode = fake.fake(model)
+        if family.check is not None:
+            batch = family.example(model, 2, input_size)  # batch norms take no single row
+            traced_bytes(model, batch, forward=family.logits)
+    return model, mode, {}
 
 
 @dataclass(frozen=True)
@@ -192,7 +209,7 @@ def _prepared(
 ) -> Iterator[_Prepared]:
     """Inside the block CPU tensors stand for those of the device; see `trace`."""
     family = models.find(job.model, job.task, job.packing)
-    model, mode, full = _blueprint(job.model, job.task, classes, job.input_size)
+    model, mode, full = blueprint(job, classes)
     whole = JobForward(family, job)
     with mode:
         batch = family.batch(model, job.micro_batch, job.input_size, classes)

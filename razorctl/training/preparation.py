@@ -20,6 +20,7 @@ from razorctl.memory.job_forward import JobForward
 from razorctl.memory.saved import traced_bytes, traced_bytes_by_module
 from razorctl.models.packing import keeps_apart
 from razorctl.optimizer import cast_weights, freeze_weights
+from razorctl.planning.job_trace import blueprint
 from razorctl.recipe import Recipe
 from razorctl.step import precision
 from razorctl.surgery.byte_budget import LEAST, sparsify_within, uncompressed
@@ -139,6 +140,8 @@ class PreparedRun:
         """Builds the model; asked: whether the user wants texts to be packed."""
         job = self.job
         progress(f"building {job.model}")
+        if family.check is not None:
+            blueprint(job, len(splits.classes))
         state.seed(job.seed)
         build = family.bare if job.from_scratch else family.build
         with nullcontext() if self.checkpoints.newest is None else models.told_before():

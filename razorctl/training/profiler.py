@@ -274,6 +274,7 @@ def profile(
         family, splits, job = _load(job, progress)
         classes = len(splits.classes)
     progress(f"profiling {model}")
+    tracing.blueprint(job, classes)
     net = family.bare(classes, job.input_size).to(place)
     feed = None if splits is None else Feed(net, job, family, splits, place)
     rows = _sparsified_rows(net, recipe, JobForward(family, job), place)

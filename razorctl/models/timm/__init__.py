@@ -33,7 +33,8 @@ def of(architecture: Architecture, summary: str, defaults: Mapping[str, Any]) ->
     def model(task: Task) -> Model:
         make = segmenter if task == "segmentation" else classifier
         made = make(architecture, summary, defaults)
-        return replace(made, task=task, files=architecture.files)
+        check = None if architecture.folder is None else architecture.check
+        return replace(made, task=task, files=architecture.files, check=check)
 
     return Named(architecture.name, summary, "image", (*OF_ROWS, "segmentation"), model)
 

@@ -102,6 +102,14 @@ class Architecture:
             ) from None
         return model
 
+    def check(self, _: "nn.Module", weights: bool) -> None:
+        """Raises some error if an image cannot be prepared, or the folder's weights do not fit."""
+        from timm.data import resolve_data_config
+
+        images.check(resolve_data_config(pretrained_cfg=self.config))
+        if weights and any(self.files()[1:]):
+            self._check_whole(None)
+
     def _check_whole(self, classes: int | None) -> None:
         """Raises ValueError if the folder lacks weights of its own model.
 

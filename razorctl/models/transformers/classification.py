@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 TOKENS = 128
+TOKENIZER = "tokenizer_config.json"
+SPECIAL = tuple(f"{name}_token" for name in ("pad", "bos", "eos", "unk", "mask", "cls", "sep"))
 # First words of the names of weights that no classifier of transformers has pretrained.
 FRESH = ("classifier.", "score.", "pre_classifier.", "classification_head.", "head.")
 
@@ -56,6 +58,21 @@ def tokenized(tokenizer: Any, tokens: int, fixed: bool, rows: Rows) -> Rows:
     batch = tokenizer.pad(batch, padding="max_length", max_length=length, return_tensors="pt")
     texts = [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
     return prepared(texts, rows)
+
+
+def check(pretrained: PretrainedFiles, fresh: tuple[str, ...], model: Any, weights: bool) -> None:
+    """`PretrainedFiles.check`, and ValueError if a special token has no embedding."""
+    pretrained.check(fresh, model, weights)
+    said = model.config.to_diff_dict()
+    ids = {name: said[name] for name in said if name.endswith("_token_id")}
+    if pretrained.local(TOKENIZER):
+        tokenizer = pretrained.tokenizer
+        ids |= {f"{name} of {TOKENIZER}": getattr(tokenizer, f"{name}_id") for name in SPECIAL}
+    rows = len(model.get_input_embeddings().weight)
+    for name, value in ids.items():
+        for number in value if isinstance(value, list) else [value]:
+            if type(number) is int and not 0 <= number < rows:
+                raise ValueError(f"{name} is {number:,}, and its embedding has {rows:,} rows")
 
 
 def load(folder: Path, input_size: int | None = None) -> tuple["nn.Module", Callable[[Rows], Rows]]:
@@ -142,6 +159,7 @@ def classifier(
         defaults=defaults,
         padded=partial(transform, True),
         cut=lambda rows, size: cut_texts(pretrained.tokenizer, length(size), rows),
+        check=partial(check, pretrained, FRESH),
     )
 
 

@@ -91,6 +91,7 @@ def language_model(
         sample=partial(_sample, pretrained) if causal else None,
         longest=lambda size: pretrained.length(size, TOKENS),
         packs=partial(_packs, pretrained) if causal else lambda: False,
+        check=partial(classification.check, pretrained, ()),
     )
 
 

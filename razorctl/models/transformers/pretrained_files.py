@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl import documents, hub, units
 from razorctl.errors import DataError, UsageError
+from razorctl.models import weights
 from razorctl.tasks import Task
 
 if TYPE_CHECKING:
@@ -70,7 +72,7 @@ class PretrainedFiles:
         from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
         folder = self.folder(CONFIG)
-        with hub.reading(self.name, folder, self.mend):
+        with self.reading(folder):
             config, _ = PreTrainedConfig.get_config_dict(folder)
             kind = config.get("model_type")
         if kind not in CONFIG_MAPPING:
@@ -84,14 +86,15 @@ class PretrainedFiles:
                 f"the weights of {self.name} are quantized ({method}), so they cannot be trained; "
                 "choose the model that they were made from."
             )
-        with self._reading(folder), quiet_transformers():
+        with self.reading(folder), quiet_transformers():
             return AutoConfig.from_pretrained(folder, **NO_CODE)
 
     @contextmanager
-    def _reading(self, folder: Path) -> Iterator[None]:
-        """`hub.reading`, which names what transformers loads by code of the folder alone."""
+    def reading(self, folder: Path, file: str = CONFIG) -> Iterator[None]:
+        """`hub.reading` of a file; it names what transformers loads by code of the folder alone."""
+        mend = self.mend and f"correct its {file}, or {self.mend}"
         try:
-            with hub.reading(self.name, folder, self.mend):
+            with hub.reading(self.name, folder, mend):
                 yield
         except DataError as error:
             if "contains custom code" not in str(error):
@@ -121,6 +124,20 @@ class PretrainedFiles:
         folder = self.folder(*own[:1], more=(*SETTINGS, *own))
         return [file for each in (*SETTINGS, *own) for file in sorted(folder.glob(each))]
 
+    def local(self, file: str) -> bool:
+        """Whether it is in a local folder that has such a file."""
+        return isinstance(self.place, Path) and any(self.place.glob(file))
+
+    def check(self, fresh: tuple[str, ...], model: Any, read: bool) -> None:
+        """`Model.check`, of the config and of the weights; fresh: as of `built`."""
+        getattr(model.config, "validate", lambda: None)()  # as `save_pretrained` does
+        type(model.config).from_dict(documents.parse(model.config.to_json_string().encode()))
+        if read and self.local(WEIGHTS):
+            stored = weights.shapes(Path(self.place), WEIGHTS)
+            unread = "|".join(model._keys_to_ignore_on_load_unexpected or ["$^"])
+            stored = {name: stored[name] for name in stored if not re.search(unread, name)}
+            weights.compare(model, stored, f"{model.base_model_prefix}.", fresh)
+
     @property
     def tokenizer(self) -> Any:
         """The tokenizer of the model, as of `tokenizer_with`."""
@@ -136,8 +153,9 @@ class PretrainedFiles:
         from transformers import AutoTokenizer
 
         folder = self.folder("tokenizer_config.json", more=(CONFIG, *TOKENIZER))
-        with self._reading(folder):
+        with self.reading(folder, "tokenizer_config.json"):
             tokenizer: Any = AutoTokenizer.from_pretrained(folder, **settings, **NO_CODE)
+            tokenizer("a")
         if tokenizer.pad_token is None:
             if tokenizer.eos_token is None:
                 raise DataError(
@@ -151,7 +169,7 @@ class PretrainedFiles:
     def processor(self) -> Mapping[str, Any]:
         """The settings of its image processor."""
         folder = self.folder(PROCESSOR)
-        with hub.reading(self.name, folder, self.mend):
+        with self.reading(folder, PROCESSOR):
             settings: Mapping[str, Any] = documents.read_foreign(folder / PROCESSOR)
         return settings
 
@@ -165,7 +183,7 @@ class PretrainedFiles:
 
         _ = self.config if self.known is None else None  # refuses what cannot be trained
         folder = self.folder(CONFIG, WEIGHTS, more=(INDEX,))
-        with self._reading(folder):
+        with self.reading(folder, "weights"):
             model: nn.Module
             with quiet_transformers():
                 model, loading = auto.from_pretrained(

@@ -123,6 +123,7 @@ def tagger(pretrained: PretrainedFiles, summary: str, defaults: Mapping[str, Any
         defaults=defaults,
         padded=partial(transform, True),
         cut=lambda rows, size: cut_texts(_tokenizer(pretrained), length(size), rows),
+        check=partial(classification.check, pretrained, FRESH),
     )
 
 

@@ -34,7 +34,8 @@ def _auto(task: Task) -> Any:
 
 def side(pretrained: PretrainedFiles, task: Task, input_size: int | None) -> int:
     """The pixels of an image's side; raises UsageError for a size that the model cannot take."""
-    own = getattr(pretrained.config, "image_size", None)
+    config = pretrained.config
+    own = getattr(getattr(config, "vision_config", config), "image_size", None)  # as of CLIP
     if isinstance(own, int) and input_size not in (None, own):
         raise UsageError(
             f"{pretrained.name} takes images of {own} pixels, not {input_size}; leave the input "
@@ -116,7 +117,16 @@ def vision_model(
         load=partial(load, task),
         defaults=defaults,
         augmented=augmented,
+        check=partial(_check, pretrained, config),
     )
+
+
+def _check(pretrained: PretrainedFiles, config: Any, model: Any, weights: bool) -> None:
+    """`PretrainedFiles.check`, and whether an image can be prepared as the folder says."""
+    pretrained.check(FRESH, model, weights)
+    if pretrained.local(PROCESSOR):
+        with pretrained.reading(pretrained.folder(), PROCESSOR):
+            images.check(config(None))
 
 
 def load(

@@ -1,0 +1,164 @@
+"""A folder of a model that cannot be trained or saved is refused before step 1, by each command."""
+
+import json
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import pytest
+from timm import create_model
+from timm.models import save_for_hf
+from transformers import (
+    CLIPConfig,
+    CLIPForImageClassification,
+    SiglipConfig,
+    SiglipForImageClassification,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+from tests import own
+from tests.cli.commands import razorctl
+from tests.cli.kinds import HIDDEN
+
+CONFIG, TOKENIZER, PROCESSOR = "config.json", "tokenizer_config.json", "preprocessor_config.json"
+DATA = {"bert": "texts.csv", "llama": "chats.jsonl", "segformer": "shapes"}  # others: photos
+VISION = {**HIDDEN, "num_attention_heads": 2, "image_size": 32, "patch_size": 16}
+MANY = 10**9
+# Of what folder, in which file: settings that are not so, and a part of the error.
+CASES: list[tuple[str, str, dict[str, Any], str]] = [
+    ("bert", CONFIG, {"output_attentions": True}, "`output_attentions` attribute is not supported"),
+    ("bert", CONFIG, {"num_attention_heads": -1}, "invalid shape dimension -24"),
+    ("bert", CONFIG, {"num_attention_heads": "2"}, "num_attention_heads"),
+    ("bert", CONFIG, {"num_hidden_layers": MANY}, "num_hidden_layers = 1000000000, and 42 weights"),
+    ("bert", CONFIG, {"num_hidden_layers": 1}, "bert.encoder.layer has 2 layers, and 1 by its"),
+    ("bert", CONFIG, {"num_hidden_layers": 0}, "bert.encoder.layer has 2 layers, and 0 by its"),
+    ("bert", CONFIG, {"num_hidden_layers": None}, "num_hidden_layers"),
+    ("bert", CONFIG, {"hidden_size": MANY}, "is [47, 24] in its weights, and [47, 1000000000]"),
+    ("bert", CONFIG, {"pad_token_id": -1}, "pad_token_id is -1, and its embedding has 47 rows"),
+    ("bert", CONFIG, {"id2label": {"x": "a"}}, "config.json"),
+    ("bert", CONFIG, {"dtype": "float33"}, "float33"),
+    ("bert", CONFIG, {"dtype": "int8"}, "torch.int8"),
+    ("bert", CONFIG, {"model_type": "llama"}, "none of its weights is of the model of its config"),
+    ("bert", CONFIG, {"architectures": 7}, "config.json"),
+    ("bert", TOKENIZER, {"pad_token": "NEW"}, "pad_token of tokenizer_config.json is 47"),
+    ("bert", TOKENIZER, {"model_max_length": "x"}, "tokenizer_config.json"),
+    ("llama", CONFIG, {"attention_dropout": 5}, "dropout probability has to be between 0 and 1"),
+    ("llama", CONFIG, {"num_key_value_heads": 1}, "k_proj.weight is [12, 24] in its weights"),
+    ("llama", CONFIG, {"rope_parameters": {"rope_type": "new"}}, "'new'"),
+    ("llama", CONFIG, {"rope_parameters": {"rope_theta": "x"}}, "config.json"),
+    ("llama", CONFIG, {"eos_token_id": [2, 999]}, "eos_token_id is 999"),
+    ("vit", CONFIG, {"image_size": 10**6}, "position_embeddings is [1, 5, 24] in its weights"),
+    ("vit", CONFIG, {"patch_size": 0}, "by zero"),
+    ("vit", PROCESSOR, {"image_std": [0, 0, 0]}, PROCESSOR),
+    ("clip", CONFIG, {"vision_config": {"num_hidden_layers": MANY}}, "num_hidden_layers = 10000"),
+    ("clip", CONFIG, {"vision_config": {"num_attention_heads": -1}}, "invalid shape dimension -24"),
+    ("siglip", CONFIG, {"vision_config": {"hidden_size": 32}}, "is [24, 3, 16, 16] in its weights"),
+    ("segformer", CONFIG, {"depths": [1, 1, 1, MANY]}, "depths = 1000000000, and 124 weights"),
+    ("segformer", CONFIG, {"decoder_hidden_size": -1}, "negative dimension -1"),
+    ("segformer", CONFIG, {"strides": [0, 2, 2, 2]}, "non-positive stride"),
+    ("timm", CONFIG, {"model_args": {"depth": MANY}}, "depth = 1000000000, and 32 weights"),
+    ("timm", CONFIG, {"model_args": {"depth": 1}}, "Unexpected key(s) in state_dict"),
+    ("timm", CONFIG, {"model_args": {"num_heads": 0}}, "by zero"),
+    ("timm", CONFIG, {"model_args": "x"}, "not a mapping"),
+    ("timm", CONFIG, {"pretrained_cfg": {"mean": "x"}}, "config.json"),
+    ("resnet", CONFIG, {"num_classes": "x"}, "config.json"),
+]
+EVERY = [0, 7, 16]  # cases that all commands meet
+
+
+@pytest.fixture(scope="module")
+def folders(kinds: Path) -> Path:
+    vision = {"text_config": {**HIDDEN, "num_attention_heads": 2}, "vision_config": VISION}
+    for name, model in (
+        ("vit", ViTForImageClassification(ViTConfig(**VISION))),
+        ("clip", CLIPForImageClassification(CLIPConfig(**vision))),
+        ("siglip", SiglipForImageClassification(SiglipConfig(**vision))),
+    ):
+        model.save_pretrained(kinds / name)
+        (kinds / name / PROCESSOR).write_text("{}")
+    args = {"img_size": 32, "depth": 2, "embed_dim": 24, "num_heads": 2}
+    vit = create_model("vit_tiny_patch16_224", num_classes=10, **args)
+    save_for_hf(vit, kinds / "timm", model_args=args, safe_serialization=True)
+    own.photos(kinds / "photos", 8)
+    own.texts(kinds / "texts.csv", 40)
+    return kinds
+
+
+def merged(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    both = {**settings, **changes}
+    for name in {"vision_config", "model_args", "pretrained_cfg"} & changes.keys():
+        if isinstance(changes[name], dict):
+            both[name] = {**settings[name], **changes[name]}
+    return both
+
+
+def changed(folder: Path, file: str, changes: dict[str, Any]) -> None:
+    """Copies a folder of a model to ./model, with other settings in one of its files."""
+    copytree(folder, "model")
+    settings = json.loads(Path("model", file).read_text())
+    Path("model", file).write_text(json.dumps(merged(settings, changes)))
+
+
+def commands(data: Path) -> dict[str, list[str]]:
+    small = ["--batch-size", "4"]
+    train = ["finetune", "./model", str(data), *small, "--steps", "1", "--device", "cpu"]
+    return {
+        "plan": ["plan", "./model", str(data), *small, "--vram", "24GB", "--method", "razor"],
+        "finetune": [*train, "--out", "run"],
+        "dry run": [*train, "--out", "run", "--dry-run"],
+        "profile": ["profile", "./model", *small, "--steps", "1", "--device", "cpu"],
+    }
+
+
+def refused(command: list[str], sentence: str) -> None:
+    result = razorctl(*command)
+    assert result.exit_code == 5, command
+    *_, last = result.stderr.splitlines()
+    assert last.startswith("error: ")
+    assert sentence in last
+    assert "model" in last
+
+
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_what_does_not_agree_is_refused(number: int, folders: Path):
+    kind, file, changes, sentence = CASES[number]
+    changed(folders / kind, file, changes)
+    every = commands(folders / DATA.get(kind, "photos"))
+    for name in every if number in EVERY else ("plan", "finetune"):
+        refused(every[name], sentence)
+        assert {path.name for path in Path().iterdir()} == {"model"}
+
+
+@pytest.mark.parametrize("kind", ["bert", "llama", "vit", "clip", "siglip", "timm"])
+def test_a_good_folder_is_trained(kind: str, folders: Path):
+    changed(folders / kind, CONFIG, {})
+    data = commands(folders / DATA.get(kind, "photos"))
+    assert razorctl(*data["dry run"]).exit_code == 0
+
+
+def test_other_layers_are_no_matter_from_scratch(folders: Path):
+    changed(folders / "bert", CONFIG, {"num_hidden_layers": 3})
+    train = [*commands(folders / "texts.csv")["dry run"], "--method", "full"]
+    assert razorctl(*train).exit_code == 5
+    assert razorctl(*train, "--from-scratch").exit_code == 0
+
+
+def test_a_plan_is_of_the_files_as_they_are(folders: Path):
+    changed(folders / "bert", CONFIG, {})
+    plan = [*commands(folders / "texts.csv")["plan"], "--method", "full"]
+    assert razorctl(*plan).exit_code == 0
+    config = json.loads(Path("model", CONFIG).read_text())
+    Path("model", CONFIG).write_text(json.dumps({**config, "intermediate_size": 50}))
+    assert razorctl(*plan).exit_code == 5
+
+
+@pytest.mark.parametrize(
+    "template", ["{% for i in range(1000000) %}{% endfor %}", "{{ 1 + 'a' }}", "{% for"]
+)
+def test_a_chat_template_that_raises(template: str, folders: Path):
+    changed(folders / "llama", CONFIG, {})
+    Path("model/chat_template.jinja").write_text(template)
+    for name, command in commands(folders / "chats.jsonl").items():
+        if name != "profile":  # random batches have no conversations
+            refused(command, "the chat template of the model does not take")
