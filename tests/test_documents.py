@@ -18,6 +18,7 @@ from razorctl.cli import resuming
 from razorctl.cli.settings import Settings, settings_of_file
 from razorctl.cli.views import common
 from razorctl.cli.views import finetune as view
+from razorctl.config.settings import read_toml
 from razorctl.data.own.labels import class_names_in
 from razorctl.errors import DataError, RazorError, UsageError
 from razorctl.job import Job
@@ -33,6 +34,7 @@ from razorctl.training.comparing import comparison, finished_run
 from razorctl.training.payoff import Payoff
 from razorctl.training.predicting import inference
 from razorctl.training.run import finetune
+from razorctl.training.schemas import RunResult
 from tests.comparing import write as write_run
 
 EDITS = 500
@@ -306,21 +308,17 @@ def test_a_marker_of_an_older_razorctl_is_one(whole, tmp_path):
     assert [checkpoint.step for checkpoint in Checkpoints(tmp_path / "run").valid] == [2]
 
 
-def settings_of_run(file: Path) -> Any:
-    return run_files.read_settings(file.parent)
-
-
 # What reads a file that a user or another library may have written -> the name of the file.
 READERS = {
     "settings": (settings_of_file, "razorctl.toml"),
     "recipe": (settings_of_file, "mine.toml"),
-    "settings of a run": (settings_of_run, "config.toml"),
+    "settings of a run": (read_toml, "config.toml"),
     "card": (gpus.read_preset, "card.toml"),
     "plan": (read_plan, "plan.json"),
     "model": (lambda file: models.named(f"./{file.parent}"), "config.json"),
     "classes": (lambda file: class_names_in(file.parent), "classes.txt"),
     "numbered classes": (lambda file: class_names_in(file.parent), "id2label.json"),
-    "result": (lambda file: run_files.finished_run(file.parent), "result.json"),
+    "result": (lambda file: run_files.read_document(file, RunResult), "result.json"),
 }
 DEEP = {".toml": "a = " + "[" * 9999 + "]" * 9999, ".json": "[" * 99999 + "]" * 99999}
 HUGE = 1 << 31

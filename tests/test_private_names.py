@@ -103,7 +103,6 @@ ATTRIBUTES = {
     "_pack_args",
     "_parameters",
     "_register_hook_dict",
-    "_resolve_features",
     "_scaled_dot_product_flash_attention_for_cpu_backward",
     "_schema",
     "_softmax",
