@@ -214,7 +214,7 @@ def test_a_stdout_that_takes_no_more_ends_every_command(words, end, capsys, monk
     assert reason or "error" not in shown
 
 
-@pytest.mark.parametrize("name", [".razorctl-", "metrics.jsonl", ".lock"])
+@pytest.mark.parametrize("name", [".razorctl-", ".lock"])
 def test_a_disk_that_takes_no_new_file(name, monkeypatch):
     """The disk has free bytes but no free inodes."""
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

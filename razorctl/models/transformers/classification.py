@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from razorctl import units
 from razorctl.models import Model, Rows, prepared
 from razorctl.models.packing import rounded
 from razorctl.models.tokens import cut_texts
@@ -72,7 +73,8 @@ def check(pretrained: PretrainedFiles, fresh: tuple[str, ...], model: Any, weigh
     for name, value in ids.items():
         for number in value if isinstance(value, list) else [value]:
             if type(number) is int and not 0 <= number < rows:
-                raise ValueError(f"{name} is {number:,}, and its embedding has {rows:,} rows")
+                has = units.count(rows, "row")
+                raise ValueError(f"{name} is {number:,}, and its embedding has {has}")
 
 
 def load(folder: Path, input_size: int | None = None) -> tuple["nn.Module", Callable[[Rows], Rows]]:
