@@ -8,7 +8,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -76,9 +76,19 @@ def _publish(partial: Path, file: Path, option: str) -> None:
             raise
         except (OSError, NotImplementedError):  # a file system without links
             file.touch(exist_ok=False)
-            partial.replace(file)
+            _renamed(partial, file, file.unlink)
     except FileExistsError:
         raise taken(file, kind="file", option=option) from None
+
+
+def _renamed(partial: Path, target: Path, undo: Callable[[], None]) -> None:
+    """Renames to a target that was made to hold the name; `undo` removes it if that fails."""
+    try:
+        partial.replace(target)
+    except OSError:
+        with suppress(OSError):
+            undo()
+        raise
 
 
 @contextmanager
@@ -121,7 +131,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
                 raise taken(folder) from None
             if os.name == "nt":
                 folder.rmdir()  # there a rename replaces nothing
-            partial.rename(folder)
+            _renamed(partial, folder, folder.rmdir)
             sync(folder.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -130,3 +130,20 @@ def test_only_what_killed_processes_left_is_swept():
         Path(name).touch()
     atomic.sweep(Path())
     assert files() == sorted(users)
+
+
+@pytest.mark.usefixtures("_links")
+@pytest.mark.parametrize("write", [write_file, write_folder])
+def test_a_rename_that_fails_leaves_nothing(write, monkeypatch, request):
+    def fails(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", fails)
+    linked = write is write_file and request.node.callspec.params["_links"]
+    if linked:
+        write_file("a", "mine")
+    else:
+        arguments = ("a", "mine") if write is write_file else ("a", lambda: None)
+        with pytest.raises((OSError, UsageError), match="No space left on device"):
+            write(*arguments)
+    assert files() == ["a"] * linked

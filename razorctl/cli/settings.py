@@ -22,7 +22,7 @@ GIVEN = ("COMMANDLINE", "ENVIRONMENT")  # sources of a parameter that the call i
 AUTO = "auto"  # the batch size that stands for the largest that a plan allows
 # What says how one's own data are read, with its defaults.
 OF_DATA = {"image_column": None, "text_column": None, "label_column": None, "skip_bad": False}
-# Of a file of settings; those of a run or a comparison, and of a preset, have more than two.
+# Of a settings file; a run, a comparison and a preset add tables of their own.
 TABLES = ("job", "recipe", "environment", "limits", "runs", "summary")
 OF_OPTIMIZER = ("learning_rate", "momentum", "weight_decay")  # each value suits one optimizer only
 
