@@ -192,7 +192,7 @@ def _raw(
 
 
 def _rows(split: "Dataset", columns: TableColumns, files: list[str]) -> "Dataset":
-    """The columns that are used, as `Raw` calls them; files: those of the split."""
+    """The columns that are used, as `Raw` calls them; files: the files of the split."""
     import pyarrow as pa
 
     renamed = split.select_columns(list(columns.renamed)).rename_columns(columns.renamed)
