@@ -16,7 +16,9 @@ _UNKNOWN = frozenset(
 )
 _CONSTANTS = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device))
 _CONSTANTS |= {torch.layout, torch.memory_format}
-_BATCH_NORM = torch.ops.aten.native_batch_norm.default
+_NORMS = frozenset(
+    getattr(torch.ops.aten, f"native_{kind}_norm").default for kind in ("batch", "group", "layer")
+)
 
 
 class _Result(NamedTuple):
@@ -76,7 +78,7 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             made = [result and result.make(self, sources) for result in results]
             return made[0] if kind is None else kind(made)
         returned: Any = super().dispatch(func, types, args, kwargs)
-        if func is _BATCH_NORM:
+        if func in _NORMS:
             returned = _with_wide_statistics(returned, args)
         if key is not None and key == self._key(func, args, kwargs, []):
             kind = next((t for t in (list, tuple) if isinstance(returned, t)), None)
@@ -116,13 +118,13 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
 
 def _with_wide_statistics(returned: Any, args: Sequence[Any]) -> Any:
-    """The results of a batch norm, whose mean and deviation have the dtype of its parameters.
+    """The results of a norm, whose mean and deviation are at least as wide as its parameters.
 
     Kernels give them so; fake ones on a CPU give them the dtype of the input.
     """
     y, *statistics = returned
-    wide = next((t.dtype for t in args[1:5] if t is not None), y.dtype)
-    return y, *(statistic.to(wide) for statistic in statistics)
+    wide = next((t.dtype for t in args[1:] if isinstance(t, Tensor)), y.dtype)
+    return y, *(t.to(torch.promote_types(t.dtype, wide)) for t in statistics)
 
 
 def storage_key(tensor: Tensor) -> int:

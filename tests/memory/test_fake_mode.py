@@ -99,12 +99,19 @@ def test_an_operation_may_return_numbers():
     assert int in map(type, others)
 
 
+NORMS = {
+    "batch": lambda x, w: torch.native_batch_norm(x, w, w, None, None, True, 0.1, 1e-5),
+    "group": lambda x, w: torch.native_group_norm(x, w, w, 4, 4, 4, 2, 1e-5),
+    "layer": lambda x, w: torch.native_layer_norm(x, (4,), w, w, 1e-5),
+}
+
+
 @pytest.mark.parametrize("parameters", [torch.float32, torch.bfloat16, None])
-def test_statistics_of_a_batch_norm_have_the_dtype_of_its_kernel(parameters):
-    x, weight = torch.randn(4, 3, 2, 2).bfloat16(), parameters and torch.ones(3, dtype=parameters)
-    mode = TraceMode()
+@pytest.mark.parametrize("kind", NORMS)
+def test_statistics_of_a_norm_have_the_dtype_of_its_kernel(kind, parameters):
+    x = torch.randn(4, 4, *[4] if kind == "layer" else [2, 2]).bfloat16()
+    weight, mode = parameters and torch.ones(4, dtype=parameters), TraceMode()
     given = mode.from_tensor(x), parameters and mode.from_tensor(weight)
-    each = ((x, weight), given)
-    norms = [torch.native_batch_norm(x, w, w, None, None, True, 0.1, 1e-5) for x, w in each]
+    norms = [NORMS[kind](x, w) for x, w in ((x, weight), given)]
     assert [t.dtype for t in norms[0]] == [t.dtype for t in norms[1]]
     assert isinstance(norms[1][1], FakeTensor)
