@@ -227,9 +227,7 @@ class Attention(Measured):
         self, views: tuple[Tensor, ...], mask: Tensor | None, options: Mapping[str, Any]
     ) -> None:
         """Measures how far the gradient of q and k would be off, by the first EXAMPLES."""
-        assert self.rules is not None
         query, key, value = views
-        found, rule = self.derived(*views, by=object()), self.rules.of(compute_dtype(query))
         options = {**options, "dropout_p": 0.0}
         some = slice(EXAMPLES if query.dim() > 3 else None)
         if mask is not None:
@@ -242,14 +240,19 @@ class Attention(Measured):
                 dout = drawn((*q.shape[:-1], v.shape[-1]), q)
                 return dict(enumerate(attention_gradient(q, k, v, mask, None, dout, options)))
 
-        form = attended(rule, None, query, key, value, None, found, options)
-        sources = tuple(map(apart, form.sources))
-        if None in sources:
-            self.large_logits = False
-            return
-        q, k, _ = form.replaced(sources=sources).q_k_v()
-        off = error(gradients(q, k), gradients(query, key))
-        self.settle(off, error({0: q, 1: k}, {0: query, 1: key}))
+        want = gradients(query, key)
+
+        def errors() -> tuple[float, float]:
+            assert self.rules is not None
+            rule, found = self.rules.of(compute_dtype(query)), self.derived(*views, by=object())
+            form = attended(rule, None, query, key, value, None, found, options)
+            sources = tuple(map(apart, form.sources))
+            if None in sources:
+                return 0.0, 0.0
+            q, k, _ = form.replaced(sources=sources).q_k_v()
+            return error(gradients(q, k), want), error({0: q, 1: k}, {0: query, 1: key})
+
+        self.settle(errors, compute_dtype(query))
 
     def again(
         self,

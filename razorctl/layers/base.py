@@ -112,7 +112,7 @@ class RazorLayer(nn.Module):
     def detach(self) -> None:
         """Makes the module its stock class again."""
         del self.rules, self.memo
-        for name in ("place", "large_logits", "checked"):
+        for name in ("place", "logit_bits", "checked"):
             vars(self).pop(name, None)
         _become(self, stock_type(self))
 

@@ -116,7 +116,6 @@ class LayerCode(CodeAgain):
             return
         rows = [pixels(x) if rows.images else x for x, rows in run.made.values()]
         whole = [PackedValues(x.shape, x.dtype, x.detach()) for x in rows]
-        rough = [apart(copy) or x for copy, x in zip(run.copies, whole, strict=True)]
 
         def gradients(sources: Sequence[Packed]) -> dict[int, Tensor]:
             self.trial = inputs.replaced(sources=tuple(sources), cell=Cell())
@@ -129,14 +128,22 @@ class LayerCode(CodeAgain):
 
         self.context = shallow(context)
         self.context.end()
-        want, got = gradients(whole), gradients(rough)
+        want = gradients(whole)
+
+        def copies() -> list[Packed]:
+            closer = want if owner.logit_bits else {}
+            return [self.copy(*run.made[i]) if i in closer else x for i, x in enumerate(run.copies)]
+
+        def errors() -> tuple[float, float]:
+            rough = [apart(copy) or x for copy, x in zip(copies(), whole, strict=True)]
+            values = {i: self.packed[i].read(rough[i]) for i in want}
+            return error(gradients(rough), want), error(values, {i: tensors[i] for i in want})
+
+        owner.settle(errors, end.dtype)
         self.trial, self.context, self.kept = None, context, {}
-        values = {i: self.packed[i].read(rough[i]) for i in want}
-        owner.settle(error(got, want), error(values, {i: tensors[i] for i in want}))
         run.measured |= want.keys()
-        if owner.large_logits:
-            for i in want:
-                run.copies[i] = self.copy(*run.made[i])
+        if owner.logit_bits:
+            run.copies = copies()
             run.inputs, run.measures, run.made = None, False, {}
 
     def offer(self, x: Tensor, inputs: Callable[[], CodeInputs], number: int) -> None:

@@ -1,13 +1,14 @@
-"""Attention with large logits, which stores q and k in 16 bits instead of by its rules.
+"""Attention with large logits, which stores q, k and v in 8 or 16 bits instead of by its rules.
 
 An error e of a logit multiplies its probability by exp(e), so few bits of q and k are too coarse
 where |q| |k| is large. The first forward pass that stores copies decides this once: for a random
 gradient of the output, it compares the exact gradients of q and k with gradients computed from the
-copies. A model that is compiled before its first eager pass is not measured.
+copies, first of few bits, then of 8. A model that is compiled before its first eager pass is not
+measured.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,45 +20,59 @@ from razorctl.layers.base import RazorLayer, name_of
 from razorctl.layers.int8_cost import readable
 from razorctl.rules.base import Rules
 from razorctl.rules.dense import Half
+from razorctl.rules.quantized import Quantized
 
 log = logging.getLogger(__name__)
 
 LIMIT = 0.02  # of a gradient's squared relative error: a cosine of .99
 AMPLIFIED = 10  # times the error of q and k, from which on the logits are to blame
+CLOSER = {bits: Rules(rule, rule) for bits, rule in ((8, Quantized(8)), (16, Half()))}
 
 
 class Measured(RazorLayer):
     """The base of attention that measures.
 
-    large_logits: whether its logits are large; None until it has measured.
+    logit_bits: the bits of q, k and v, 0 if its rules are enough; None until it has measured.
     """
 
-    large_logits: bool | None = None
+    logit_bits: int | None = None
 
     def measures(self, x: Tensor) -> bool:
         """Whether this pass measures: the first that no trace, compiler or CUDA graph records."""
         asked = self.memo is not None and self.memo.measures
-        return asked and self.large_logits is None and readable(x)
+        return asked and self.logit_bits is None and readable(x)
 
-    def settle(self, error: float, of_copies: float) -> None:
-        """Decides by the error of a gradient, and the error of the copies of q and k."""
-        if not error > max(LIMIT, AMPLIFIED * of_copies):
-            self.large_logits = False
+    def settle(self, errors: Callable[[], tuple[float, float]], dtype: torch.dtype) -> None:
+        """Decides by the error of a gradient, and the error of the copies of q and k.
+
+        errors: measures both, with the rules of the layer. dtype: of q and k.
+        """
+        rules, (off, of_copies) = self.rules, errors()
+        self.logit_bits = 0
+        if not off > max(LIMIT, AMPLIFIED * of_copies):
             return
-        self.keep_closer()
+        self.keep_closer(8)
+        least, of_copies = errors()
+        if of_copies <= torch.finfo(dtype).eps ** 2 / 4:  # what is left is of the dtype's rounding
+            if off - least <= LIMIT:
+                self.logit_bits, self.rules = 0, rules
+                return
+        elif least > LIMIT / 4:
+            self.keep_closer(16)
         if self.memo is not None and not self.memo.told:
             self.memo.told = True
             log.warning(
                 "the logits of %s are so large that few bits of q and k would give them a gradient "
-                "with a relative error of %.2g; it keeps them in 16 bits, as may other attention "
+                "with a relative error of %.2g; it keeps them in %d bits, as may other attention "
                 "of the model, which takes more bytes than ratio counts.",
                 name_of(self),
-                error**0.5,
+                off**0.5,
+                self.logit_bits,
             )
 
-    def keep_closer(self) -> None:
-        """Stores q, k, v in half precision from now on."""
-        self.large_logits, self.rules = True, Rules(Half(), Half())
+    def keep_closer(self, bits: int) -> None:
+        """Stores q, k, v in 8 or 16 bits from now on."""
+        self.logit_bits, self.rules = bits, CLOSER[bits]
 
 
 @dataclass
@@ -66,13 +81,14 @@ class LargeLogits:
 
     layer: Measured
 
-    def state_dict(self) -> dict[str, bool | None]:
-        return {"large": self.layer.large_logits}
+    def state_dict(self) -> dict[str, int | None]:
+        return {"bits": self.layer.logit_bits}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.layer.large_logits = state["large"]
-        if state["large"]:
-            self.layer.keep_closer()
+        bits = state["bits"] if "bits" in state else state["large"] and 16  # of older versions
+        self.layer.logit_bits = bits
+        if bits:
+            self.layer.keep_closer(bits)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from razorctl import Recipe, restore, saved_bytes, sparsify
 from razorctl.layers import large_logits
-from razorctl.layers.large_logits import AMPLIFIED, LIMIT, Measured
+from razorctl.layers.large_logits import AMPLIFIED, LIMIT, LargeLogits, Measured
 from razorctl.rules.dense import Half
 from razorctl.rules.quantized import Quantized
 from razorctl.training import state
@@ -154,10 +154,10 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in records if r.name == large_logits.__name__]
 
 
-def sizes(model: nn.Module) -> dict[str, bool]:
-    """Whether the logits of each attention are large that has measured, by name."""
-    every = ((n, m.large_logits) for n, m in model.named_modules() if isinstance(m, Measured))
-    return {name: large for name, large in every if large is not None}
+def sizes(model: nn.Module) -> dict[str, int]:
+    """The bits of q and k of each attention that has measured, by name; 0 if by its rules."""
+    every = ((n, m.logit_bits) for n, m in model.named_modules() if isinstance(m, Measured))
+    return {name: bits for name, bits in every if bits is not None}
 
 
 def measured(model: nn.Module) -> Measured:
@@ -196,7 +196,7 @@ def test_small_logits_change_nothing(
     rules = measured(model).rules
     kept = saved_bytes(model, x)
     gradient(model, x)
-    assert set(sizes(model).values()) == {False}
+    assert set(sizes(model).values()) == {0}
     assert measured(model).rules is rules
     assert saved_bytes(model, x) == kept
     assert not said(caplog)
@@ -212,7 +212,7 @@ def test_one_warning_names_a_layer_and_its_error(caplog: pytest.LogCaptureFixtur
     sparsify(model, Recipe("razor", 0.9))
     x = torch.randn(8, 32, 64)
     gradient(model, x)
-    assert list(sizes(model).values()) == [True, True]
+    assert list(sizes(model).values()) == [16, 16]
     (words,) = said(caplog)
     assert "layer.layers.0.self_attn (MultiheadAttention)" in words
     assert "more bytes than ratio counts" in words
@@ -241,7 +241,7 @@ def test_traces_do_not_measure_and_random_states_stay(
     assert torch.equal(torch.get_rng_state(), before)
     assert saved_bytes(model, x) > fewer
     restore(model)
-    assert "large_logits" not in vars(measured_stock(model))
+    assert "logit_bits" not in vars(measured_stock(model))
 
 
 def measured_stock(model: nn.Module) -> nn.Module:
@@ -269,25 +269,74 @@ def test_baselines_keep_what_their_papers_keep() -> None:
     assert sizes(model) == {}
 
 
+TINY, WIDE = 1e-6, 1e-4  # errors of copies within the rounding of bf16, and beyond
+
+
 @pytest.mark.parametrize(
-    ("error", "of_copies", "large"),
+    ("errors", "bits"),
     [
-        (LIMIT, 0.0, False),
-        (2 * LIMIT, 0.0, True),
-        (1.0, 1.01 / AMPLIFIED, False),  # so few bits are off as far with any logits
-        (1.0, 0.99 / AMPLIFIED, True),
-        (math.nan, 0.0, False),
+        ([(LIMIT, 0.0)], 0),
+        ([(1.0, 1.01 / AMPLIFIED)], 0),  # so few bits are off as far with any logits
+        ([(math.nan, 0.0)], 0),
+        ([(1.0, 0.99 / AMPLIFIED), (LIMIT / 4, WIDE)], 8),
+        ([(1.0, 0.99 / AMPLIFIED), (1.01 * LIMIT / 4, WIDE)], 16),
+        ([(3 * LIMIT, WIDE), (1.9 * LIMIT, TINY)], 8),  # what 8 bits leave is of bf16 itself
+        ([(3 * LIMIT, WIDE), (2.1 * LIMIT, TINY)], 0),
     ],
 )
 def test_logits_are_to_blame_where_they_amplify_the_error(
-    error: float, of_copies: float, large: bool
+    errors: list[tuple[float, float]], bits: int
 ) -> None:
     model, _ = encoder(1)
     sparsify(model, Recipe("razor", 0.97))
     layer = measured(model)
-    layer.settle(error, of_copies)
-    assert layer.large_logits is large
-    assert isinstance(layer.rules.wide, Half if large else Quantized)
+    rules, each = layer.rules, iter(errors)
+    layer.settle(lambda: next(each), torch.bfloat16)
+    assert next(each, None) is None
+    assert layer.logit_bits == bits
+    if bits:
+        assert isinstance(layer.rules.wide, Half if bits == 16 else Quantized)
+    else:
+        assert layer.rules is rules
+
+
+@pytest.mark.parametrize(("build", "scale"), [(norm_first, 4), (encoder, 4), (gpt2, 20)])
+def test_eight_bits_are_kept_where_they_are_enough(
+    build: Callable[[float], tuple[nn.Module, Tensor]], scale: float
+) -> None:
+    model, x = build(scale)
+    full = gradient(model.train(), x, torch.bfloat16)
+    sparsify(model, Recipe("razor", 0.9))
+    first = closeness(model, x, full, dtype=torch.bfloat16)
+    assert set(sizes(model).values()) == {8}
+    assert first >= 0.9995
+    assert closeness(model, x, full, dtype=torch.bfloat16) == first
+
+
+def test_code_measures_the_copies_that_it_then_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[float, float]] = []
+
+    def settle(layer: Measured, errors: Callable[[], tuple[float, float]], _: object) -> None:
+        seen.append(errors())
+        layer.keep_closer(8)
+        seen.append(errors())
+
+    monkeypatch.setattr(Measured, "settle", settle)
+    model, x = of_images(2)
+    sparsify(model.train(), Recipe("razor", 0.97))
+    first = gradient(model, x)
+    (off, of_copies), (closer, of_closer) = seen[:2]
+    assert closer < off / 20
+    assert of_closer < of_copies / 20
+    assert torch.equal(gradient(model, x), first)
+
+
+def test_older_checkpoints_say_whether_logits_are_large() -> None:
+    model, _ = encoder(1)
+    sparsify(model, Recipe("razor", 0.9))
+    for large, bits in ((True, 16), (False, 0), (None, None)):
+        LargeLogits(measured(model)).load_state_dict({"large": large})
+        assert measured(model).logit_bits == bits
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
