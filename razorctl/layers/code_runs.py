@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_structure, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 
 from razorctl.layers.base import RazorLayer, save
 from razorctl.layers.code_forms import RESULT, Code, CodeInputs, PartOutput, Place
@@ -229,8 +229,8 @@ class SecondRun:
 
 
 def first_of(result: Any) -> Tensor:
-    """The first of the results of code."""
-    first: Tensor = result[0] if isinstance(result, tuple) else result
+    """The first tensor of the results of code."""
+    first: Tensor = next(x for x in tree_leaves(result) if isinstance(x, Tensor))
     return first
 
 

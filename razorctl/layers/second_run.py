@@ -187,10 +187,10 @@ def split(arguments: Mapping[Any, Any]) -> tuple[list[Any], dict[str, Any]]:
 
 def watching_buffers(owner: nn.Module) -> Callable[[], list[Buffer]]:
     """Begins a first run of `owner`; returns what tells which buffers it has changed."""
-    before = {key: (buffer, buffer._version) for key, buffer in _buffers(owner)}
+    before = {key: (buffer, buffer._version) for key, buffer in own_buffers(owner)}
 
     def changed() -> list[Buffer]:
-        now = dict(_buffers(owner))
+        now = dict(own_buffers(owner))
         return [
             key
             for key, (buffer, version) in before.items()
@@ -203,7 +203,8 @@ def watching_buffers(owner: nn.Module) -> Callable[[], list[Buffer]]:
     return changed
 
 
-def _buffers(owner: nn.Module) -> Iterator[tuple[Buffer, Tensor]]:
+def own_buffers(owner: nn.Module) -> Iterator[tuple[Buffer, Tensor]]:
+    """The buffers of a module and of those inside it."""
     for module in owner.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None:

@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from razorctl.layers.base import stock_type, transforming
 from razorctl.layers.code_again import CodeAgain
+from razorctl.layers.large_logits import Measured, unhooked
 from razorctl.layers.own_forward import InPlace, runs
 from razorctl.layers.second_run import (
     HALF,
@@ -22,7 +23,9 @@ from razorctl.layers.second_run import (
     by_position,
     empty_cache,
     leaves_of,
+    own_buffers,
     split,
+    unchanged,
     unknown,
     without_cache,
 )
@@ -87,6 +90,7 @@ class Rerun(InPlace):
         self.names = by_position(owner.forward)
         sizes = [(module, CHANNELS.get(stock_type(module))) for module in owner.modules()]
         self.channels = {getattr(module, size) for module, size in sizes if size is not None}
+        self.measured = [module for module in owner.modules() if isinstance(module, Measured)]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not (self.owner.training and torch.is_grad_enabled()):
@@ -114,6 +118,7 @@ class Rerun(InPlace):
         caches = {key: value for key, value in given.items() if empty_cache(self.owner, value)}
         filled = {key: value for key, value in given.items() if isinstance(value, UserDict)}
         call = partial(_filling, forward, filled) if filled else forward
+        self._measure(call, arguments)
         code = BlockCode(self.rule, self.memo, self.owner, name, call, self.names, self.channels)
         places, named = split({**arguments, **caches})
         result = code.first(*places, **named)
@@ -122,6 +127,18 @@ class Rerun(InPlace):
             for key, mapping in filled.items():
                 mapping.update(entries[key])
         return result
+
+    def _measure(self, call: Callable[..., Any], arguments: dict[Any, Any]) -> None:
+        """Lets attention inside measure in a run of its own: what it decides changes later runs."""
+        tensors = [x for x in tree_leaves(arguments) if isinstance(x, Tensor)]
+        if not any(module.measures(x) for module in self.measured for x in tensors):
+            return
+        devices = list({x.device for x in tensors if x.is_cuda})
+        apart = tree_map_only(Tensor, _apart, arguments)
+        places, named = split(apart)
+        buffers = unchanged([key for key, _ in own_buffers(self.owner)])
+        with unhooked(), torch.random.fork_rng(devices), buffers:
+            call(*places, **named)
 
     def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Any, Any]:
         """The arguments by number or name, without caches that hold nothing of the block.
@@ -137,6 +154,11 @@ class Rerun(InPlace):
     def leaves(self, arguments: Mapping[Any, Any]) -> Iterator[tuple[Any, Rows | None]]:
         """`leaves_of` arguments of the block."""
         return leaves_of(arguments, self.names, self.channels)
+
+
+def _apart(x: Tensor) -> Tensor:
+    """A tensor that no layer knows yet."""
+    return x.detach().requires_grad_(x.requires_grad)
 
 
 def _filling(
