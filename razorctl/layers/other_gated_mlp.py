@@ -171,9 +171,10 @@ def parts_of(module: nn.Module) -> Parts | None:
         return None
     if len({getattr(module, name).weight.dtype for name in layers}) > 1:
         return None
-    functions = [_function(modules[name]) for name in acts] or list(FUNCTIONS)
-    for parts in _candidates(layers, dropouts, acts, functions):
-        if parts.function is not None and _same(kind.forward, _twin(module, parts), parts):
+    functions = [_function(modules[name]) for name in acts] if acts else list(FUNCTIONS)
+    known = [function for function in functions if function]  # other modules must not run here
+    for parts in _candidates(layers, dropouts, acts, known):
+        if _same(kind.forward, _twin(module, parts), parts):
             return parts
     return None
 
@@ -201,7 +202,7 @@ def _function(act: nn.Module | None) -> str | None:
 
 
 def _candidates(
-    layers: list[str], dropouts: list[str], acts: list[str], functions: Sequence[str | None]
+    layers: list[str], dropouts: list[str], acts: list[str], functions: Sequence[str]
 ) -> Iterator[Parts]:
     """The parts that a gated MLP may have, by what its layers, dropouts and function may be."""
     act = acts[0] if acts else ""
@@ -219,7 +220,7 @@ def _candidates(
                 if max(map(len, places)) > 1:
                     continue  # in which order, the example does not tell
                 for function, gate_first in product(functions, (True, False)[: 1 + joined]):
-                    yield Parts(function or "", act, first, gate_first, down, *places)
+                    yield Parts(function, act, first, gate_first, down, *places)
 
 
 class _Times(nn.Module):

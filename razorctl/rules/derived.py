@@ -203,7 +203,9 @@ class DerivedView(Derived):
         return x.as_strided(self.shape, self.strides, self.offset)
 
     def rows(self, dtype: torch.dtype) -> Derived:
-        return super().rows(dtype).replaced(strides=self.strides[-2:])
+        # An axis of one element may have any stride.
+        steps = [step for n, step in zip(self.shape[:-1], self.strides, strict=False) if n > 1]
+        return super().rows(dtype).replaced(strides=(*(steps or [1])[-1:], self.strides[-1]))
 
 
 @dataclass(frozen=True)

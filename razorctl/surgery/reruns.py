@@ -119,7 +119,9 @@ class Rerun(InPlace):
         filled = {key: value for key, value in given.items() if isinstance(value, UserDict)}
         call = partial(_filling, forward, filled) if filled else forward
         self._measure(call, arguments)
-        code = BlockCode(self.rule, self.memo, self.owner, name, call, self.names, self.channels)
+        large = self.rule is not None and any(module.logit_bits for module in self.measured)
+        rule = Half() if large else self.rule
+        code = BlockCode(rule, self.memo, self.owner, name, call, self.names, self.channels)
         places, named = split({**arguments, **caches})
         result = code.first(*places, **named)
         if filled:

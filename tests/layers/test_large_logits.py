@@ -13,13 +13,16 @@ import torch
 import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from razorctl import Recipe, restore, saved_bytes, sparsify
 from razorctl.layers import large_logits
 from razorctl.layers.large_logits import AMPLIFIED, LIMIT, LargeLogits, Measured
+from razorctl.layers.sharing import Memo
 from razorctl.rules.dense import Half
 from razorctl.rules.quantized import Quantized
+from razorctl.surgery import reruns
 from razorctl.training import state
 
 
@@ -347,6 +350,67 @@ def test_checkpointed_blocks_measure_once(reentrant: bool) -> None:
     layer = model.layer.forward
     model.layer.forward = partial(checkpoint, layer, use_reentrant=reentrant)
     assert closeness(model, x.requires_grad_(), exact) >= 0.995
+
+
+class ReturningAttention(OwnAttention):
+    """`OwnAttention` whose output lies in another structure."""
+
+    def __init__(self, width: int, form: Callable[[Tensor], Any]) -> None:
+        super().__init__(width)
+        self.form = form
+
+    def forward(self, x: Tensor) -> Any:
+        return self.form(super().forward(x))
+
+
+@pytest.mark.parametrize(
+    "form", [lambda y: ([y, None],), lambda y: {"y": y}, lambda y: (None, (1.0, y))]
+)
+def test_code_may_return_any_structure(form: Callable[[Tensor], Any]) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(ReturningAttention(16, form)), torch.randn(8, 32, 16)
+    sparsify(model.train(), Recipe("razor", 0.9))
+    (y,) = (leaf for leaf in tree_leaves(model(x)) if isinstance(leaf, Tensor))
+    y.square().mean().backward()
+    assert set(sizes(model).values()) == {0}
+
+
+class AttentionBlock(nn.Module):
+    """Attention, by its interface or by its code, with statistics and dropout."""
+
+    def __init__(self, attention: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.attention, self.drop = nn.BatchNorm1d(64), attention, nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x.transpose(1, 2)).transpose(1, 2)
+        some = isinstance(self.attention, nn.MultiheadAttention)
+        return x + self.drop(self.attention(y, y, y)[0] if some else self.attention(y))
+
+
+@pytest.mark.parametrize(
+    "attention", [OwnAttention(64), nn.MultiheadAttention(64, 2, batch_first=True)]
+)
+def test_blocks_that_run_again_measure_before_their_first_run(attention: nn.Module) -> None:
+    torch.manual_seed(0)
+    model = Scaled(AttentionBlock(copy.deepcopy(attention)), 64, 1).train()
+    with torch.no_grad():
+        for name, weight in model.layer.attention.named_parameters():
+            weight.mul_(14 if "in_proj" in name or name[0] in "qk" else 1)
+    x = torch.randn(8, 32, 64)
+
+    def step(model: nn.Module) -> tuple[Tensor, Tensor]:
+        torch.manual_seed(1)
+        return gradient(model, x), torch.get_rng_state()
+
+    exact, state = step(copy.deepcopy(model))
+    sparsify(model, Recipe("razor", 0.9))
+    reruns.attach(model.layer, "layer", 8, Memo())
+    got, after = step(model)
+    assert set(sizes(model).values()) == {16}
+    assert torch.equal(after, state)
+    assert model.layer.norm.num_batches_tracked == 1
+    assert F.cosine_similarity(got, exact, dim=0) >= 0.99
 
 
 @pytest.mark.parametrize("batch", [8, 32])  # 32 are as many as tokens

@@ -280,6 +280,29 @@ def test_other_modules_are_no_gated_mlps():
     assert razor_for(layer) is None
 
 
+class Head(nn.Module):
+    """A linear layer of what a module computes, as is an MLP of its activation function."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body, self.head = body, nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.head(self.body(x * 2))
+        return y
+
+
+@pytest.mark.parametrize("body", [nn.BatchNorm1d(8), nn.Sequential(nn.BatchNorm1d(8), nn.GELU())])
+def test_recognition_runs_no_module_that_has_a_state(body: nn.Module) -> None:
+    model = Head(copy.deepcopy(body)).train()
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    calls: list[object] = []
+    model.body.register_forward_hook(lambda *_: calls.append(None))
+    sparsify(model, Recipe("razor", 0.9))
+    assert not calls
+    assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
+
+
 def test_an_activation_function():
     assert razor_for(BloomGelu()) is TanhGELU
     assert razor_for(nn.Sequential()) is None
