@@ -19,10 +19,11 @@ from razorctl.job import BY_ROWS, Job
 from razorctl.memory.job_forward import JobForward
 from razorctl.memory.saved import traced_bytes, traced_bytes_by_module
 from razorctl.models.packing import keeps_apart
-from razorctl.optimizer import cast_weights, freeze_weights
+from razorctl.optimizer import cast_weights
 from razorctl.planning.job_trace import blueprint
 from razorctl.recipe import Recipe
 from razorctl.step import precision
+from razorctl.surgery import freezing
 from razorctl.surgery.byte_budget import LEAST, sparsify_within, uncompressed
 from razorctl.surgery.sparsify import restore, sparsified
 from razorctl.training import run_files, rundir, space, state
@@ -105,7 +106,7 @@ class PreparedRun:
         by_rows = family.defaults.get(BY_ROWS) or ByRows(source.task, source.modality)
         count = len(splits.train)
         self.usual_epochs = by_rows.epochs(count)
-        job = job.resolved(family.defaults, count)
+        job = job.resolved(family.defaults, count, recipe.part)
         self.packing, asked = None, bool(job.packing)
         if packed.has_texts_apart(job, source):
             job, self.packing = packed.of_rows(splits.train, family, job).settle(job)
@@ -147,7 +148,7 @@ class PreparedRun:
         with nullcontext() if self.checkpoints.newest is None else models.told_before():
             self.model = build(len(splits.classes), job.input_size)
         cast_weights(self.model, job)
-        freeze_weights(self.model, job, self.recipe.part)
+        freezing.freeze_weights(self.model, job, self.recipe.part)
         self.model.to(self.device)
         self.logits = family.logits
         if job.packing and not keeps_apart(self.model, self.logits):
