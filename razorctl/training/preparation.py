@@ -155,6 +155,8 @@ class PreparedRun:
             self.job = job = packed.without(job, asked)
             family = family.fed(job.packing)
         self.feed = Feed(self.model, job, family, splits, self.device)
+        if self.feed.standard.head:
+            self._standardize()
         progress("tracing what a step keeps")
         # The largest micro-batch, so that no step keeps more than is traced by it.
         self._forward = JobForward(family, job)
@@ -166,6 +168,12 @@ class PreparedRun:
             space.check_space(self.out, self.model, job, self.checkpoints)
         else:
             state.seed(job.seed + processes.rank() * PRIME)  # other dropout than in the first
+
+    def _standardize(self) -> None:
+        """Lets the head learn standardized targets, if it can; see `Standard.fitted`."""
+        feed, batch = self.feed, self.feed.moved(next(iter(self.feed.evaluated)))
+        feed.standard = feed.standard.fitted(self.model, self.logits, batch, self.job)
+        feed.facts["standard"] = [feed.standard.mean, feed.standard.deviation]
 
     def sparsify(self, recipe: Recipe) -> None:
         """Sparsifies the model, again if a step ran out of memory, and traces what it keeps."""
@@ -220,7 +228,8 @@ class PreparedRun:
         None is the split that is evaluated during training: validation if there is one, else test.
         """
         batches = map(self.feed.moved, self.feed.evaluated if rows is None else rows)
-        return evaluate(self.evaluated_model, self.logits, batches, self.classes, self.job)
+        logits = self.feed.standard.logits(self.logits)
+        return evaluate(self.evaluated_model, logits, batches, self.classes, self.job)
 
     @property
     def evaluated_model(self) -> nn.Module:
