@@ -1,56 +1,101 @@
 """A forward pass with small inputs and made-up weights, by which settings that ruin it show."""
 
 import math
-from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import stateless
 
 from razorctl.models import Model
+from razorctl.models.transformers.pretrained_files import quiet_transformers
 
+TOKENS, SIDE = 8, 64  # of a text; pixels of an image, if the model takes it
+MANY = 4  # layers of a list, which are no stages
+ALIKE = 1e-12  # the difference of outputs that are the same
+WIDE = 1 << 18  # numbers of a weight
+MOST = 1 << 27  # numbers of weights that are multiplied as they are
 LARGEST = 1 << 31  # numbers of a weight, which some models draw at once
-TOKENS, MANY = 8, 4  # of a text; layers of a list, which are no stages
 
 
-def check(
-    family: Model, model: nn.Module, build: Callable[[], nn.Module], size: int | None
-) -> None:
+def check(family: Model, model: nn.Module, classes: int, input_size: int | None) -> None:
     """Raises ValueError if the logits of a model are not finite, or the same for all inputs.
 
     Its weights take no memory, and of many layers of a kind two are tried. A model that cannot run
-    so, as it counts its layers, is not tried.
-
-    model: one of `build` without values. size: of an image.
+    so, as it counts its layers, is not tried. model: has the sizes of its weights.
     """
+    if any(p.numel() > LARGEST for p in model.parameters()):
+        return
+    fault = None
+    for signed in (False, True):  # some layers take no weights of the one or the other kind
+        logits = _logits(family, classes, input_size, signed)
+        if logits is None or (fault := _fault(logits)) is None:
+            return
+    raise ValueError(fault)
+
+
+def _fault(logits: Tensor) -> str | None:
+    if not logits.isfinite().all():
+        return "its output is not finite"
+    alike = torch.allclose(logits[0], logits[1], rtol=0, atol=ALIKE)
+    return "its output is the same for all inputs" if alike else None
+
+
+def _logits(family: Model, classes: int, input_size: int | None, signed: bool) -> Tensor | None:
+    """The logits of two inputs, of the first size with which the model runs; None if none does."""
     from accelerate import init_empty_weights
 
-    if max(p.numel() for p in model.parameters()) > LARGEST:
-        return
-    logits = torch.rand(2)
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), suppress(Exception):
-        torch.manual_seed(0)
-        with init_empty_weights(include_buffers=False):
-            model = build().eval()
-        for layers in [*model.modules()]:
-            many = isinstance(layers, (nn.ModuleList, nn.Sequential)) and len(layers) > MANY
-            if many and len({(type(m), *(p.shape for p in m.parameters())) for m in layers}) == 1:
+    images = family.modality == "image"
+    for size in (SIDE, input_size) if images else (TOKENS,):
+        with torch.random.fork_rng([]), torch.no_grad(), suppress(Exception), quiet_transformers():
+            torch.manual_seed(0)
+            with init_empty_weights(include_buffers=False):
+                model = family.bare(classes, size if images else input_size).eval()
+            _shorten(model)
+            if _left(model) > MOST:
+                return None
+            weights = {name: _made_up(p.shape, signed) for name, p in model.named_parameters()}
+            batch = _varied(family.example(model, 2, size))
+            # Fused attention on a CPU has a finite output even for what is none.
+            with stateless._reparametrize_module(model, weights), sdpa_kernel(SDPBackend.MATH):
+                return family.logits(model, batch)
+    return None
+
+
+def _shorten(model: nn.Module) -> None:
+    """Leaves two layers of each list of many that have the same class and shapes.
+
+    Wide linear layers, which take most of the time, repeat their input.
+    """
+    for layers in [*model.modules()]:
+        if isinstance(layers, (nn.ModuleList, nn.Sequential)):
+            kinds = {(type(m), *(p.shape for p in m.parameters())) for m in [*layers]}
+            if len(layers) > MANY and len(kinds) == 1:
                 del layers[2:]
-        weights = {name: _made_up(p.shape) for name, p in model.named_parameters()}
-        batch = family.example(model, 2, TOKENS if family.modality == "text" else size)
-        with stateless._reparametrize_module(model, weights, tie_weights=True):
-            logits = family.logits(model, _varied(batch))
-    if not logits.isfinite().all():
-        raise ValueError("its output is not finite")
-    if logits[0].equal(logits[1]):
-        raise ValueError("its output is the same for all inputs")
+    for layer in model.modules():
+        if type(layer) is nn.Linear and layer.weight.numel() > WIDE:
+            object.__setattr__(layer, "forward", partial(_repeated, torch.rand(layer.out_features)))
 
 
-def _made_up(shape: torch.Size) -> Tensor:
-    """A weight whose rows, of positive numbers with a sum of about 1, are parts of a common one."""
-    numbers = (torch.rand(sum(shape) + 1) + 0.5) / max(1, math.prod(shape[1:]))
-    return numbers.as_strided(shape, [1] * len(shape))
+def _repeated(scales: Tensor, x: Tensor) -> Tensor:
+    """The input of a linear layer, again and again up to the size of its output, and scaled."""
+    return x.tile(-(-len(scales) // x.shape[-1]))[..., : len(scales)] * (0.5 + scales)
+
+
+def _left(model: nn.Module) -> int:
+    """The numbers of all weights but those of linear layers and embeddings, as of experts."""
+    others = (m for m in model.modules() if type(m) not in (nn.Linear, nn.Embedding))
+    return sum(p.numel() for m in others for p in m.parameters(recurse=False))
+
+
+def _made_up(shape: torch.Size, signed: bool) -> Tensor:
+    """A weight whose rows, with a sum of about 1 or of random signs, are parts of a common one."""
+    numbers, size = torch.rand(sum(shape) + 1) + 0.5, max(1, math.prod(shape[1:]))
+    numbers = (2 * numbers - 2) / math.sqrt(size) if signed else numbers / size
+    weight = numbers.as_strided(shape, [1] * len(shape))
+    return weight.contiguous() if weight.numel() <= WIDE else weight
 
 
 def _varied(batch: "Tensor | dict[str, Tensor]") -> "Tensor | dict[str, Tensor]":

@@ -301,7 +301,7 @@ def tried(name: str, *attempts: Callable[[str], T]) -> T:
         return attempts[0](name)
     except Exception as error:
         cause, file, found = error.__cause__ or error, Path(name) / CONFIG, None
-        if isinstance(cause, RazorError) or lacks_memory(error):
+        if isinstance(cause, RazorError) or lacks_memory(error) or weights.COPY in name:
             raise
         with suppress(Exception), told_before():
             attempts[-1](name)

@@ -42,7 +42,10 @@ def check(config: Mapping[str, Any]) -> None:
 
     if prod(config["input_size"]) > (MAX_IMAGE_PIXELS or sys.maxsize):
         raise ValueError(f"images of {config['input_size'][-1]:,} pixels a side are too large")
-    transform(config)({"image": [new("RGB", (8, 8))]})
+    pages = [new("RGB", (8, 8), color) for color in ("black", "white")]
+    black, white = transform(config)({"image": pages})["inputs"]
+    if not (white - black).isfinite().all() or white.equal(black):
+        raise ValueError("black and white do not become different numbers")
 
 
 def augmented(config: Mapping[str, Any], augment: str) -> Callable[[Rows], Rows]:

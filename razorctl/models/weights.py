@@ -16,6 +16,7 @@ from razorctl.errors import DataError, reason_of
 Shapes = Mapping[str, tuple[int, ...]]
 # A setting that may be a number of layers, and a number of a thousand or more in it.
 LAYERS = re.compile(r'"(\w*(?:layer|block|depth)s?)": ?\[?[\d, ]*?(\d{4,})')
+COPY = "razorctl-folder-"  # how the names of copies begin
 SECONDS = 10  # that finding the setting which is at fault may take
 
 
@@ -75,7 +76,7 @@ def unused(
         head = f"{inside}.".startswith(fresh)
         if body[:-1] in modules:
             head = not place.startswith(body)
-        if "pooler" in name or stored[name][:2] in ((), (1, 1)) or (head and not own):
+        if "pooler" in name or stored.get(name, (0,))[:2] in ((), (1, 1)) or (head and not own):
             continue
         if not head and inside not in ("", body[:-1]):
             raise ValueError(f"{name} is among its weights, and not in the model of its config")
@@ -105,12 +106,12 @@ def blamed(folder: Path, attempt: Callable[[str], object], error: BaseException)
     sizes = [re.findall(r"\d+", size) for size in re.findall(r"\[([\d, ]+)\]", reason)[:2]]
     pairs = {(int(a), int(b)) for a, b in zip(*sizes, strict=False) if a != b} if sizes else ()
     changes = [
-        (setting not in reason, file.name, setting, changed)
+        (setting == "architectures", setting not in reason, file.name, setting, changed)
         for file in folder.glob("*config.json")
         for setting, changed in _changes(documents.read_foreign(file), pairs)
     ]
-    for _, name, setting, changed in sorted(changes, key=itemgetter(0)):
-        with TemporaryDirectory(prefix="razorctl-") as copy, suppress(Exception):
+    for *_, name, setting, changed in sorted(changes, key=itemgetter(0, 1)):
+        with TemporaryDirectory(prefix=COPY) as copy, suppress(Exception):
             for file in folder.iterdir():
                 if file.name != name:
                     Path(copy, file.name).symlink_to(file.resolve())

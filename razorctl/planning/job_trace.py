@@ -136,7 +136,7 @@ def _attempt(
     if family.check is not None:
         batch = family.example(model, 2, input_size)  # batch norms take no single row
         traced_bytes(model, batch, forward=family.logits)
-        trial.check(family, model, partial(family.bare, classes, input_size), input_size)
+        trial.check(family, model, classes, input_size)
     return model, mode, {}
 
 

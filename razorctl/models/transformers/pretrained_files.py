@@ -135,7 +135,7 @@ class PretrainedFiles:
         body = f"{model.base_model_prefix}."
         getattr(model.config, "validate", lambda: None)()  # as `save_pretrained` does
         type(model.config).from_dict(documents.parse(model.config.to_json_string().encode()))
-        stored = self._shapes() if read else {}
+        stored = self._shapes() if read and self.known is None else {}
         if not stored:
             return
         weights.check_lists(model, stored)
@@ -151,7 +151,8 @@ class PretrainedFiles:
                 *(self.name, ", ".join(sorted(left))),
             )
         for pair in model.all_tied_weights_keys.items():
-            there = [n for name in pair for n in (name, name.removeprefix(body)) if n in stored]
+            names = (*pair, *(name.removeprefix(body) for name in pair))
+            there = sorted({name for name in names if name in stored})
             if self.local(WEIGHTS) and weights.differ(Path(self.place), WEIGHTS, there):
                 raise ValueError(f"{' and '.join(there)} differ, and its config ties them")
 
@@ -214,7 +215,8 @@ class PretrainedFiles:
             model, loading = self._loaded(auto, folder, fresh, **self._without_cache(), **settings)
         other = {name for name, *_ in loading["mismatched_keys"]}
         self._tell(model, {*loading["missing_keys"], *other})
-        return model
+        built: nn.Module = model
+        return built
 
     def _loaded(
         self, kind: Any, folder: Path | None, fresh: tuple[str, ...], **settings: Any
