@@ -3,6 +3,7 @@
 import math
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ LARGEST = 1 << 31  # numbers of a weight, which some models draw at once
 
 
 def check(family: Model, model: nn.Module, classes: int, input_size: int | None) -> None:
-    """Raises ValueError if the logits of a model are not finite, or the same for all inputs.
+    """Raises ValueError if the logits of a model are not finite, or, of texts, all the same.
 
     Its weights take no memory, and of many layers of a kind two are tried. A model that cannot run
     so, as it counts its layers, is not tried. model: has the sizes of its weights.
@@ -31,37 +32,47 @@ def check(family: Model, model: nn.Module, classes: int, input_size: int | None)
     fault = None
     for signed in (False, True):  # some layers take no weights of the one or the other kind
         logits = _logits(family, classes, input_size, signed)
-        if logits is None or (fault := _fault(logits)) is None:
+        if logits is None or (fault := _fault(logits, family.modality == "text")) is None:
             return
     raise ValueError(fault)
 
 
-def _fault(logits: Tensor) -> str | None:
+def _fault(logits: Tensor, differ: bool) -> str | None:
+    """The fault of logits of two inputs; differ: whether they must, as behind layer norms."""
     if not logits.isfinite().all():
         return "its output is not finite"
     alike = torch.allclose(logits[0], logits[1], rtol=0, atol=ALIKE)
-    return "its output is the same for all inputs" if alike else None
+    return "its output is the same for all inputs" if differ and alike else None
 
 
 def _logits(family: Model, classes: int, input_size: int | None, signed: bool) -> Tensor | None:
-    """The logits of two inputs, of the first size with which the model runs; None if none does."""
+    """The logits of the first batch with which the model runs; None if there is none."""
     from accelerate import init_empty_weights
 
-    images = family.modality == "image"
-    for size in (SIDE, input_size) if images else (TOKENS,):
-        with torch.random.fork_rng([]), torch.no_grad(), suppress(Exception), quiet_transformers():
-            torch.manual_seed(0)
-            with init_empty_weights(include_buffers=False):
-                model = family.bare(classes, size if images else input_size).eval()
-            _shorten(model)
-            if _left(model) > MOST:
-                return None
-            weights = {name: _made_up(p.shape, signed) for name, p in model.named_parameters()}
-            batch = _varied(family.example(model, 2, size))
-            # Fused attention on a CPU has a finite output even for what is none.
-            with stateless._reparametrize_module(model, weights), sdpa_kernel(SDPBackend.MATH):
-                return family.logits(model, batch)
+    with torch.random.fork_rng([]), torch.no_grad(), suppress(Exception), quiet_transformers():
+        torch.manual_seed(0)
+        with init_empty_weights(include_buffers=False):
+            model = family.bare(classes, input_size).eval()
+        _shorten(model)
+        if _left(model) > MOST:
+            return None
+        weights = {name: _made_up(p.shape, signed) for name, p in model.named_parameters()}
+        # Fused attention on a CPU has a finite output even for what is none.
+        with stateless._reparametrize_module(model, weights), sdpa_kernel(SDPBackend.MATH):
+            for batch in _batches(family, model, input_size):
+                with suppress(Exception):
+                    return family.logits(model, batch)
     return None
+
+
+def _batches(family: Model, model: nn.Module, input_size: int | None) -> list[Any]:
+    """Batches of two inputs that differ, the smallest first."""
+    if family.modality == "image":
+        images = torch.rand_like(family.example(model, 2, input_size))
+        return [images[..., :SIDE, :SIDE], images]
+    batch = family.example(model, 2, TOKENS)
+    ids = torch.arange(2 * TOKENS).view_as(batch["input_ids"])
+    return [{**batch, "input_ids": ids}]
 
 
 def _shorten(model: nn.Module) -> None:
@@ -96,11 +107,3 @@ def _made_up(shape: torch.Size, signed: bool) -> Tensor:
     numbers = (2 * numbers - 2) / math.sqrt(size) if signed else numbers / size
     weight = numbers.as_strided(shape, [1] * len(shape))
     return weight.contiguous() if weight.numel() <= WIDE else weight
-
-
-def _varied(batch: "Tensor | dict[str, Tensor]") -> "Tensor | dict[str, Tensor]":
-    """Inputs like those of an example that differ from row to row."""
-    if isinstance(batch, Tensor):
-        return torch.rand_like(batch)
-    ids = batch["input_ids"]
-    return {**batch, "input_ids": torch.arange(ids.numel()).view_as(ids)}
