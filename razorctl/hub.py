@@ -124,6 +124,17 @@ def listing(name: str, repo: str) -> list[str]:
     return sorted(f.relative_to(newest).as_posix() for f in newest.rglob("*") if f.is_file())
 
 
+def shapes(repo: str) -> dict[str, tuple[int, ...]]:
+    """The shapes of the weights of a model's repository, by their files' headers, or none."""
+    from huggingface_hub import HfApi, errors
+
+    unknown = (errors.HTTPError, errors.OfflineModeIsEnabled, errors.SafetensorsParsingError)
+    with suppress(errors.NotASafetensorsRepoError, *unknown):
+        headers = HfApi().get_safetensors_metadata(repo, timeout=TIMEOUT).files_metadata.values()
+        return {name: (*of.shape,) for each in headers for name, of in each.tensors.items()}
+    return {}
+
+
 def license_of(repo: str) -> str | None:
     """The license of a model's repository by its card; None if that or the hub does not tell."""
     info, _, _ = _ask(repo, "model")
