@@ -13,6 +13,8 @@ NO_MEMORY = (
     "out of memory",
     "bad_alloc",
 )
+FULL = (errno.ENOSPC, errno.EDQUOT)  # of a disk
+LACKING = (*FULL, errno.EMFILE, errno.ENFILE)
 
 
 def first_line(error: BaseException | str) -> str:
@@ -32,6 +34,17 @@ def lacks_memory(error: BaseException | None) -> bool:
     known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     said = getattr(error, "errno", None) == errno.ENOMEM or any(w in str(error) for w in NO_MEMORY)
     return known or said or lacks_memory(error.__cause__)
+
+
+def number_of(error: BaseException | None) -> int | None:
+    """The number of the system's error that an error is, or is raised from."""
+    return getattr(error, "errno", None) or getattr(error and error.__cause__, "errno", None)
+
+
+def raise_of_machine(error: Exception) -> None:
+    """Raises an error again that is of no file: the machine has no more memory, files or disk."""
+    if number_of(error) in LACKING or lacks_memory(error):
+        raise error
 
 
 class RazorError(Exception):

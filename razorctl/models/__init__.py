@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from razorctl import documents, folders, hub
 from razorctl.config import registry
-from razorctl.errors import DataError, UsageError
+from razorctl.errors import DataError, UsageError, raise_of_machine
 from razorctl.models import weights
 from razorctl.models.rows import Progress as Progress
 from razorctl.models.rows import Rows as Rows
@@ -274,6 +274,8 @@ def stamp(name: str) -> str:
 
 def library_of(folder: Path) -> str:
     """The library that wrote a folder, such as `timm`; raises DataError if none did."""
+    if documents.read_foreign(folder / CONFIG).get("library") == "razorctl":
+        return "razorctl"  # a head that timm has not, on one of its backbones
     owner, _ = _owner(str(folder), folder)
     return str(owner.__name__).rpartition(".")[2]
 
@@ -306,6 +308,7 @@ def _owner(name: str, folder: Path) -> tuple[Any, Any]:
             f"{name} has no {CONFIG}; name a folder that save_pretrained, timm or a run wrote."
         ) from None
     except (OSError, ValueError) as error:
+        raise_of_machine(error)
         raise DataError(f"{folder / CONFIG} cannot be read ({error}); correct it.") from None
     for library in _LIBRARIES:
         if library.owns(config):
