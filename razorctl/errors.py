@@ -1,6 +1,7 @@
 """Errors that a user can mend: each is one sentence and has the exit code of the command line."""
 
 import errno
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ NO_MEMORY = (
     "bad_alloc",
 )
 FULL = (errno.ENOSPC, errno.EDQUOT)  # of a disk
-LACKING = (*FULL, errno.EMFILE, errno.ENFILE)
+TOO_MANY = (errno.EMFILE, errno.ENFILE)  # open files
 
 
 def first_line(error: BaseException | str) -> str:
@@ -36,14 +37,17 @@ def lacks_memory(error: BaseException | None) -> bool:
     return known or said or lacks_memory(error.__cause__)
 
 
-def number_of(error: BaseException | None) -> int | None:
-    """The number of the system's error that an error is, or is raised from."""
-    return getattr(error, "errno", None) or getattr(error and error.__cause__, "errno", None)
+def raise_lack(error: Exception) -> None:
+    """Raises an error again that is of no file: the machine lacks memory, open files or disk."""
+    number = getattr(error, "errno", None) or getattr(error.__cause__, "errno", None)
+    if number in FULL:
+        from datasets import config  # where whatever is read may be stored
 
-
-def raise_of_machine(error: Exception) -> None:
-    """Raises an error again that is of no file: the machine has no more memory, files or disk."""
-    if number_of(error) in LACKING or lacks_memory(error):
+        raise UsageError(
+            f"cannot write {config.HF_DATASETS_CACHE} ({os.strerror(number)}); make room there, or "
+            "name another folder with HF_DATASETS_CACHE."
+        ) from None
+    if number in TOO_MANY or lacks_memory(error):
         raise error
 
 

@@ -1,27 +1,14 @@
 """Files of models and data sets, from the Hugging Face hub or its local cache; models to it."""
 
-import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from razorctl import documents
-from razorctl.atomic import atomic_file, unwritable
-from razorctl.errors import (
-    FULL,
-    DataError,
-    MissingError,
-    RazorError,
-    UsageError,
-    number_of,
-    raise_of_machine,
-    reason_of,
-)
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from razorctl.atomic import atomic_file
+from razorctl.errors import DataError, MissingError, RazorError, UsageError, raise_lack, reason_of
 
 TIMEOUT = 10  # seconds
 
@@ -242,7 +229,7 @@ def cached(name: str) -> Path:
     return Path(config.HF_DATASETS_CACHE) / "razorctl" / name
 
 
-def write_cached(file: Path, schema: "pa.Schema", batches: Iterable["pa.RecordBatch"]) -> None:
+def write_cached(file: Path, schema: Any, batches: Iterable[Any]) -> None:
     """Writes batches to a file that `cached` names; several processes may do so at once.
 
     Raises UsageError that names the cache if it is full.
@@ -255,15 +242,8 @@ def write_cached(file: Path, schema: "pa.Schema", batches: Iterable["pa.RecordBa
             for batch in batches:
                 sink.write_batch(batch)
     except OSError as error:
-        check_full(error)
+        raise_lack(error)
         raise
-
-
-def check_full(error: Exception) -> None:
-    """Raises UsageError that names the cache of data sets if an error says that it is full."""
-    number, option = number_of(error), "HF_DATASETS_CACHE"
-    if number in FULL:
-        raise unwritable(cached("").parent, os.strerror(number), option=option) from None
 
 
 @contextmanager
@@ -278,8 +258,7 @@ def reading(name: str, folder: Path, mend: str | None = None) -> Iterator[None]:
     except RazorError:
         raise
     except Exception as error:  # the libraries raise many kinds of errors for damaged files
-        check_full(error)
-        raise_of_machine(error)
+        raise_lack(error)
         cause = error.__cause__ or error
         reason = reason_of(cause)
         mend = mend or f"delete {folder.parents[1]} and run again"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from razorctl import documents, folders, hub
 from razorctl.config import registry
-from razorctl.errors import DataError, UsageError, raise_of_machine
+from razorctl.errors import DataError, UsageError, raise_lack
 from razorctl.models import weights
 from razorctl.models.rows import Progress as Progress
 from razorctl.models.rows import Rows as Rows
@@ -308,7 +308,7 @@ def _owner(name: str, folder: Path) -> tuple[Any, Any]:
             f"{name} has no {CONFIG}; name a folder that save_pretrained, timm or a run wrote."
         ) from None
     except (OSError, ValueError) as error:
-        raise_of_machine(error)
+        raise_lack(error)
         raise DataError(f"{folder / CONFIG} cannot be read ({error}); correct it.") from None
     for library in _LIBRARIES:
         if library.owns(config):

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from razorctl import processes, units
 from razorctl.data.own.images import unreadable_image
-from razorctl.errors import DataError, UsageError, first_line, raise_of_machine
+from razorctl.errors import DataError, UsageError, first_line, raise_lack
 from razorctl.job import Job
 from razorctl.models.packing import GROUPED
 
@@ -138,7 +138,7 @@ class CheckedRows(Dataset[Any]):
             rows: list[Any] = several(keys) if several else [self.rows[key] for key in keys]
             return rows
         except Exception as error:  # PIL's decoders raise many kinds
-            raise_of_machine(error)
+            raise_lack(error)
             stored = (self._stored(key) for key in keys)
             image = next(filter(None, map(unreadable_image, stored)), None)
             if image is None and isinstance(error, OSError):

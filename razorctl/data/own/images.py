@@ -17,7 +17,7 @@ from razorctl.atomic import atomic_file
 from razorctl.data.own import contents
 from razorctl.data.own.raw import ADDRESS, OUTSIDE, Fault, Faults, Raw, content
 from razorctl.data.own.store import stamp
-from razorctl.errors import first_line, raise_of_machine
+from razorctl.errors import first_line, raise_lack
 from razorctl.models.images import MODES, WIDE, converted
 
 BATCH = 256  # images that are read before the progress is details
@@ -90,7 +90,7 @@ def _look(root: Path | None, image: Any) -> tuple[str, int, float | None]:
     try:
         return "", contents.image_content(image), top
     except OSError as error:  # it has just been there
-        raise_of_machine(error)
+        raise_lack(error)
         return error.strerror or str(error), 0, None
 
 
@@ -104,7 +104,7 @@ def _unconvertible(opened: Any) -> str | None:
         for mode in MODES:
             converted(pixel).convert(mode)
     except Exception as error:  # PIL raises many kinds
-        raise_of_machine(error)
+        raise_lack(error)
         return f"of mode {opened.mode}, which does not become RGB: save it as PNG"
     return None
 
@@ -234,7 +234,7 @@ def _unreadable(image: str) -> str | None:
     except FileNotFoundError:
         return "missing"
     except OSError as error:
-        raise_of_machine(error)
+        raise_lack(error)
         return error.strerror or str(error)
     if Path(image).is_dir():
         return "a folder"
@@ -285,7 +285,7 @@ def content_fault(
     except PIL.UnidentifiedImageError:
         return "no image of a known format: save it as PNG"
     except Exception as error:  # PIL's decoders raise many kinds
-        raise_of_machine(error)
+        raise_lack(error)
         reason = first_line(error)
         return "truncated" if "truncated" in reason else f"damaged: {reason}"
 

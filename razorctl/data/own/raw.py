@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from razorctl import units
-from razorctl.errors import DataError, raise_of_machine
+from razorctl.errors import DataError, raise_lack
 from razorctl.folders import spelled
 from razorctl.models import Modality
 from razorctl.tasks import Task
@@ -77,12 +77,11 @@ def not_utf8(text: str) -> str | None:
 
 
 def walk(top: Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    """`os.walk`, which leaves nothing out: it raises DataError for a folder that it cannot list."""
+    """`os.walk` that leaves nothing out: it raises DataError for a folder that it cannot list."""
 
     def fail(error: OSError) -> NoReturn:
-        raise_of_machine(error)
-        name = spelled(str(error.filename))
-        raise DataError(f"{name} cannot be read ({error.strerror}); correct that.") from None
+        raise_lack(error)
+        raise DataError(f"{error.filename} cannot be read ({error.strerror}); correct that.")
 
     return os.walk(top, onerror=fail)
 
