@@ -258,9 +258,10 @@ def _check_out(out: Path, folder: bool) -> None:
     if not folder:
         atomic.check_room(out, "--out")
         return
-    with atomic.atomic_folder(out):
-        pass
-    out.rmdir()
+    with atomic.writing(out):
+        with atomic.atomic_folder(out):
+            pass
+        out.rmdir()
 
 
 @contextmanager

@@ -6,15 +6,18 @@ Every such option is found in the registry of commands, so that a new one withou
 import errno
 import os
 import resource
+import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
 from razorctl import atomic
 from razorctl.cli.app import COMMANDS, app, loaded
+from razorctl.models.timm import segmentation
 from tests.cli.commands import razorctl
 from tests.own import photos
 
@@ -193,3 +196,104 @@ def test_a_disk_that_is_full(case, call, monkeypatch):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert_refused(done, f"({'No space left on device' if 'trace' in case else 'File too large'})")
     assert everything() == before
+
+
+WRITES = ("predict --out", "predict --out of masks", "export --out", "compare --html")
+CHANGES = ("open", "mkdir", "link", "replace", "chmod", "fsync", "unlink", "rmdir")
+
+
+class Fault:
+    """Makes the n-th call of the system fail that changes something here, while it is in place."""
+
+    def __init__(self, n: int) -> None:
+        self.left, self.name = n, ""
+
+    def failing(self, name: str) -> Callable[..., object]:
+        act = getattr(os, name)
+
+        def acts(path: object, *rest: object, **settings: object) -> object:
+            flags = rest[0] if rest and name == "open" else os.O_CREAT
+            here = isinstance(path, int) or not Path(str(path)).is_absolute()
+            if here and isinstance(flags, int) and flags & os.O_CREAT:
+                self.left -= 1
+                if not self.left:
+                    self.name = name
+                    raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+            return act(path, *rest, **settings)
+
+        return acts
+
+
+@pytest.mark.parametrize("case", WRITES)
+def test_every_call_that_writes_may_fail(case, call):
+    """The n-th one, for every n until a command ends without a fault."""
+    before, failed = everything(), set()
+    for n in range(1, 40):
+        fault = Fault(n)
+        with pytest.MonkeyPatch.context() as patch:
+            for name in CHANGES:
+                patch.setattr(os, name, fault.failing(name))
+            done = call(case)
+        if done.exit_code:
+            assert_refused(done, "cannot write out (Input/output error)")
+            left = everything()
+            if fault.name in ("unlink", "rmdir"):  # what cannot be removed
+                left = {k: v for k, v in left.items() if k != "out" and not atomic.LEFT.match(k)}
+            assert left == before, fault.name
+        else:
+            assert Path("out").exists()
+            if not fault.name:
+                break
+            shutil.rmtree("out") if Path("out").is_dir() else Path("out").unlink()
+        for path in [*Path().glob(".razorctl-*"), *Path().glob("out")]:
+            path.rmdir() if path.is_dir() else path.unlink()
+        failed.add(fault.name)
+    assert not fault.name
+    assert failed >= ({"mkdir", "fsync"} if Path("out").is_dir() else {"open", "link", "fsync"}), (
+        failed
+    )
+
+
+def test_the_heads_that_timm_has_not_are_exported(call, monkeypatch):
+    monkeypatch.setitem(CASES, "export", ["export", "MASKS", "--out"])
+    done = call("export")
+    assert done.exit_code == 0, done.output
+    assert sorted(file.name for file in Path("out").iterdir()) == [
+        *("README.md", "config.json", "model.safetensors")
+    ]
+    card = Path("out/README.md").read_text()
+    assert "library_name: razorctl\n" in card
+    assert "pipeline_tag: image-segmentation\n" in card
+    assert "## Use" not in card  # no library has a call for it
+    model, _ = segmentation.load(Path("out"))
+    assert model.eval()(torch.zeros(1, 3, 32, 32)).shape == (1, 2, 32, 32)
+
+
+def test_a_folder_that_cannot_be_listed_is_not_left_out(call, monkeypatch):
+    """The disk fails once, below the folder that is named."""
+    scandir = os.scandir
+
+    def fails(path: str) -> object:
+        if str(path).endswith("cat"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", fails)
+    done = call("predict --out")
+    assert done.exit_code == 5, done.output
+    assert "error: photos/cat cannot be read (Input/output error)" in done.stderr
+    assert not Path("out").exists()
+
+
+def test_too_many_open_files_are_no_fault_of_a_file(call, monkeypatch):
+    opens = os.open
+
+    def fails(path: object, *rest: int) -> int:
+        if str(path).endswith("result.json"):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+        return opens(path, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "open", fails)
+    done = call("predict --out")
+    assert done.exit_code == 1, done.output
+    assert "result.json'; raise the limit with `ulimit -n`." in done.stderr
