@@ -217,7 +217,8 @@ class Case:
         if output != (whole if code == 0 else {}):
             # A killed process may leave the empty folder that holds the name; an output is whole
             # where standard output, which comes last, takes no more.
-            accepted = [whole, {"out": ""}] if killed else [whole] if "stdout" in said else []
+            emptied = killed or call == "rmdir"
+            accepted = [whole, {"out": ""}] if emptied else [whole] if "stdout" in said else []
             found += ["a part of the output"] * (output not in accepted)
         strays = sorted(now.keys() - self.before.keys() - output.keys())
         if strays and not killed and call not in ("unlink", "unlinkat", "rmdir"):
