@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from razorctl import documents, folders
 from razorctl.config import registry
-from razorctl.errors import DataError, RazorError, UsageError, lacks_memory, reason_of
+from razorctl.errors import DataError, RazorError, UsageError, raise_lack, reason_of
 from razorctl.models import weights
 from razorctl.models.rows import Progress as Progress
 from razorctl.models.rows import Rows as Rows
@@ -275,6 +275,8 @@ def stamp(name: str) -> str:
 
 def library_of(folder: Path) -> str:
     """The library that wrote a folder, such as `timm`; raises DataError if none did."""
+    if documents.read_foreign(folder / CONFIG).get("library") == "razorctl":
+        return "razorctl"  # a head that timm has not, on one of its backbones
     owner, _ = _owner(str(folder), folder)
     return str(owner.__name__).rpartition(".")[2]
 
@@ -300,8 +302,9 @@ def tried(name: str, *attempts: Callable[[str], T]) -> T:
     try:
         return attempts[0](name)
     except Exception as error:
+        raise_lack(error)
         cause, file, found = error.__cause__ or error, Path(name) / CONFIG, None
-        if isinstance(cause, RazorError) or lacks_memory(error) or weights.COPY in name:
+        if isinstance(cause, RazorError) or weights.COPY in name:
             raise
         with suppress(Exception), told_before():
             attempts[-1](name)
@@ -329,6 +332,7 @@ def _owner(name: str, folder: Path) -> tuple[Any, Any]:
             f"{name} has no {CONFIG}; name a folder that save_pretrained, timm or a run wrote."
         ) from None
     except (OSError, ValueError) as error:
+        raise_lack(error)
         raise DataError(f"{folder / CONFIG} cannot be read ({error}); correct it.") from None
     for library in _LIBRARIES:
         if library.owns(config):
