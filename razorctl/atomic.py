@@ -9,10 +9,10 @@ import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
-from razorctl.errors import UsageError
+from razorctl.errors import UsageError, lacks_memory
 
 ROOM = 2**20  # bytes of a file that a command writes at its end, such as a report
 # What a killed process leaves; the second one is of an older razorctl.
@@ -51,7 +51,8 @@ def atomic_file(file: Path, replace: bool = False, option: str = "--out") -> Ite
     The new file is synced. It gets the permissions of a new file, whatever the writer sets. Raises
     UsageError, which names `option`, if `file` exists by then, unless it may be replaced.
     """
-    partial = _created(file)
+    partial = _beside(file)
+    partial.touch(exist_ok=False)
     try:
         mode = partial.stat().st_mode
         yield partial
@@ -61,7 +62,8 @@ def atomic_file(file: Path, replace: bool = False, option: str = "--out") -> Ite
             partial.replace(file)
         else:
             _publish(partial, file, option)
-        sync(file.parent)
+        with nullcontext() if replace else undoing(file.unlink):
+            sync(file.parent)
     finally:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
@@ -76,28 +78,34 @@ def _publish(partial: Path, file: Path, option: str) -> None:
             raise
         except (OSError, NotImplementedError):  # a file system without links
             file.touch(exist_ok=False)
-            _renamed(partial, file, file.unlink)
+            with undoing(file.unlink):
+                partial.replace(file)
     except FileExistsError:
         raise taken(file, kind="file", option=option) from None
 
 
-def _renamed(partial: Path, target: Path, undo: Callable[[], None]) -> None:
-    """Renames to a target that was made to hold the name; `undo` removes it if that fails."""
+@contextmanager
+def undoing(undo: Callable[[], object]) -> Iterator[None]:
+    """Calls `undo`, as far as possible, if the block raises."""
     try:
-        partial.replace(target)
-    except OSError:
+        yield
+    except BaseException:
         with suppress(OSError):
             undo()
         raise
 
 
 @contextmanager
-def writing(out: Path) -> Iterator[None]:
+def writing(out: Path, kind: str = "directory", option: str = "--out") -> Iterator[None]:
     """Raises UsageError that names `out` if the block, which writes there, raises OSError."""
     try:
         yield
     except OSError as error:
-        raise unwritable(out, error.strerror) from None
+        if lacks_memory(error):
+            raise
+        if isinstance(error, FileExistsError):
+            raise taken(out, kind=kind, option=option) from None
+        raise unwritable(out, error.strerror, kind, option) from None
 
 
 @contextmanager
@@ -115,39 +123,25 @@ def scratch(folder: Path) -> Iterator[Path]:
 def atomic_folder(folder: Path) -> Iterator[Path]:
     """Yields a new folder that becomes `folder` if the block succeeds, and else is removed.
 
-    Raises UsageError if `folder` exists, or if one of them cannot be made.
+    Raises UsageError if `folder` exists, or if anything raises OSError, also in the block.
     """
     if os.path.lexists(folder):
         raise taken(folder)  # before its name is asked for, which `.` has not
-    partial = _beside(folder)
-    try:
-        with writing(folder):
-            partial.mkdir()
+    with writing(folder), scratch(folder.parent) as partial:
         yield partial
-        with writing(folder):
-            try:
-                folder.mkdir()  # fails if something has appeared, which a rename would replace
-            except FileExistsError:
-                raise taken(folder) from None
-            if os.name == "nt":
-                folder.rmdir()  # there a rename replaces nothing
-            _renamed(partial, folder, folder.rmdir)
+        folder.mkdir()  # fails if something has appeared, which a rename would replace
+        if os.name == "nt":
+            folder.rmdir()  # there a rename replaces nothing
+        with undoing(folder.rmdir):
+            partial.replace(folder)
+        with undoing(lambda: folder.replace(partial)):
             sync(folder.parent)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _beside(target: Path) -> Path:
     """A path beside `target` that nothing has; its suffix is kept, which some writers look at."""
     suffix = target.suffix if LEFT.fullmatch(f".razorctl-{'0' * 32}{target.suffix}") else ""
     return target.with_name(f".razorctl-{secrets.token_hex(16)}{suffix}")
-
-
-def _created(target: Path) -> Path:
-    """A new file beside `target`."""
-    partial = _beside(target)
-    partial.touch(exist_ok=False)
-    return partial
 
 
 def sweep(folder: Path) -> None:
@@ -169,11 +163,10 @@ def check_room(file: Path, option: str, replace: bool = False) -> None:
     """
     if os.path.lexists(file) and not (replace and file.is_file()):
         raise taken(file, kind="file", option=option)
-    try:
-        partial = _created(file)
+    with writing(file, "file", option):
+        partial = _beside(file)
+        partial.touch(exist_ok=False)
         try:
             partial.write_bytes(bytes(ROOM))
         finally:
             partial.unlink(missing_ok=True)
-    except OSError as error:
-        raise unwritable(file, error.strerror, "file", option) from None

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from razorctl.errors import DataError, lacks_memory
+from razorctl.errors import TOO_MANY, DataError, RazorError, lacks_memory, raise_lack
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -148,6 +148,7 @@ def _refusing(file: Path, mend: str) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except OSError as error:
+        raise_lack(error)
         raise DataError(f"{file} cannot be read ({error.strerror}); {mend}.") from None
     except UnlikeError as error:
         raise DataError(
@@ -206,6 +207,8 @@ def open_regular(file: Path) -> IO[bytes]:
     except OSError as error:
         if lacks_memory(error):
             raise MemoryError(str(error)) from None  # no fault of the file
+        if error.errno in TOO_MANY:
+            raise RazorError(f"{error}; raise the limit with `ulimit -n`.") from None
         raise
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)

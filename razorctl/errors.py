@@ -1,6 +1,7 @@
 """Errors that a user can mend: each is one sentence and has the exit code of the command line."""
 
 import errno
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ NO_MEMORY = (
     "out of memory",
     "bad_alloc",
 )
+FULL = (errno.ENOSPC, errno.EDQUOT)  # of a disk
+TOO_MANY = (errno.EMFILE, errno.ENFILE)  # open files
 
 
 def first_line(error: BaseException | str) -> str:
@@ -32,6 +35,20 @@ def lacks_memory(error: BaseException | None) -> bool:
     known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     said = getattr(error, "errno", None) == errno.ENOMEM or any(w in str(error) for w in NO_MEMORY)
     return known or said or lacks_memory(error.__cause__)
+
+
+def raise_lack(error: Exception) -> None:
+    """Raises an error again that is of no file: the machine lacks memory, open files or disk."""
+    number = getattr(error, "errno", None) or getattr(error.__cause__, "errno", None)
+    if number in FULL:
+        from datasets import config  # where whatever is read may be stored
+
+        raise UsageError(
+            f"cannot write {config.HF_DATASETS_CACHE} ({os.strerror(number)}); make room there, or "
+            "name another folder with HF_DATASETS_CACHE."
+        ) from None
+    if number in TOO_MANY or lacks_memory(error):
+        raise error
 
 
 class RazorError(Exception):

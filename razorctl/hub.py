@@ -1,14 +1,14 @@
 """Files of models and data sets, from the Hugging Face hub or its local cache; models to it."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
 from razorctl import documents
 from razorctl.atomic import atomic_file
-from razorctl.errors import DataError, MissingError, RazorError, UsageError, lacks_memory, reason_of
+from razorctl.errors import DataError, MissingError, RazorError, UsageError, raise_lack, reason_of
 
 TIMEOUT = 10  # seconds
 
@@ -124,6 +124,17 @@ def listing(name: str, repo: str) -> list[str]:
     return sorted(f.relative_to(newest).as_posix() for f in newest.rglob("*") if f.is_file())
 
 
+def shapes(repo: str) -> dict[str, tuple[int, ...]]:
+    """The shapes of the weights of a model's repository, by their files' headers, or none."""
+    from huggingface_hub import HfApi, errors
+
+    unknown = (errors.HTTPError, errors.OfflineModeIsEnabled, errors.SafetensorsParsingError)
+    with suppress(errors.NotASafetensorsRepoError, *unknown):
+        headers = HfApi().get_safetensors_metadata(repo, timeout=TIMEOUT).files_metadata.values()
+        return {name: (*of.shape,) for each in headers for name, of in each.tensors.items()}
+    return {}
+
+
 def license_of(repo: str) -> str | None:
     """The license of a model's repository by its card; None if that or the hub does not tell."""
     info, _, _ = _ask(repo, "model")
@@ -222,6 +233,30 @@ def quiet_without_terminal() -> Iterator[None]:
             enable_progress_bars()
 
 
+def cached(name: str) -> Path:
+    """The path of a file of razorctl's own in the cache of data sets."""
+    from datasets import config
+
+    return Path(config.HF_DATASETS_CACHE) / "razorctl" / name
+
+
+def write_cached(file: Path, schema: Any, batches: Iterable[Any]) -> None:
+    """Writes batches to a file that `cached` names; several processes may do so at once.
+
+    Raises UsageError that names the cache if it is full.
+    """
+    import pyarrow as pa
+
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(file, replace=True) as new, pa.ipc.new_stream(str(new), schema) as sink:
+            for batch in batches:
+                sink.write_batch(batch)
+    except OSError as error:
+        raise_lack(error)
+        raise
+
+
 @contextmanager
 def reading(name: str, folder: Path, mend: str | None = None) -> Iterator[None]:
     """Turns any error of the block, which reads files in `folder`, into a DataError about `name`.
@@ -234,8 +269,7 @@ def reading(name: str, folder: Path, mend: str | None = None) -> Iterator[None]:
     except RazorError:
         raise
     except Exception as error:  # the libraries raise many kinds of errors for damaged files
-        if lacks_memory(error):
-            raise
+        raise_lack(error)
         cause = error.__cause__ or error
         reason = reason_of(cause)
         mend = mend or f"delete {folder.parents[1]} and run again"

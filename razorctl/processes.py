@@ -9,7 +9,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count as count_from
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -117,7 +117,7 @@ def _met() -> Any:
     """
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-    host, port = os.environ.get("MASTER_ADDR"), _number("MASTER_PORT", 0)
+    host, port = os.environ.get("MASTER_ADDR", "").strip("[]"), _number("MASTER_PORT", 0)
     if not (host and port):
         raise UsageError(
             f"WORLD_SIZE is {count()} without MASTER_ADDR and MASTER_PORT; start all processes "
@@ -125,9 +125,11 @@ def _met() -> Any:
         )
     serves = first() and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     if not serves:
-        _wait(lambda: [] if _answers(host, port) else [f"a process that answers at {host}:{port}"])
+        who = f"a process that answers at port {port} of {host}"
+        _wait(lambda: [] if _answers(host, port) else [who])
     try:
-        whole = TCPStore(host, port, count(), serves, wait_for_workers=False, multi_tenant=True)
+        at = "localhost" if serves else host  # where a server also asks itself, for minutes
+        whole = TCPStore(at, port, count(), serves, wait_for_workers=False, multi_tenant=True)
     except RuntimeError as error:
         raise UsageError(
             f"processes cannot meet at {host}:{port} ({reason_of(error)}); set MASTER_ADDR and "
@@ -143,12 +145,19 @@ def _met() -> Any:
 def _answers(host: str, port: int) -> bool:
     """Whether something listens there."""
     import socket
+    from threading import Thread
 
-    try:
-        socket.create_connection((host, port), TRIES).close()
-    except OSError:
-        return False
-    return True
+    answers: list[bool] = []
+
+    def ask() -> None:
+        with suppress(OSError, ValueError):  # ValueError: it is no name of a machine
+            socket.create_connection((host, port), TRIES).close()
+            answers.append(True)
+
+    thread = Thread(target=ask, daemon=True)  # a signal ends no search for the address of a name
+    thread.start()
+    thread.join()
+    return bool(answers)
 
 
 def _wait(missing: Callable[[], list[str]]) -> None:

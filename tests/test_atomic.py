@@ -108,7 +108,7 @@ def test_nothing_is_written_through_a_planted_link_and_it_stays(monkeypatch):
         lambda: atomic.atomic_file(Path("a")).__enter__(),
         lambda: atomic.atomic_folder(Path("a")).__enter__(),
     ):
-        with pytest.raises((UsageError, FileExistsError), match="File exists"):
+        with pytest.raises((UsageError, FileExistsError), match=r"[Ee]xists"):
             write()
     assert files() == [NAME, "other"]
     assert Path("other").read_text() == OTHERS

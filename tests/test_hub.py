@@ -21,6 +21,7 @@ from razorctl.data.own import read
 from razorctl.data.own.ask import Ask
 from razorctl.errors import DataError, MissingError, UsageError
 from razorctl.job import Job
+from razorctl.planning import job_trace
 from tests import hub_server, local_hub, own
 
 QUICK = ["--steps", "2", "--batch-size", "4", "--device", "cpu", "--ratio", "0.5", "--json"]
@@ -228,6 +229,27 @@ def test_a_plan_fetches_no_data(server, hub, monkeypatch):
     assert "22,500 rows to train on, 2,500 held out" in result.stderr
     assert json.loads(result.stdout)["steps_per_epoch"] == 22_500 // 8
     assert not list(hub.rglob("*.parquet"))
+
+
+def test_a_plan_compares_weights_that_it_does_not_fetch(server, hub, tmp_path, caplog):
+    def shorter(snapshot):
+        local_hub.bert(snapshot)
+        settings = json.loads((snapshot / "config.json").read_text())
+        (snapshot / "config.json").write_text(json.dumps({**settings, "num_hidden_layers": 1}))
+
+    own.texts(tmp_path / "a.csv", 40)
+    words = [str(tmp_path / "a.csv"), "--gpu", "t4", "--method", "full", "--batch-size"]
+    for name, write in (("good", local_hub.bert), ("bad", shorter)):
+        local_hub.cache(server, "model", f"me/{name}", write)
+    result = CliRunner().invoke(app, ["plan", "hf:me/bad", *words, "8"])
+    assert (result.exit_code, "[2] layers in its weights, and [1]" in result.stderr) == (5, True)
+    assert CliRunner().invoke(app, ["plan", "hf:me/good", *words, "8"]).exit_code == 0
+    assert not [*hub.glob("models--me--*/snapshots/*/*.safetensors")]
+    for file in server.glob("models--me--good/snapshots/*/*.safetensors"):
+        file.unlink()
+    job_trace._blueprint.cache_clear()
+    job_trace.blueprint(Job("hf:me/good", "any", task="classification"), 2)
+    assert "the weights of hf:me/good are not compared with its config" in caplog.text
 
 
 @pytest.mark.parametrize("settings", [{}, {"text_column": "body"}])

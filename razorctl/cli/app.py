@@ -198,6 +198,7 @@ def _uncaught(*error: Any) -> None:
 def run() -> None:
     """The console script."""
     sys.excepthook = _uncaught
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")  # of others, on whose files it depends
     if processes.count() > 1:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # each would print the same
     if not any(name in os.environ for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")):

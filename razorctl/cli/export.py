@@ -1,9 +1,8 @@
 """`razorctl export`."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import gettempdir
 from typing import Annotated
 
 import typer
@@ -105,14 +104,8 @@ def export(
     print_result(ctx, document, view.show)
 
 
-@contextmanager
-def _place(out: Path | None) -> Iterator[Path]:
+def _place(out: Path | None) -> AbstractContextManager[Path]:
     """A folder that becomes `out` if the block succeeds; for None, one that is then removed."""
     from razorctl import atomic
 
-    if out is None:
-        with TemporaryDirectory() as folder, atomic.writing(Path(folder)):
-            yield Path(folder)
-    else:
-        with atomic.atomic_folder(out) as path, atomic.writing(out):
-            yield path
+    return atomic.scratch(Path(gettempdir())) if out is None else atomic.atomic_folder(out)

@@ -179,17 +179,6 @@ def _predictions(
 
         shares = masks.write_masks(model, parts, options["out"], done)
         return view.fields_format("file", "row", "mask", "label", "share"), shares
-    if model.job.task == "regression":
-        from razorctl.training.predicting import labels
-
-        numbers = labels.predict_numbers(model, parts)
-        return view.fields_format("file", "row", "value"), view.report_progress(numbers, done)
-    if model.job.task == "multi-label":
-        from razorctl.training.predicting import labels
-
-        several = labels.predict_several(model, parts)
-        shown = view.several_format(model.classes, options["probabilities"])
-        return shown, view.report_progress(several, done)
     if model.job.task == "token-classification":
         from razorctl.training.predicting import tags
 
@@ -205,6 +194,13 @@ def _predictions(
         return view.fields_format("file", "row", "text"), view.report_progress(texts, done)
     from razorctl.training.predicting import labels
 
+    if model.job.task == "regression":
+        numbers = labels.predict_numbers(model, parts)
+        return view.fields_format("file", "row", "value"), view.report_progress(numbers, done)
+    if model.job.task == "multi-label":
+        several = labels.predict_several(model, parts)
+        shown = view.several_format(model.classes, options["probabilities"])
+        return shown, view.report_progress(several, done)
     labeled = labels.predict_labels(model, parts)
     row_format = view.labels_format(model.classes, options["top"] or 1, options["probabilities"])
     return row_format, view.report_progress(labeled, done)
@@ -262,9 +258,10 @@ def _check_out(out: Path, folder: bool) -> None:
     if not folder:
         atomic.check_room(out, "--out")
         return
-    with atomic.atomic_folder(out):
-        pass
-    out.rmdir()
+    with atomic.writing(out):
+        with atomic.atomic_folder(out):
+            pass
+        out.rmdir()
 
 
 @contextmanager
@@ -277,5 +274,9 @@ def _opened(out: Path | None) -> Iterator[Any]:
         return
     from razorctl import atomic
 
-    with atomic.atomic_file(out) as path, path.open("w", encoding="utf-8", newline="") as file:
+    with (
+        atomic.writing(out, "file"),
+        atomic.atomic_file(out) as path,
+        path.open("w", encoding="utf-8", newline="") as file,
+    ):
         yield file

@@ -8,14 +8,14 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from razorctl import documents, folders, hub
+from razorctl import documents, folders
 from razorctl.config import registry
-from razorctl.errors import DataError, UsageError
+from razorctl.errors import DataError, RazorError, UsageError, raise_lack, reason_of
 from razorctl.models import weights
 from razorctl.models.rows import Progress as Progress
 from razorctl.models.rows import Rows as Rows
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from razorctl.models.transformers.writing import Writer
 
 Modality = Literal["image", "text"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -274,24 +275,49 @@ def stamp(name: str) -> str:
 
 def library_of(folder: Path) -> str:
     """The library that wrote a folder, such as `timm`; raises DataError if none did."""
+    if documents.read_foreign(folder / CONFIG).get("library") == "razorctl":
+        return "razorctl"  # a head that timm has not, on one of its backbones
     owner, _ = _owner(str(folder), folder)
     return str(owner.__name__).rpartition(".")[2]
 
 
 def _local(name: str, folder: Path) -> Named:
     """The entry of a folder, by the config.json of the library that saved it."""
-    owner, config = _owner(name, folder)
+    _, config = _owner(name, folder)
     weights.check_layers(folder / CONFIG, config)
-    with trying(name):
-        entry: Named = owner.local(name, folder.resolve(), config)
-    return entry
+
+    def entry(place: str) -> Named:
+        library, settings = _owner(place, Path(place))
+        found: Named = library.local(name, Path(place).resolve(), settings)
+        return found
+
+    return tried(name, entry)
 
 
-def trying(name: str) -> AbstractContextManager[None]:
-    """`hub.reading` of a model that its library builds or calls, which checks little before."""
-    file = Path(name) / CONFIG
-    mend = f"correct {file}, or" if file.exists() else "update its library, or"
-    return hub.reading(name, Path(name), f"{mend} name another model")
+def tried(name: str, *attempts: Callable[[str], T]) -> T:
+    """The result of the first attempt with a model, before which its library checks little.
+
+    Raises DataError if it fails, with the setting that is at fault, as of `weights.blamed`.
+    """
+    try:
+        return attempts[0](name)
+    except Exception as error:
+        raise_lack(error)
+        cause, file, found = error.__cause__ or error, Path(name) / CONFIG, None
+        if isinstance(cause, RazorError) or weights.COPY in name:
+            raise
+        with suppress(Exception), told_before():
+            attempts[-1](name)
+            attempts = attempts[:1]  # only the more exact one fails
+        with suppress(OSError, ValueError), told_before():
+            found = weights.blamed(file.parent, attempts[-1], cause)
+        if found is None and isinstance(error, RazorError):
+            raise
+        where = found or (file if file.exists() else None)
+        mend = f"correct {where}" if where else "update its library"
+        raise DataError(
+            f"{name} cannot be read ({reason_of(cause)}); {mend}, or name another model."
+        ) from error
 
 
 def _owner(name: str, folder: Path) -> tuple[Any, Any]:
@@ -306,6 +332,7 @@ def _owner(name: str, folder: Path) -> tuple[Any, Any]:
             f"{name} has no {CONFIG}; name a folder that save_pretrained, timm or a run wrote."
         ) from None
     except (OSError, ValueError) as error:
+        raise_lack(error)
         raise DataError(f"{folder / CONFIG} cannot be read ({error}); correct it.") from None
     for library in _LIBRARIES:
         if library.owns(config):

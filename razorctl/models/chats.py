@@ -168,6 +168,33 @@ def _templated(what: str, use: Callable[[], T]) -> T:
     ) from None
 
 
+def check(tokenizer: Any, rows: int) -> None:
+    """Tries the chat template, if there is one, with made-up conversations.
+
+    Raises DataError if it fails, takes longer than LIMIT or writes tokens without an embedding, of
+    which there are `rows`. What it refuses in words of its own is left to the data.
+    """
+    from jinja2 import TemplateError
+
+    def rendered(*spoken: tuple[str, str]) -> list[int]:
+        messages = [{"role": role, "content": content} for role, content in spoken]
+        try:
+            return list(tokenizer.apply_chat_template(messages, return_dict=True)["input_ids"])
+        except TemplateError as error:
+            if type(error) is not TemplateError:
+                raise
+            return []
+
+    asked = ("user", "a"), ("assistant", "b")
+    for spoken in (asked, (("system", "c"), *asked)) if tokenizer.chat_template else ():
+        ids = _templated("a conversation", partial(rendered, *spoken))
+        if (token := max(ids, default=0)) >= rows:
+            raise DataError(
+                f"the chat template of the model writes token {token:,}, which has no embedding; "
+                "correct that, or choose another model."
+            )
+
+
 def _conversation(tokenizer: Any, spoken: Spoken) -> tuple[list[int], list[bool]]:
     """The tokens of a conversation, and of each whether an assistant says it and it is learned."""
     what, messages, tools = spoken.name, spoken.messages, spoken.tools

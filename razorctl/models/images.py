@@ -4,8 +4,10 @@ A data config is timm's: `input_size` (channels, height, width), `mean`, `std`, 
 `crop_pct` and `crop_mode`.
 """
 
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from razorctl.models import Rows, prepared
@@ -36,9 +38,14 @@ def transform(config: Mapping[str, Any]) -> Callable[[Rows], Rows]:
 
 def check(config: Mapping[str, Any]) -> None:
     """Raises some error if images cannot be prepared by a data config."""
-    from PIL.Image import new
+    from PIL.Image import MAX_IMAGE_PIXELS, new
 
-    transform(config)({"image": [new("RGB", (8, 8))]})
+    if prod(config["input_size"]) > (MAX_IMAGE_PIXELS or sys.maxsize):
+        raise ValueError(f"images of {config['input_size'][-1]:,} pixels a side are too large")
+    pages = [new("RGB", (8, 8), color) for color in ("black", "white")]
+    black, white = transform(config)({"image": pages})["inputs"]
+    if not (white - black).isfinite().all() or white.equal(black):
+        raise ValueError("black and white do not become different numbers")
 
 
 def augmented(config: Mapping[str, Any], augment: str) -> Callable[[Rows], Rows]:

@@ -4,12 +4,10 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
 from itertools import chain, islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from razorctl import units
-from razorctl.atomic import atomic_file
+from razorctl import hub, units
 from razorctl.errors import DataError, UsageError
 from razorctl.models.packing import layout, rounded
 from razorctl.models.rows import Progress, Rows
@@ -185,8 +183,7 @@ def stored(
 
     schema = pa.schema([(column, pa.list_(pa.int32())) for column in columns])
     key = repr((__version__, rows._fingerprint, _described(tokenizer), columns, tokens))
-    folder = Path(datasets.config.HF_DATASETS_CACHE) / "razorctl"
-    file = folder / f"{sha256(key.encode()).hexdigest()[:32]}.arrow"
+    file = hub.cached(f"{sha256(key.encode()).hexdigest()[:32]}.arrow")
     if file.exists():
         return datasets.Dataset.from_file(str(file))
     batches = _batches(made, schema)
@@ -196,11 +193,7 @@ def stored(
         if batch is None:
             return datasets.Dataset(pa.Table.from_batches(first, schema))
         first.append(batch)
-    folder.mkdir(parents=True, exist_ok=True)
-    # All processes of a run may make it at once.
-    with atomic_file(file, replace=True) as new, pa.ipc.new_stream(str(new), schema) as sink:
-        for batch in chain(first, batches):
-            sink.write_batch(batch)
+    hub.write_cached(file, schema, chain(first, batches))
     return datasets.Dataset.from_file(str(file))
 
 

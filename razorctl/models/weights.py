@@ -1,19 +1,23 @@
 """Stored weights and a model's config, compared by the headers of their files."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryDirectory
+from time import monotonic
+from typing import Any
 
 from razorctl import documents
-from razorctl.errors import DataError
-
-if TYPE_CHECKING:
-    from torch import nn
+from razorctl.atomic import atomic_file
+from razorctl.errors import DataError, reason_of
 
 Shapes = Mapping[str, tuple[int, ...]]
 # A setting that may be a number of layers, and a number of a thousand or more in it.
 LAYERS = re.compile(r'"(\w*(?:layer|block|depth)s?)": ?\[?[\d, ]*?(\d{4,})')
+COPY = "razorctl-folder-"  # how the names of copies begin
+SECONDS = 10  # that finding the setting which is at fault may take
 
 
 def shapes(folder: Path, files: str) -> Shapes:
@@ -35,27 +39,102 @@ def check_layers(file: Path, config: Any) -> None:
             raise DataError(f"{file} has {name} = {number}, and {count:,} weights; correct that.")
 
 
-def compare(model: "nn.Module", stored: Shapes, prefix: str, fresh: tuple[str, ...]) -> None:
-    """Raises ValueError if the weights of a model are not stored ones, or its layers fewer or more.
-
-    Libraries rename weights as they load them, so a name may be missing.
-
-    prefix: of the names of a body, which either may lack. fresh: first words of names of new ones.
-    """
-    from torch import nn
-
-    there = {name.removeprefix(prefix): shape for name, shape in stored.items()}
-    own = {name.removeprefix(prefix): (*t.shape,) for name, t in model.state_dict().items()}
-    for name, shape in own.items():
-        if there.get(name, shape) != shape and not name.startswith(fresh):
-            raise ValueError(
-                f"{name} is {[*there[name]]} in its weights, and {[*shape]} by its config"
-            )
-    if not own.keys() & there.keys():
-        raise ValueError("none of its weights is of the model of its config")
+def check_lists(model: Any, stored: Shapes) -> None:
+    """Raises ValueError if a model has fewer or more layers than there are weights of."""
+    prefix = f"{model.base_model_prefix}."
+    there, own = (
+        {name.removeprefix(prefix) for name in names} for names in (stored, model.state_dict())
+    )
     for name, module in model.named_modules():
-        if isinstance(module, nn.ModuleList):
+        if type(module).__name__ == "ModuleList":
             inside = re.compile(re.escape(f"{name.removeprefix(prefix)}.") + r"(\d+)\.")
             has, wants = ({m[1] for n in ns if (m := inside.match(n))} for ns in (there, own))
             if has and has != wants:
-                raise ValueError(f"{name} has {len(has)} layers, and {len(wants)} by its config")
+                raise ValueError(
+                    f"{name} has [{len(has)}] layers in its weights, and [{len(wants)}] by its "
+                    "config"
+                )
+
+
+def unused(
+    model: Any, stored: Shapes, names: Iterable[str], fresh: tuple[str, ...], own: bool
+) -> set[str]:
+    """The modules of stored weights of these names, for which a model has no place.
+
+    Those of a pooler, of another head and of masks are left out. Raises ValueError for a weight of
+    a layer of the body.
+
+    fresh: first words of names of new ones. own: whether the head is that of the weights.
+    """
+    modules, body = {name for name, _ in model.named_modules()}, f"{model.base_model_prefix}."
+    whole = body[:-1] not in modules or any(name.startswith(body) for name in stored)
+    left = set()
+    for name in sorted(names):
+        inside = place = name if whole else body + name
+        while inside not in modules:
+            inside = inside.rpartition(".")[0]
+        head = f"{inside}.".startswith(fresh)
+        if body[:-1] in modules:
+            head = not place.startswith(body)
+        if "pooler" in name or stored.get(name, (0,))[:2] in ((), (1, 1)) or (head and not own):
+            continue
+        if not head and inside not in ("", body[:-1]):
+            raise ValueError(f"{name} is among its weights, and not in the model of its config")
+        left.add(name.rpartition(".")[0] or name)
+    return left
+
+
+def differ(folder: Path, files: str, names: Sequence[str]) -> bool:
+    """Whether any of these stored weights differs from the first."""
+    import torch
+    from safetensors import safe_open
+
+    found = []
+    for file in folder.glob(files):
+        with safe_open(file, "pt") as opened:
+            found += [opened.get_tensor(name) for name in {*names} & {*opened.keys()}]
+    return any(not torch.equal(found[0], other) for other in found[1:])
+
+
+def blamed(folder: Path, attempt: Callable[[str], object], error: BaseException) -> str | None:
+    """The setting, and its file in a folder, by another value of which an attempt succeeds.
+
+    That is the one by which sizes that `error` has would agree, or else the default. None if there
+    is none, or if it takes more than SECONDS to find.
+    """
+    end, reason = monotonic() + SECONDS, reason_of(error)
+    sizes = [re.findall(r"\d+", size) for size in re.findall(r"\[([\d, ]+)\]", reason)[:2]]
+    pairs = {(int(a), int(b)) for a, b in zip(*sizes, strict=False) if a != b} if sizes else ()
+    changes = [
+        (setting == "architectures", setting not in reason, file.name, setting, changed)
+        for file in folder.glob("*config.json")
+        for setting, changed in _changes(documents.read_foreign(file), pairs)
+    ]
+    for *_, name, setting, changed in sorted(changes, key=itemgetter(0, 1)):
+        with TemporaryDirectory(prefix=COPY) as copy, suppress(Exception):
+            for file in folder.iterdir():
+                if file.name != name:
+                    Path(copy, file.name).symlink_to(file.resolve())
+            with atomic_file(Path(copy, name)) as new:
+                new.write_text(documents.text(changed))
+            attempt(copy)
+            return f"{setting} in {folder / name}"
+        if monotonic() > end:
+            break
+    return None
+
+
+def _changes(
+    settings: Mapping[str, Any], pairs: Iterable[tuple[int, int]]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The settings with another one left out, or in proportion to pairs of sizes, and its name."""
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            inner = _changes(value, pairs)
+            yield from ((f"{name}.{one}", {**settings, name: new}) for one, new in inner)
+        for wanted, own in pairs if type(value) is int else ():
+            if value == own or (own and value and not value * wanted % own):
+                new = wanted if value == own else value * wanted // own
+                yield name, {**settings, name: new}
+        if not pairs or type(value) is not int:
+            yield name, {key: settings[key] for key in settings if key != name}

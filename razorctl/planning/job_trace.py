@@ -120,16 +120,23 @@ def blueprint(job: Job, classes: int) -> Blueprint:
 def _blueprint(
     name: str, task: str | None, classes: int, input_size: int | None, weights: bool, _: str
 ) -> Blueprint:
+    attempt = partial(_attempt, task, classes, input_size)
+    return models.tried(name, partial(attempt, weights), partial(attempt, False))
+
+
+def _attempt(
+    task: str | None, classes: int, input_size: int | None, weights: bool, name: str
+) -> Blueprint:
+    """The blueprint of a model; weights: whether the local files are compared with it."""
     family = models.find(name, task)
-    with models.trying(name):
-        with torch.device("meta"):
-            model = family.bare(classes, input_size)
-        if family.check is not None:
-            family.check(model, weights)
-        mode = fake.fake(model)
-        if family.check is not None:
-            batch = family.example(model, 2, input_size)  # batch norms take no single row
-            traced_bytes(model, batch, forward=family.logits)
+    with torch.device("meta"):
+        model = family.bare(classes, input_size)
+    if family.check is not None:
+        family.check(model, weights)
+    mode = fake.fake(model)
+    if family.check is not None:
+        batch = family.example(model, 2, input_size)  # batch norms take no single row
+        traced_bytes(model, batch, forward=family.logits)
     return model, mode, {}
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from razorctl import processes, units
 from razorctl.data.own.images import unreadable_image
-from razorctl.errors import DataError, UsageError
+from razorctl.errors import DataError, UsageError, first_line, raise_lack
 from razorctl.job import Job
 from razorctl.models.packing import GROUPED
 
@@ -137,9 +137,12 @@ class CheckedRows(Dataset[Any]):
             several = getattr(self.rows, "__getitems__", None)
             rows: list[Any] = several(keys) if several else [self.rows[key] for key in keys]
             return rows
-        except Exception:  # PIL's decoders raise many kinds
+        except Exception as error:  # PIL's decoders raise many kinds
+            raise_lack(error)
             stored = (self._stored(key) for key in keys)
             image = next(filter(None, map(unreadable_image, stored)), None)
+            if image is None and isinstance(error, OSError):
+                image = f"an image ({first_line(error)})"  # the disk fails at times
             if image is None:
                 raise
         return [

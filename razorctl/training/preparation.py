@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from razorctl import data, models, processes, units
 from razorctl.data.own import packed
 from razorctl.defaults import ByRows
-from razorctl.errors import RazorError, UsageError
+from razorctl.errors import DataError, RazorError, UsageError
 from razorctl.job import BY_ROWS, Job
 from razorctl.memory.job_forward import JobForward
 from razorctl.memory.saved import traced_bytes, traced_bytes_by_module
@@ -32,10 +32,12 @@ from razorctl.training.class_counts import class_counts, class_weights, rare_cla
 from razorctl.training.compiled import Trial
 from razorctl.training.evaluation import TOP, Evaluation, evaluate
 from razorctl.training.feed import Feed, cut_texts, sequenced
-from razorctl.training.loading import PRIME
+from razorctl.training.loading import PRIME, moved
 from razorctl.training.metrics import Metrics, Step, waited
 from razorctl.training.precompiled import precompile
 from razorctl.training.recovery import Recovery
+
+TOKENS = 8  # of a text by which a model is tried
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -151,6 +153,7 @@ class PreparedRun:
         freezing.freeze_weights(self.model, job, self.recipe.part)
         self.model.to(self.device)
         self.logits = family.logits
+        self._check_output(family)
         if job.packing and not keeps_apart(self.model, self.logits):
             self.job = job = packed.without(job, asked)
             family = family.fed(job.packing)
@@ -174,6 +177,17 @@ class PreparedRun:
         feed, batch = self.feed, self.feed.moved(next(iter(self.feed.evaluated)))
         feed.standard = feed.standard.fitted(self.model, self.logits, batch, self.job)
         feed.facts["standard"] = [feed.standard.mean, feed.standard.deviation]
+
+    @torch.no_grad()
+    def _check_output(self, family: models.Model) -> None:
+        """Raises DataError if the model has no finite output, as with broken weights."""
+        size = TOKENS if family.modality == "text" else self.job.input_size
+        example = moved(family.example(self.model, 2, size), self.device)
+        if not self.logits(self.model.eval(), example).isfinite().all():
+            raise DataError(
+                f"{self.job.model} has an output that is not finite before it is trained, so its "
+                "weights or a setting of its config are broken; choose another model."
+            )
 
     def sparsify(self, recipe: Recipe) -> None:
         """Sparsifies the model, again if a step ran out of memory, and traces what it keeps."""

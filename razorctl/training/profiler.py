@@ -1,5 +1,6 @@
 """profile: the bytes and the time of a training step, by module and by phase."""
 
+import errno
 import gc
 import os
 import sys
@@ -17,7 +18,7 @@ from torch.profiler import record_function
 from torch.utils._pytree import tree_map_only
 
 from razorctl import data, devices, models
-from razorctl.atomic import atomic_file, check_room
+from razorctl.atomic import atomic_file, check_room, scratch, writing
 from razorctl.data.own import packed
 from razorctl.errors import UsageError
 from razorctl.job import Job, Precision
@@ -369,8 +370,14 @@ def _record(step: Callable[[], Any], trace: Path | str | None, snapshot: Path | 
         with torch.profiler.profile() as profiler:  # records all available activities
             for _ in range(TRACED):
                 step()
-        with atomic_file(Path(trace), replace=True) as file:
-            profiler.export_chrome_trace(str(file))
+        out = Path(trace)
+        with writing(out, "file", "--trace"), scratch(out.parent) as folder:
+            made = folder / "trace.json"
+            profiler.export_chrome_trace(str(made))
+            if not (made.exists() and made.read_bytes().endswith(b"}")):  # torch does not tell
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            with atomic_file(out, replace=True) as file:
+                made.replace(file)
 
 
 def _check_files(

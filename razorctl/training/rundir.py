@@ -111,7 +111,7 @@ def claimed(out: Path, resume: bool = False) -> Iterator["BaseFileLock"]:
             held = identity(out)
             sweep(out)
         except OSError as error:
-            if not made and not resume and exists(out):
+            if not made and isinstance(error, FileExistsError):
                 raise taken(out, begun=is_run(out)) from None
             raise unwritable(out, error.strerror) from None
         yield lock

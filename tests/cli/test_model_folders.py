@@ -1,14 +1,20 @@
 """A folder of a model that cannot be trained or saved is refused before step 1, by each command."""
 
 import json
+import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from shutil import copytree
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from timm import create_model
 from timm.models import save_for_hf
 from transformers import (
+    AutoTokenizer,
     CLIPConfig,
     CLIPForImageClassification,
     SiglipConfig,
@@ -17,6 +23,11 @@ from transformers import (
     ViTForImageClassification,
 )
 
+from razorctl import models
+from razorctl.errors import DataError
+from razorctl.job import Job
+from razorctl.models import weights
+from razorctl.planning import job_trace
 from tests import own
 from tests.cli.commands import razorctl
 from tests.cli.kinds import HIDDEN
@@ -31,15 +42,20 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ("bert", CONFIG, {"num_attention_heads": -1}, "invalid shape dimension -24"),
     ("bert", CONFIG, {"num_attention_heads": "2"}, "num_attention_heads"),
     ("bert", CONFIG, {"num_hidden_layers": MANY}, "num_hidden_layers = 1000000000, and 42 weights"),
-    ("bert", CONFIG, {"num_hidden_layers": 1}, "bert.encoder.layer has 2 layers, and 1 by its"),
-    ("bert", CONFIG, {"num_hidden_layers": 0}, "bert.encoder.layer has 2 layers, and 0 by its"),
+    ("bert", CONFIG, {"num_hidden_layers": 1}, "layer has [2] layers in its weights, and [1] by"),
+    ("bert", CONFIG, {"num_hidden_layers": 0}, "correct num_hidden_layers in"),
     ("bert", CONFIG, {"num_hidden_layers": None}, "num_hidden_layers"),
-    ("bert", CONFIG, {"hidden_size": MANY}, "is [47, 24] in its weights, and [47, 1000000000]"),
+    (
+        "bert",
+        CONFIG,
+        {"hidden_size": MANY},
+        "and [1000000000] by its config); correct hidden_size in",
+    ),
     ("bert", CONFIG, {"pad_token_id": -1}, "pad_token_id is -1, and its embedding has 47 rows"),
     ("bert", CONFIG, {"id2label": {"x": "a"}}, "config.json"),
     ("bert", CONFIG, {"dtype": "float33"}, "float33"),
     ("bert", CONFIG, {"dtype": "int8"}, "torch.int8"),
-    ("bert", CONFIG, {"model_type": "llama"}, "none of its weights is of the model of its config"),
+    ("bert", CONFIG, {"model_type": "llama"}, "model.embed_tokens.weight is not among its weights"),
     ("bert", CONFIG, {"architectures": 7}, "config.json"),
     ("bert", TOKENIZER, {"pad_token": "NEW"}, "pad_token of tokenizer_config.json is 47"),
     ("bert", TOKENIZER, {"model_max_length": "x"}, "tokenizer_config.json"),
@@ -53,7 +69,12 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ("vit", PROCESSOR, {"image_std": [0, 0, 0]}, PROCESSOR),
     ("clip", CONFIG, {"vision_config": {"num_hidden_layers": MANY}}, "num_hidden_layers = 10000"),
     ("clip", CONFIG, {"vision_config": {"num_attention_heads": -1}}, "invalid shape dimension -24"),
-    ("siglip", CONFIG, {"vision_config": {"hidden_size": 32}}, "is [24, 3, 16, 16] in its weights"),
+    (
+        "siglip",
+        CONFIG,
+        {"vision_config": {"hidden_size": 32}},
+        "correct vision_config.hidden_size in",
+    ),
     ("segformer", CONFIG, {"depths": [1, 1, 1, MANY]}, "depths = 1000000000, and 124 weights"),
     ("segformer", CONFIG, {"decoder_hidden_size": -1}, "negative dimension -1"),
     ("segformer", CONFIG, {"strides": [0, 2, 2, 2]}, "non-positive stride"),
@@ -64,7 +85,20 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ("timm", CONFIG, {"pretrained_cfg": {"mean": "x"}}, "config.json"),
     ("resnet", CONFIG, {"num_classes": "x"}, "config.json"),
 ]
-EVERY = [0, 7, 16]  # cases that all commands meet
+CASES += [
+    ("bert", CONFIG, {"hidden_dropout_prob": float("nan")}, "correct hidden_dropout_prob in"),
+    ("bert", CONFIG, {"vocab_size": 46}, "[46, 24] by its config); correct vocab_size in"),
+    ("bert", TOKENIZER, {"padding_side": "up"}, "correct padding_side in model/tokenizer_config"),
+    ("llama", CONFIG, {"tie_word_embeddings": True}, "embed_tokens.weight differ, and its config"),
+    ("llama", CONFIG, {"attention_bias": True}, "correct attention_bias in"),
+    ("gpt2", CONFIG, {"tie_word_embeddings": False}, "correct tie_word_embeddings in"),
+    ("gpt2", CONFIG, {"n_layer": 3}, "has [2] layers in its weights, and [3] by its config"),
+    ("vit", CONFIG, {"qkv_bias": False}, "k_proj.bias is among its weights, and not in the model"),
+    ("vit", CONFIG, {"patch_size": 32}, "correct patch_size in"),
+    ("vit", PROCESSOR, {"image_std": [float("nan")] * 3}, "correct image_std in"),
+    ("timm", CONFIG, {"pretrained_cfg": {"classifier": "no"}}, "size mismatch for head.weight"),
+]
+EVERY = [0, 5, 16]  # cases that all commands meet
 
 
 @pytest.fixture(scope="module")
@@ -120,14 +154,137 @@ def refused(command: list[str], sentence: str) -> None:
     assert "model" in last
 
 
+def blueprinted() -> None:
+    """Tries ./model as every command does before it begins."""
+    job_trace.blueprint(Job("./model", "any", task=models.find("./model").task), 2)
+
+
+@pytest.fixture(autouse=True)
+def seconds(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets how long the setting at fault is looked for, which is not at all without it."""
+    monkeypatch.setattr(weights, "SECONDS", -1)
+    return partial(monkeypatch.setattr, weights, "SECONDS")
+
+
 @pytest.mark.parametrize("number", range(len(CASES)))
-def test_what_does_not_agree_is_refused(number: int, folders: Path):
+def test_what_does_not_agree_is_refused(
+    number: int, folders: Path, seconds: Callable[[float], None]
+):
+    kind, file, changes, sentence = CASES[number]
+    if "correct" in sentence:
+        seconds(60)
+    changed(folders / kind, file, changes)
+    with pytest.raises(DataError, match=re.escape(sentence)):
+        blueprinted()
+
+
+@pytest.mark.parametrize("number", EVERY)
+def test_every_command_refuses_a_folder(
+    number: int, folders: Path, seconds: Callable[[float], None]
+):
+    seconds(60)
     kind, file, changes, sentence = CASES[number]
     changed(folders / kind, file, changes)
-    every = commands(folders / DATA.get(kind, "photos"))
-    for name in every if number in EVERY else ("plan", "finetune"):
-        refused(every[name], sentence)
+    for command in commands(folders / DATA.get(kind, "photos")).values():
+        refused(command, sentence)
         assert {path.name for path in Path().iterdir()} == {"model"}
+
+
+# Changes of the weights of a folder -> what is said or raised; None for nothing.
+WEIGHTS: dict[str, tuple[str, Callable[[Any], Any], str | None]] = {
+    "a head that is tied": (
+        "gpt2",
+        lambda w: {**w, "lm_head.weight": w["transformer.wte.weight"].clone()},
+        None,
+    ),
+    "another head than the tied one": (
+        "gpt2",
+        lambda w: {**w, "lm_head.weight": w["transformer.wte.weight"] + 1},
+        "lm_head.weight and transformer.wte.weight differ",
+    ),
+    "a lost weight": (
+        "gpt2",
+        lambda w: {name: w[name] for name in w if name != "transformer.h.0.ln_1.bias"},
+        "transformer.h.0.ln_1.bias is not among its weights",
+    ),
+    "a weight of a layer": (
+        "gpt2",
+        lambda w: {**w, "transformer.h.1.attn.norm.bias": w["transformer.ln_f.bias"].clone()},
+        "transformer.h.1.attn.norm.bias is among its weights",
+    ),
+    "a weight of no layer": (
+        "gpt2",
+        lambda w: {**w, "transformer.other.bias": w["transformer.ln_f.bias"].clone()},
+        "left out (transformer.other)",
+    ),
+    "a bias of the head": (
+        "llama",
+        lambda w: {**w, "lm_head.bias": w["lm_head.weight"][:, 0].clone()},
+        "left out (lm_head)",
+    ),
+    "a pooler": (
+        "bert",
+        lambda w: {**w, "bert.pooler.dense.bias": w["bert.embeddings.LayerNorm.bias"].clone()},
+        None,
+    ),
+    "positions": ("bert", lambda w: {**w, "bert.embeddings.position_ids": torch.arange(64)}, None),
+}
+
+
+@pytest.mark.parametrize("case", WEIGHTS)
+def test_weights_without_a_place(case: str, folders: Path, caplog: pytest.LogCaptureFixture):
+    kind, change, sentence = WEIGHTS[case]
+    changed(folders / kind, CONFIG, {})
+    changed_weights = change(load_file("model/model.safetensors"))
+    save_file(changed_weights, "model/model.safetensors", {"format": "pt"})
+    if sentence is None or sentence.startswith("left out"):
+        blueprinted()
+        said = [record.getMessage() for record in caplog.records if "razorctl" in record.name]
+        assert len(said) == (sentence is not None)
+        assert all(str(sentence) in line for line in said)
+    else:
+        with pytest.raises(DataError, match=re.escape(sentence)):
+            blueprinted()
+
+
+def test_tokens_without_an_embedding(folders: Path):
+    changed(folders / "llama", CONFIG, {})
+    tokenizer = AutoTokenizer.from_pretrained("model")
+    tokenizer.add_tokens(["<image>"], special_tokens=True)  # as multimodal models have, unused
+    tokenizer.save_pretrained("model")
+    blueprinted()
+    tokenizer.chat_template = "<image>"
+    tokenizer.save_pretrained("model")
+    with pytest.raises(DataError, match="writes token 45, which has no embedding"):
+        blueprinted()
+    tokenizer.add_tokens(["more"])
+    tokenizer.save_pretrained("model")
+    with pytest.raises(DataError, match="'more' of the tokenizer is 46, and its embedding has 45"):
+        blueprinted()
+
+
+def test_a_chat_template_that_refuses_in_its_own_words_is_left_to_the_data(folders: Path):
+    changed(folders / "llama", CONFIG, {})
+    Path("model/chat_template.jinja").write_text("{{ raise_exception('no system messages') }}")
+    blueprinted()
+    Path("model/chat_template.jinja").write_text("{{ messages[9].content }}")
+    with pytest.raises(DataError, match="does not take a conversation"):
+        blueprinted()
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("llama", {"rope_parameters": {"rope_theta": 0}}),
+        ("vit", {"layer_norm_eps": -10.0}),
+        ("bert", {"layer_norm_eps": -10.0}),
+    ],
+)
+def test_an_output_that_is_not_finite_is_refused_before_step_1(kind: str, changes: dict, folders):
+    changed(folders / kind, CONFIG, changes)
+    data = commands(folders / DATA.get(kind, "photos"))
+    refused(data["finetune"], "has an output that is not finite before it is trained")
+    assert not Path("run", "checkpoints").exists()
 
 
 @pytest.mark.parametrize("kind", ["bert", "llama", "vit", "clip", "siglip", "timm"])

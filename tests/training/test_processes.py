@@ -6,7 +6,9 @@ import shutil
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,6 +82,52 @@ def test_processes_without_a_place_to_meet_are_refused(port, monkeypatch):
         monkeypatch.setenv("MASTER_PORT", port)
     with pytest.raises(UsageError, match="WORLD_SIZE is 2 without MASTER_ADDR and MASTER_PORT"):
         processes.join(cpu=True)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "[::1]", "localhost", "no.invalid", "a..b"])
+def test_the_first_process_needs_no_address_of_itself(host, monkeypatch):
+    """torch would ask itself at that address, for minutes in which no signal is handled."""
+    if ":" in host and not has_ipv6():
+        pytest.skip("this machine has no IPv6")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": host, "MASTER_PORT": str(port)}
+    for name, value in world.items():
+        monkeypatch.setenv(name, value)
+    seen: list[bool] = []
+
+    def wait(missing: Callable[[], list[str]]) -> None:
+        assert missing() == ["process 1"]
+        seen.append(processes._answers(host.strip("[]"), port))
+
+    monkeypatch.setattr(processes, "_wait", wait)
+    store = processes._met()
+    assert seen == ["." not in host or host == "127.0.0.1"]
+    del store
+
+
+def has_ipv6() -> bool:
+    with suppress(OSError), socket.socket(socket.AF_INET6) as tried:
+        tried.bind(("::1", 0))
+        return True
+    return False
+
+
+def test_a_signal_ends_the_search_for_an_address(monkeypatch):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(socket, "create_connection", lambda *_: time.sleep(5))
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        begun = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            processes._answers("slow", 1)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert time.monotonic() - begun < 2
 
 
 def ended(started: list[Forked]) -> list[tuple[int, str, str]]:

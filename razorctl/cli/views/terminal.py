@@ -90,7 +90,8 @@ def safe_streams(say: Callable[[str], None], error: Callable[[str], None]) -> It
     stdout = sys.stdout
     try:
         for stream in streams:
-            stream.reconfigure(errors=LOSSY)
+            with suppress(OSError):
+                stream.reconfigure(errors=LOSSY)
         if stdout is not None:
             sys.stdout = _Output(stdout, error)
         try:

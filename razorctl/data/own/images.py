@@ -17,7 +17,7 @@ from razorctl.atomic import atomic_file
 from razorctl.data.own import contents
 from razorctl.data.own.raw import ADDRESS, OUTSIDE, Fault, Faults, Raw, content
 from razorctl.data.own.store import stamp
-from razorctl.errors import first_line, lacks_memory
+from razorctl.errors import first_line, raise_lack
 from razorctl.models.images import MODES, WIDE, converted
 
 BATCH = 256  # images that are read before the progress is details
@@ -90,8 +90,7 @@ def _look(root: Path | None, image: Any) -> tuple[str, int, float | None]:
     try:
         return "", contents.image_content(image), top
     except OSError as error:  # it has just been there
-        if lacks_memory(error):
-            raise
+        raise_lack(error)
         return error.strerror or str(error), 0, None
 
 
@@ -105,8 +104,7 @@ def _unconvertible(opened: Any) -> str | None:
         for mode in MODES:
             converted(pixel).convert(mode)
     except Exception as error:  # PIL raises many kinds
-        if lacks_memory(error):
-            raise
+        raise_lack(error)
         return f"of mode {opened.mode}, which does not become RGB: save it as PNG"
     return None
 
@@ -236,8 +234,7 @@ def _unreadable(image: str) -> str | None:
     except FileNotFoundError:
         return "missing"
     except OSError as error:
-        if lacks_memory(error):
-            raise
+        raise_lack(error)
         return error.strerror or str(error)
     if Path(image).is_dir():
         return "a folder"
@@ -288,8 +285,7 @@ def content_fault(
     except PIL.UnidentifiedImageError:
         return "no image of a known format: save it as PNG"
     except Exception as error:  # PIL's decoders raise many kinds
-        if lacks_memory(error):
-            raise
+        raise_lack(error)
         reason = first_line(error)
         return "truncated" if "truncated" in reason else f"damaged: {reason}"
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl import documents
 from razorctl.data.own.raw import Raw
-from razorctl.errors import DataError
+from razorctl.errors import DataError, raise_lack
 
 if TYPE_CHECKING:
     import numpy as np
@@ -273,6 +273,7 @@ def class_names_in(folder: Path) -> tuple[str, ...] | None:
         else:
             names = [line.strip() for line in text.splitlines() if line.strip()]
     except OSError as error:
+        raise_lack(error)
         raise DataError(f"{file} cannot be read ({error.strerror}); {mend}.") from None
     except (ValueError, AttributeError, KeyError):
         raise DataError(f"{file} does not name the values from 0 on; {mend}.") from None

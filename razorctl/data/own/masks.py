@@ -8,7 +8,7 @@ from razorctl import units
 from razorctl.data.own import contents, images
 from razorctl.data.own.images import Findings
 from razorctl.data.own.raw import NEVER_SKIPPED, Faults, Raw
-from razorctl.errors import lacks_memory
+from razorctl.errors import raise_lack
 from razorctl.models import Progress, masks
 
 
@@ -77,7 +77,6 @@ def _size(image: Any) -> tuple[int, int] | None:
             width, height = opened.size
             turned = opened.getexif().get(Base.Orientation) in (5, 6, 7, 8)
     except Exception as error:  # PIL raises many kinds, and what is wrong is said elsewhere
-        if lacks_memory(error):
-            raise
+        raise_lack(error)
         return None
     return (height, width) if turned else (width, height)

@@ -1,12 +1,13 @@
 """Rows as they are stored, and how bad ones are named, counted and refused."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from razorctl import units
-from razorctl.errors import DataError
+from razorctl.errors import DataError, raise_lack
 from razorctl.folders import spelled
 from razorctl.models import Modality
 from razorctl.tasks import Task
@@ -73,6 +74,16 @@ def skip_or_refuse(name: str, faults: Sequence[Fault], skip_bad: bool) -> tuple[
 def not_utf8(text: str) -> str | None:
     """The fault of a path or a text whose bytes are not UTF-8; None if they are."""
     return None if spelled(text) == text else NOT_UTF8
+
+
+def walk(top: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """`os.walk` that leaves nothing out: it raises DataError for a folder that it cannot list."""
+
+    def fail(error: OSError) -> NoReturn:
+        raise_lack(error)
+        raise DataError(f"{error.filename} cannot be read ({error.strerror}); correct that.")
+
+    return os.walk(top, onerror=fail)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from razorctl.atomic import atomic_file
+from razorctl import hub
 from razorctl.version import __version__
 
 if TYPE_CHECKING:
@@ -70,11 +70,7 @@ def stored(
                 break
         else:
             return datasets.Dataset(pa.Table.from_batches(few, schema))
-    folder = Path(datasets.config.HF_DATASETS_CACHE) / "razorctl"
-    file = folder / f"{stamp(files, schema.to_string(), *key)}.arrow"
+    file = hub.cached(f"{stamp(files, schema.to_string(), *key)}.arrow")
     if not file.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with atomic_file(file, replace=True) as new, pa.ipc.new_stream(str(new), schema) as sink:
-            for batch in batches():
-                sink.write_batch(batch)
+        hub.write_cached(file, schema, batches())
     return datasets.Dataset.from_file(str(file))

@@ -124,9 +124,11 @@ class Architecture:
         with torch.device("meta"), warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
             warnings.simplefilter("ignore")  # no weight is copied
             try:
-                create_model(
-                    self.source, pretrained=True, pretrained_cfg_overlay=self._classifier()
-                )
+                for number in (own, own + 1):  # of others the classifier is left out, by its name
+                    overlay = self._classifier()
+                    create_model(
+                        *(self.source, True), pretrained_cfg_overlay=overlay, num_classes=number
+                    )
             except RuntimeError as error:  # torch names the model, then all that is missing
                 if lacks_memory(error):
                     raise

@@ -64,12 +64,16 @@ def tokenized(tokenizer: Any, tokens: int, fixed: bool, rows: Rows) -> Rows:
 def check(pretrained: PretrainedFiles, fresh: tuple[str, ...], model: Any, weights: bool) -> None:
     """`PretrainedFiles.check`, and ValueError if a special token has no embedding."""
     pretrained.check(fresh, model, weights)
+    rows = len(model.get_input_embeddings().weight)
     said = model.config.to_diff_dict()
     ids = {name: said[name] for name in said if name.endswith("_token_id")}
     if pretrained.local(TOKENIZER):
         tokenizer = pretrained.tokenizer
         ids |= {f"{name} of {TOKENIZER}": getattr(tokenizer, f"{name}_id") for name in SPECIAL}
-    rows = len(model.get_input_embeddings().weight)
+        added = tokenizer.added_tokens_decoder
+        for name, number in tokenizer.get_vocab().items():
+            if number >= rows and not (number in added and added[number].special):
+                ids[f"{name!r} of the tokenizer"] = number
     for name, value in ids.items():
         for number in value if isinstance(value, list) else [value]:
             if type(number) is int and not 0 <= number < rows:

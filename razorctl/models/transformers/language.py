@@ -91,8 +91,15 @@ def language_model(
         sample=partial(_sample, pretrained) if causal else None,
         longest=lambda size: pretrained.length(size, TOKENS),
         packs=partial(_packs, pretrained) if causal else lambda: False,
-        check=partial(classification.check, pretrained, ()),
+        check=partial(_check, pretrained, causal),
     )
+
+
+def _check(pretrained: PretrainedFiles, causal: bool, model: Any, weights: bool) -> None:
+    """`classification.check`, and of a causal model that of its chat template."""
+    classification.check(pretrained, (), model, weights)
+    if causal and pretrained.local(classification.TOKENIZER):
+        chats.check(pretrained.tokenizer, len(model.get_input_embeddings().weight))
 
 
 def _example(

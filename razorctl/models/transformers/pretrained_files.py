@@ -2,9 +2,9 @@
 
 import inspect
 import logging
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -130,13 +130,43 @@ class PretrainedFiles:
 
     def check(self, fresh: tuple[str, ...], model: Any, read: bool) -> None:
         """`Model.check`, of the config and of the weights; fresh: as of `built`."""
+        import torch
+
+        body = f"{model.base_model_prefix}."
         getattr(model.config, "validate", lambda: None)()  # as `save_pretrained` does
         type(model.config).from_dict(documents.parse(model.config.to_json_string().encode()))
-        if read and self.local(WEIGHTS):
-            stored = weights.shapes(Path(self.place), WEIGHTS)
-            unread = "|".join(model._keys_to_ignore_on_load_unexpected or ["$^"])
-            stored = {name: stored[name] for name in stored if not re.search(unread, name)}
-            weights.compare(model, stored, f"{model.base_model_prefix}.", fresh)
+        stored = self._shapes() if read and self.known is None else {}
+        if not stored:
+            return
+        weights.check_lists(model, stored)
+        state = {name: torch.empty(shape, device="meta") for name, shape in stored.items()}
+        config = deepcopy(model.config)
+        loaded, loading = self._loaded(
+            type(model), None, fresh, config=config, state_dict=state, device_map={"": "meta"}
+        )
+        own = type(model).__name__ in (getattr(config, "architectures", None) or ())
+        if left := weights.unused(loaded, stored, loading["unexpected_keys"], fresh, own):
+            log.warning(
+                "the model of %s has no place for some of its weights, which are left out (%s)",
+                *(self.name, ", ".join(sorted(left))),
+            )
+        for pair in model.all_tied_weights_keys.items():
+            names = (*pair, *(name.removeprefix(body) for name in pair))
+            there = sorted({name for name in names if name in stored})
+            if self.local(WEIGHTS) and weights.differ(Path(self.place), WEIGHTS, there):
+                raise ValueError(f"{' and '.join(there)} differ, and its config ties them")
+
+    def _shapes(self) -> weights.Shapes:
+        """The shapes of its weights; empty, and said, if they cannot be had without a download."""
+        if isinstance(self.place, Path):
+            return weights.shapes(self.place, WEIGHTS)
+        found = hub.shapes(self.place) or weights.shapes(self.folder(CONFIG), WEIGHTS)
+        if not found:
+            log.warning(
+                "the weights of %s are not compared with its config, as the hub shows no shapes",
+                self.name,
+            )
+        return found
 
     @property
     def tokenizer(self) -> Any:
@@ -179,31 +209,38 @@ class PretrainedFiles:
         Its head is new where the files have another one; a line of the log says so.
         fresh: the first words of the names of weights that need not be pretrained.
         """
-        import torch
-
         _ = self.config if self.known is None else None  # refuses what cannot be trained
         folder = self.folder(CONFIG, WEIGHTS, more=(INDEX,))
         with self.reading(folder, "weights"):
-            model: nn.Module
-            with quiet_transformers():
-                model, loading = auto.from_pretrained(
-                    folder,
-                    dtype=torch.float32,
-                    output_loading_info=True,
-                    ignore_mismatched_sizes=bool(fresh),
-                    **NO_CODE,
-                    **self._without_cache(),
-                    **settings,
-                )
-                other = {name for name, *_ in loading["mismatched_keys"]}
-                absent = {w for w in loading["missing_keys"] if not w.startswith(fresh)}
-                absent -= self._new(model, absent)
-            if unfit := [name for name in other if not name.startswith(fresh)]:
-                raise ValueError(f"{min(unfit)} has another shape than its config says")
-            if absent:
-                raise ValueError(f"{min(absent)} is not among its weights")
+            model, loading = self._loaded(auto, folder, fresh, **self._without_cache(), **settings)
+        other = {name for name, *_ in loading["mismatched_keys"]}
         self._tell(model, {*loading["missing_keys"], *other})
-        return model
+        built: nn.Module = model
+        return built
+
+    def _loaded(
+        self, kind: Any, folder: Path | None, fresh: tuple[str, ...], **settings: Any
+    ) -> tuple[Any, Mapping[str, Any]]:
+        """A model and how its weights were loaded; raises ValueError if they do not fit."""
+        import torch
+
+        with quiet_transformers():
+            model, loading = kind.from_pretrained(
+                folder,
+                dtype=torch.float32,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                **NO_CODE,
+                **settings,
+            )
+            absent = {w for w in loading["missing_keys"] if not w.startswith(fresh)}
+            absent -= self._new(model, absent)
+        for name, there, own in sorted(loading["mismatched_keys"]):
+            if not name.startswith(fresh):
+                raise ValueError(f"{name} is {[*there]} in its weights, and {[*own]} by its config")
+        if absent:
+            raise ValueError(f"{min(absent)} is not among its weights")
+        return model, loading
 
     def _new(self, model: Any, absent: set[str]) -> set[str]:
         """The absent weights that are of a head which the files lack.
@@ -247,8 +284,6 @@ class PretrainedFiles:
 
     def bare(self, auto: Any, **settings: Any) -> "nn.Module":
         """The model with fresh weights."""
-        from copy import deepcopy
-
         config = deepcopy(self.config)
         for name, value in {**self._without_cache(), **settings}.items():
             setattr(config, name, value)

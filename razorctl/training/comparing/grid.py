@@ -146,7 +146,8 @@ class Grid:
         if not self.out.exists():
             with atomic.writing(self.out):
                 self.out.mkdir(parents=True)
-            self._write(settings, runs)
+            with atomic.undoing(self.out.rmdir):
+                self._write(settings, runs)
             return
         if not resume:
             raise atomic.taken(self.out, begun=True)

@@ -19,6 +19,7 @@ from razorctl.training.predicting.inference import Trained
 from razorctl.version import __version__
 
 FILE = "README.md"
+TIMM = ("timm", "razorctl")  # the second one puts heads on timm's backbones
 CLASSES = 20  # names of classes that are listed
 # Modality and task -> the task as the hub calls it.
 PIPELINES = {
@@ -147,7 +148,7 @@ def _origin(trained: Trained, library: str, ask: bool) -> tuple[str | None, str 
     """
     if trained.job.from_scratch:
         return None, None
-    if library == "timm":
+    if library in TIMM:
         named = not Path(trained.job.model).is_absolute()
         base, license_ = timm.origin(trained.weights.parent)
         return (base if named else None), license_
@@ -243,7 +244,7 @@ def _of_onnx(graph: Mapping[str, Any], library: str, name: str) -> str:
     else:
         imports.append("import numpy")
         ((pixels, axes),) = inputs.items()
-        file = "config.json" if library == "timm" else "preprocessor_config.json"
+        file = "config.json" if library in TIMM else "preprocessor_config.json"
         size = ", ".join(map(str, axes[1:]))
         code += [
             f"images = numpy.zeros((1, {size}), numpy.float32)  # scaled as {file} says",

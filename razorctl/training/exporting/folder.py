@@ -27,7 +27,8 @@ def write(
     """
     patterns = (*OTHERS, *(WEIGHTS if to == "safetensors" else ()))
     own = trained.weights.parent
-    files = {file.name: file for pattern in patterns for file in sorted(own.glob(pattern))}
+    there = sorted(own.iterdir())  # which raises where `glob` would find nothing
+    files = {file.name: file for pattern in patterns for file in there if file.match(pattern)}
     if copy:
         files = {each: Path(shutil.copyfile(file, folder / each)) for each, file in files.items()}
     graph = onnx_model.write(trained, folder) if to == "onnx" else None

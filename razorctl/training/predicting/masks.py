@@ -68,13 +68,11 @@ def write_masks(
     names = iter(places(parts))
     masks: list[Mask] = []
     with atomic.atomic_folder(out) as folder:
-        with atomic.writing(out):
-            (folder / NAMES).write_text("\n".join(trained.classes) + "\n", "utf-8")
+        (folder / NAMES).write_text("\n".join(trained.classes) + "\n", "utf-8")
         for part in parts:
             for place, mask in zip(part.places, _masks(trained, part), strict=True):
                 name = next(names)
-                with atomic.writing(out):
-                    _save(mask, len(trained.classes), folder / name)
+                _save(mask, len(trained.classes), folder / name)
                 counts = mask.flatten().bincount()
                 label = trained.classes[int(counts.argmax())]
                 share = int(counts.max()) / mask.numel()

@@ -1,5 +1,6 @@
 """Folders and tables of every kind: what `Source` and `Splits` say of them."""
 
+import errno
 import json
 import os
 import time
@@ -126,6 +127,21 @@ def test_tables(kind, labels, small, monkeypatch, tmp_path):
     assert rows == dict(zip(TEXTS, map(str, given), strict=True))
     assert len(list(tmp_path.glob("cache/datasets/razorctl/*.arrow"))) == (not small)
     assert bool(splits.train.cache_files) == (not small)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_cache_that_is_full_is_no_fault_of_the_data(number, tmp_path, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(store, "SMALL", 0)
+    monkeypatch.setattr(pa.ipc.RecordBatchStreamWriter, "write_batch", full, raising=False)
+    texts(Path("a.csv"))
+    said = rf"cannot write .*cache/datasets \({os.strerror(number)}\); make room there, or name"
+    with pytest.raises(UsageError, match=said):
+        load("a.csv")
+    assert not [*tmp_path.rglob("*.arrow")]
+    assert not [*tmp_path.rglob(".razorctl-*")]
 
 
 @pytest.mark.parametrize("kind", WRITERS)

@@ -12,7 +12,7 @@ from razorctl.data.catalog import DATASETS
 from razorctl.data.own.ask import STDIN, Ask, role
 from razorctl.data.own.raw import NOT_UTF8, Raw
 from razorctl.data.own.read import folder, hub, lines, recognition, sample, tables, texts
-from razorctl.errors import DataError, UsageError, lacks_memory
+from razorctl.errors import DataError, UsageError, raise_lack
 from razorctl.folders import exists, spelled
 from razorctl.models import Modality
 
@@ -72,8 +72,7 @@ def _read_path(ask: Ask) -> Raw:
     try:
         return _raw(ask, path)
     except OSError as error:
-        if lacks_memory(error):
-            raise
+        raise_lack(error)
         reason = error.strerror or str(error)
         raise DataError(
             f"{error.filename or name} cannot be read ({reason}); correct that."

@@ -3,7 +3,6 @@
 Folders that no model is for are refused by what they are, which their files tell.
 """
 
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -16,7 +15,7 @@ from typing import NamedTuple
 from razorctl import documents
 from razorctl.data.own import labels
 from razorctl.data.own.ask import STDIN, Ask, role
-from razorctl.data.own.raw import NOT_UTF8, Fault, Raw, not_utf8
+from razorctl.data.own.raw import NOT_UTF8, Fault, Raw, not_utf8, walk
 from razorctl.data.own.read.recognition import AUDIO, coco, for_other_models, refused
 from razorctl.data.own.read.sample import SUFFIXES
 from razorctl.data.own.store import text_table
@@ -149,7 +148,7 @@ def _row(top: Path, file: Path, label: str | None) -> dict[str, str | None]:
 
 def files_below(folder: Path, others: set[str]) -> Iterator[Path]:
     """The images and archives below a folder, in order; `others` as in `_images`."""
-    for here, inside, files in os.walk(folder):
+    for here, inside, files in walk(folder):
         inside[:] = sorted(name for name in inside if not name.startswith("."))
         others.update("links to folders" for name in inside if Path(here, name).is_symlink())
         yield from (path for name in sorted(files) if _counts(path := Path(here, name), others))
@@ -248,7 +247,7 @@ class Folder:
     def walked(cls, top: Path) -> "Folder":
         inside = {}
         links = [part for part in _folders(top) if part.is_symlink()]
-        for here, folders, files in chain.from_iterable(map(os.walk, (top, *links))):
+        for here, folders, files in chain.from_iterable(map(walk, (top, *links))):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             inside[Path(here)] = folders, [name for name in files if not name.startswith(".")]
         return cls(top, inside)

@@ -19,7 +19,7 @@ from razorctl.data.own.read.columns import as_trained
 from razorctl.data.own.read.sample import SAMPLE, Sample
 from razorctl.data.own.read.table_columns import TableColumns
 from razorctl.data.own.store import stored
-from razorctl.errors import DataError, UsageError, lacks_memory
+from razorctl.errors import DataError, UsageError, raise_lack
 from razorctl.tasks import LANGUAGE
 
 if TYPE_CHECKING:
@@ -278,8 +278,7 @@ def _resolving(name: str, files: list[str]) -> Iterator[None]:
     try:
         yield
     except (DatasetNotFoundError, DataFilesNotFoundError, FileNotFoundError, RuntimeError) as error:
-        if lacks_memory(error):
-            raise
+        raise_lack(error)
         if any(file.endswith(".py") for file in files):
             raise DataError(
                 f"{name} needs code of its own, which razorctl never runs; choose a data set of "

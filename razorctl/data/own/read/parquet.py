@@ -12,7 +12,7 @@ from razorctl.data.own.raw import Reasons
 from razorctl.data.own.read.sample import SAMPLE, Sample
 from razorctl.data.own.read.table_columns import TableColumns
 from razorctl.data.own.store import stored
-from razorctl.errors import DataError, lacks_memory, reason_of
+from razorctl.errors import DataError, raise_lack, reason_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -176,6 +176,5 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError) as error:
-        if lacks_memory(error):
-            raise
+        raise_lack(error)
         raise DataError(f"{path} cannot be read ({reason_of(error)}); write it again.") from None

@@ -1,13 +1,12 @@
 """Plain texts: files of documents for language modelling, folders of them, and files of lines."""
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from razorctl.data.own.ask import STDIN, Ask, role, split_of
-from razorctl.data.own.raw import Raw, not_utf8
+from razorctl.data.own.raw import Raw, not_utf8, walk
 from razorctl.data.own.read.lines import decoded
 from razorctl.data.own.read.sample import SUFFIXES as IMAGES
 from razorctl.data.own.store import packed, stored, text_table
@@ -33,7 +32,7 @@ def in_folder(folder: Path) -> Files:
     Empty if there are no texts, or images are among them.
     """
     every: list[Path] = []
-    for here, inside, files in os.walk(folder):
+    for here, inside, files in walk(folder):
         inside[:] = sorted(name for name in inside if not name.startswith("."))
         every += [Path(here, name) for name in sorted(files) if not name.startswith(".")]
     if any(file.suffix.casefold() in IMAGES for file in every):
