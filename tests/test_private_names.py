@@ -97,7 +97,6 @@ ATTRIBUTES = {
     "_indices",
     "_int_mm",
     "_is_view",
-    "_keys_to_ignore_on_load_unexpected",  # of a model of transformers
     "_modules",
     "_native_batch_norm_legit",
     "_pack_args",

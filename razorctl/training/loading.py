@@ -142,7 +142,7 @@ class CheckedRows(Dataset[Any]):
             stored = (self._stored(key) for key in keys)
             image = next(filter(None, map(unreadable_image, stored)), None)
             if image is None and isinstance(error, OSError):
-                image = f"an image ({first_line(error)})"  # the disk fails at times
+                image = f"a row ({first_line(error)})"  # the disk fails at times
             if image is None:
                 raise
         return [
