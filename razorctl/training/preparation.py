@@ -18,6 +18,7 @@ from razorctl.errors import DataError, RazorError, UsageError
 from razorctl.job import BY_ROWS, Job
 from razorctl.memory.job_forward import JobForward
 from razorctl.memory.saved import traced_bytes, traced_bytes_by_module
+from razorctl.models import kept_head
 from razorctl.models.packing import keeps_apart
 from razorctl.optimizer import cast_weights
 from razorctl.planning.job_trace import blueprint
@@ -146,9 +147,15 @@ class PreparedRun:
         if family.check is not None:
             blueprint(job, len(splits.classes))
         state.seed(job.seed)
-        build = family.bare if job.from_scratch else family.build
-        with nullcontext() if self.checkpoints.newest is None else models.told_before():
+        begun = self.checkpoints.newest is not None
+        build, head = family.bare, None
+        if not job.from_scratch:
+            named = job.task != "regression" and splits.classes and not begun
+            build, head = family.build, kept_head.read(family.files(True)) if named else None
+        with models.told_before() if begun or head else nullcontext():
             self.model = build(len(splits.classes), job.input_size)
+        if head is not None:
+            head.put(self.model, splits.classes, job.model)
         cast_weights(self.model, job)
         freezing.freeze_weights(self.model, job, self.recipe.part)
         self.model.to(self.device)
