@@ -24,6 +24,8 @@ OPTIMIZERS = {
     "adamw": {"learning_rate": 1e-4, "weight_decay": 0.01},
 }
 OPTIMIZERS["adamw8bit"] = OPTIMIZERS["adamw"]
+# Part of a model that is trained alone -> factor of the learning rate that suits all weights.
+RATES = {"adapters": 10, "bias": 10, "head": 10}
 BY_ROWS = "by_rows"  # among defaults: the `ByRows` of data that no model's defaults are for
 
 
@@ -177,7 +179,7 @@ class Job:
         check_bounds(self)
         check_pairs(self)
 
-    def resolved(self, defaults: Mapping[str, Any], examples: int | None) -> "Job":
+    def resolved(self, defaults: Mapping[str, Any], examples: int | None, part: str = "") -> "Job":
         """The job for `examples` training examples, with defaults for None and epochs as steps.
 
         The number is None if it is not known: of texts before they are tokenized.
@@ -185,6 +187,7 @@ class Job:
         `save_every`, `patience`, and `input_size`, which is the model's own, may do so.
 
         defaults: a model's, as in `Model.defaults`; for one's own data as `data.pair` has them.
+        part: what is trained instead of all weights, as `Recipe.part`.
         Raises UsageError if a batch is larger than the data, or cannot be split into equal
         micro-batches.
         """
@@ -194,6 +197,7 @@ class Job:
         by_optimizer = defaults.get(optimizer.removesuffix("8bit"), {})
         settings = {**GENERAL, **OPTIMIZERS[optimizer], **own, **by_optimizer}
         settings["optimizer"] = optimizer
+        settings["learning_rate"] *= RATES.get(part, 1)
         if by_rows is not None and examples is not None:
             settings["epochs"] = by_rows.epochs(examples)
             settings["batch_size"] = by_rows.batch_size(settings["batch_size"], examples)

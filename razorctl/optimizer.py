@@ -1,7 +1,6 @@
 """The optimizer of a job, with the learning rate and weight decay of each parameter."""
 
 import re
-from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from typing import Any
 
@@ -34,45 +33,6 @@ def cast_weights(model: nn.Module, job: Job) -> None:
     if job.weights == "bf16":
         for parameter in model.parameters():
             parameter.data = parameter.data.to(torch.bfloat16)
-
-
-def freeze_weights(model: nn.Module, job: Job, part: str | None) -> None:
-    """Freezes the weights of `model` that `Job.freeze` names.
-
-    part: what the method trains, as `Recipe.part`. Raises UsageError for a pattern that matches
-    nothing, if no weight is left, and for adapters, which freeze all weights themselves.
-    """
-    if job.freeze is None:
-        return
-    if part == "adapters":
-        raise UsageError(
-            "adapters (LoRA) freeze all other weights; leave --freeze out, or the adapters."
-        )
-    names = [name for name, _ in model.named_parameters()]
-    if job.freeze.isdecimal():
-        numbers = layer_numbers(model)
-        frozen = {name for name in names if numbers[name] <= int(job.freeze)}
-        most = f"it has {max(numbers.values()):,} layers above its input"
-    else:
-        frozen = set()
-        for pattern in job.freeze.split(","):
-            pattern = pattern.strip()
-            matching = {
-                n for n in names if fnmatchcase(n, pattern) or fnmatchcase(n, f"{pattern}.*")
-            }
-            if not matching:
-                raise UsageError(
-                    f"freeze {pattern!r} matches no weight of {job.model}, whose weights are named "
-                    f"{names[0]}, {names[len(names) // 2]} and {names[-1]}; correct it."
-                )
-            frozen |= matching
-        most = f"it has {len(names):,} weights"
-    if len(frozen) == len(names):
-        raise UsageError(
-            f"freeze {job.freeze!r} leaves no weight of {job.model} to train ({most}); freeze less."
-        )
-    for name in frozen:
-        model.get_parameter(name).requires_grad_(False)
 
 
 def build_optimizer(model: nn.Module, job: Job) -> Optimizer:

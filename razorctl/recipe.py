@@ -1,5 +1,6 @@
 """Recipe: the settings of pruning."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Literal, get_args
@@ -60,6 +61,9 @@ class Recipe:
         activation_checkpointing: run the model's own activation checkpointing with the method. The
             byte budget of `razor` is met without it too.
         lora: train only LoRA adapters and the classifier, with a method that trains all weights.
+        lora_rank, lora_alpha: rank of the adapters, and their factor times it; None is 2 * rank.
+        lora_targets: names of the linear layers to adapt, whole or from a dot on, with * and commas
+            (`q_proj,v_proj`, `*.attn.qkv`); None is all but the classifier or the head.
         seed: of the draws of parameter blocks. Draws of columns use torch's generator.
     """
 
@@ -75,6 +79,9 @@ class Recipe:
     int8_forward: bool = False
     activation_checkpointing: bool = False
     lora: bool = False
+    lora_rank: int = 8
+    lora_alpha: float | None = None
+    lora_targets: str | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -97,6 +104,11 @@ class Recipe:
             raise UsageError(
                 f"{self.method} trains another part of the model than adapters; leave lora out, or "
                 "choose another method."
+            )
+        if self.lora_rank < 1 or not (self.lora_alpha is None or 0 < self.lora_alpha < math.inf):
+            raise UsageError(
+                f"lora rank {self.lora_rank} or alpha {self.lora_alpha} is not above 0; give 8 and "
+                "16, or such."
             )
         if self.joint_budget < 1 and self.part:
             raise UsageError(

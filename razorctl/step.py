@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -201,3 +202,11 @@ def autocast(device: torch.device, job: Job) -> torch.autocast:
     """The context that a forward pass of a resolved job runs in."""
     dtype = DTYPES[job.precision]
     return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
+
+
+def scored(device: torch.device, job: Job) -> torch.autocast:
+    """The context that an evaluation of a resolved job runs in.
+
+    Numbers of a regression, such as years, may need more than 16 bits.
+    """
+    return autocast(device, replace(job, precision="fp32") if job.task == "regression" else job)

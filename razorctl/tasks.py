@@ -28,7 +28,7 @@ FIGURES: dict[Task, tuple[str, ...]] = {
     "classification": (
         *("accuracy", "balanced_accuracy", "f1", "matthews", "top5_accuracy", "loss"),
     ),
-    "regression": ("pearson", "spearman", "mse", "loss"),
+    "regression": ("mse", "rmse", "mae", "r2", "pearson", "spearman", "loss"),
     "multi-label": ("mean_average_precision", "f1", "micro_f1", "exact_match", "loss"),
     "token-classification": ("f1", "precision", "recall", "accuracy", "loss"),
     "segmentation": ("mean_iou", "accuracy", "loss"),
@@ -36,4 +36,5 @@ FIGURES: dict[Task, tuple[str, ...]] = {
     "masked-lm": _OF_TOKENS,
 }
 EVERY_FIGURE = tuple(dict.fromkeys(figure for figures in FIGURES.values() for figure in figures))
-LEAST = frozenset({"loss", "mse", "perplexity"})  # figures of which the least is the best
+# Figures of which the least is the best.
+LEAST = frozenset({"loss", "mse", "rmse", "mae", "perplexity"})

@@ -1,15 +1,20 @@
 """Frozen weights by depth and by names, and what cannot be frozen."""
 
+import copy
+import pickle
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
+from razorctl import restore, sparsify
 from razorctl.errors import UsageError
 from razorctl.job import Job
-from razorctl.optimizer import freeze_weights, parameter_groups
+from razorctl.optimizer import parameter_groups
 from razorctl.recipe import Recipe
+from razorctl.surgery.freezing import freeze_weights
 from tests.cli.commands import assert_ends_with_an_error, finetune
 from tests.models import bert, gpt2, vit
 
@@ -68,6 +73,48 @@ def test_a_method_that_trains_other_weights():
     model = vit().requires_grad_(False)
     with pytest.raises(UsageError, match="leaves nothing of what the method trains; freeze less"):
         parameter_groups(model, job("head"))
+
+
+class Normed(nn.Module):
+    """Two stages with batch norms, one without weights, and a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+        self.second = nn.Sequential(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4, affine=False))
+        self.hidden, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.hidden(self.second(self.first(x)).mean((2, 3))))
+
+
+@pytest.mark.parametrize(
+    ("change", "moved"),
+    [
+        (lambda m: sparsify(m, Recipe("full")), {"first", "second"}),
+        (lambda m: sparsify(m, Recipe("head")), set()),
+        (lambda m: sparsify(m, Recipe("bias")), {"second"}),  # whose convolution's bias is trained
+        (lambda m: sparsify(m, Recipe("lora")), set()),
+        (lambda m: sparsify(m, Recipe("razor", lora=True)), set()),
+        (lambda m: freeze_weights(m, job("first"), None), {"second"}),
+    ],
+)
+def test_frozen_batch_norms_keep_their_statistics(change, moved):
+    torch.manual_seed(0)
+    model = Normed()
+    change(model)
+    twin = copy.deepcopy(model)
+    for net in (model, twin, pickle.loads(pickle.dumps(model))):
+        before = {name: buffer.clone() for name, buffer in net.named_buffers()}
+        net.eval()
+        net.train()
+        net(torch.randn(4, 3, 8, 8)).sum().backward()
+        changed = {n for n, b in net.named_buffers() if not torch.equal(b, before[n])}
+        assert {name.split(".")[0] for name in changed} == moved
+        restore(net)
+    net(torch.randn(4, 3, 8, 8))
+    frozen = next(net.parameters()).requires_grad
+    assert net.first[1].training == frozen
 
 
 @pytest.mark.usefixtures("shallow")

@@ -58,6 +58,15 @@ def test_learning_rate_and_weight_decay_are_those_for_the_optimizer():
     assert rates({"sgd": own["sgd"]}, optimizer="adamw") == (1e-4, 0.01)  # no figure of its own
 
 
+@pytest.mark.parametrize("part", ["adapters", "bias", "head"])
+def test_a_part_that_is_trained_alone_has_a_learning_rate_of_its_own(part):
+    own = {"adamw": {"learning_rate": 2e-5}}
+    job = Job("m", "d", optimizer="adamw")
+    assert job.resolved(own, 1000, part).learning_rate == pytest.approx(2e-4)
+    given = dataclasses.replace(job, learning_rate=0.1)
+    assert given.resolved(own, 1000, part).learning_rate == 0.1
+
+
 @pytest.mark.parametrize(("epochs", "steps"), [(1, 10), (0.25, 3), (3, 30), (0.001, 1)])
 def test_epochs_become_steps(epochs, steps):
     job = Job("m", "d", batch_size=100, epochs=epochs).resolved({"steps": 7}, 1050)

@@ -75,6 +75,9 @@ def _of_recipe(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "activation_checkpointing", f"activation checkpointing adds nothing to {way}."
     if recipe.lora and METHODS[recipe.method].part:
         yield "lora", f"lora adds nothing to {way}."
+    if recipe.part != "adapters":
+        for name in ("lora_rank", "lora_alpha", "lora_targets"):
+            yield name, f"{name.replace('_', ' ')} does nothing: {way} has no adapters."
     for name, what in INT8.items():
         if getattr(recipe, name) and "linear" not in recipe.rules:
             yield name, f"{what} nothing: {way} leaves linear layers as they are."

@@ -30,6 +30,7 @@ Command = Callable[..., Any]
 # The panels of `--help`, each of at most twelve options.
 plan_option = partial(option, rich_help_panel="Planning")
 _recipe_option = partial(option, rich_help_panel="Recipe")
+_lora_option = partial(option, rich_help_panel="LoRA")
 _optimizer_option = partial(option, rich_help_panel="Optimizer")
 _learning_option = partial(option, rich_help_panel="Training")
 evaluation_option = partial(option, rich_help_panel="Evaluations and checkpoints")
@@ -243,7 +244,16 @@ RECIPE = _typed(
     activation_checkpointing=_recipe_option(
         help="Also use the model's own activation checkpointing."
     ),
-    lora=_recipe_option(help="Train only LoRA adapters and the classifier."),
+    lora=_lora_option(help="Train only LoRA adapters and the classifier."),
+    lora_rank=_lora_option(help="Rank of the LoRA adapters.", metavar="N"),
+    lora_alpha=_lora_option(
+        help="Factor of the LoRA adapters, times their rank.", default="2 x rank", metavar="NUMBER"
+    ),
+    lora_targets=_lora_option(
+        help="Linear layers that get adapters: q_proj,v_proj or such.",
+        default="all but the head",
+        metavar="NAMES",
+    ),
 )
 PLANNING: dict[str, Any] = {
     "vram": Annotated[

@@ -1,7 +1,7 @@
 """How texts become tokens, and tokens the inputs and labels of language models."""
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import sha256
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
@@ -125,14 +125,23 @@ def around(tokenizer: Any) -> tuple[list[int], list[int]]:
     return ids[:first], ids[last:]
 
 
+def unframed(tokenizer: Any, before: list[int], after: list[int]) -> Callable[[str], str]:
+    """A function that takes from a text the tokens that are put around it, if it has them already.
+
+    Texts that a chat template has written do.
+    """
+    begin, end = ("".join(tokenizer.convert_ids_to_tokens(ids)) for ids in (before, after))
+    return lambda text: text.removeprefix(begin).removesuffix(end)
+
+
 def _tokenized(
     rows: "Dataset", tokenizer: Any, end: int, progress: Progress
 ) -> Iterator[list[int]]:
     """The tokens of each text with the end token, in parts: long texts are cut at line breaks."""
-    done = 0
+    done, bare = 0, unframed(tokenizer, around(tokenizer)[0], [end])
     for batch in rows.select_columns("text").iter(BATCH):
         progress(f"tokenizing, {done:,} of {units.count(len(rows), 'text')}")
-        pieces = (piece for text in batch["text"] for piece in _pieces(text))
+        pieces = (piece for text in batch["text"] for piece in _pieces(bare(text)))
         for group in _groups(pieces):
             found = tokenizer(
                 [text for text, _ in group],

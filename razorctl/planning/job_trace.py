@@ -23,9 +23,10 @@ from razorctl.memory.job_forward import JobForward
 from razorctl.memory.saved import traced_bytes, tracing
 from razorctl.memory.trace_cache import Trace
 from razorctl.ops.kernels import assumed
-from razorctl.optimizer import cast_weights, freeze_weights, traceable_optimizer
+from razorctl.optimizer import cast_weights, traceable_optimizer
 from razorctl.recipe import Recipe
 from razorctl.step import autocast, by_logits, train_step, unit_weights
+from razorctl.surgery import freezing
 from razorctl.surgery.blocks import blocks, parameter_bytes
 from razorctl.surgery.byte_budget import sparsify_within
 
@@ -251,7 +252,7 @@ def _prepared(
     with copies, torch.random.fork_rng(devices=[]), ExitStack() as card:
         with mode:
             cast_weights(model, job)
-        freeze_weights(model, job, recipe.part)
+        freezing.freeze_weights(model, job, recipe.part)
         if device != "cpu":
             card.enter_context(assumed(dot))
             card.enter_context(_AsOnCuda())

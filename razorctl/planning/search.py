@@ -60,7 +60,8 @@ class Search:
         self.classes, self.examples = self.facts["classes"], self.facts["train_examples"]
         precision = settle_precision(job.precision, gpu.compute_capability)
         job = replace(job, precision=precision)
-        self.job = job.resolved(self.facts["defaults"], self.examples)
+        part = "" if recipe is None else recipe.part
+        self.job = job.resolved(self.facts["defaults"], self.examples, part)
         if self.facts["lengths"] is not None:
             self.job, _ = self.facts["lengths"].settle(self.job)
         self.gpu, self.budget, self.recipe = gpu, budget, recipe

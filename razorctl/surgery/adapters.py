@@ -1,6 +1,8 @@
 """LoRA (Hu et al., 2021) through PEFT: adapters put beside linear layers, and merged into them."""
 
+from collections.abc import Sequence
 from copy import copy
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +12,16 @@ from razorctl.errors import UsageError
 from razorctl.layers.head import heads
 from razorctl.layers.registry import linear_types
 from razorctl.memory.fake import fake, mode_of
+from razorctl.surgery import freezing
 
-RANK, ALPHA = 8, 16
 MARK = "razor_trainable"
 
 
-def find(model: nn.Module) -> tuple[str, ...]:
+def find(model: nn.Module, targets: str | None = None) -> tuple[str, ...]:
     """The names of the linear layers of `model`: the layers to adapt, then its classifier or head.
 
-    Raises UsageError if there are none to adapt, or if the model has adapters already.
+    targets: as `Recipe.lora_targets`. Raises UsageError if there are none to adapt, if one of the
+    targets matches none, or if the model has adapters already.
     """
     if hasattr(model, "peft_config"):
         raise UsageError(
@@ -34,13 +37,30 @@ def find(model: nn.Module) -> tuple[str, ...]:
             f"{type(model).__name__} has no linear layer before its classifier to adapt; "
             "choose another method."
         )
-    return linear
+    return linear if targets is None else (*_chosen(linear[:-1], targets), linear[-1])
 
 
-def attach(model: nn.Module, linear: tuple[str, ...]) -> None:
+def _chosen(names: Sequence[str], targets: str) -> list[str]:
+    """The names that match one of the targets."""
+    patterns = [pattern.strip() for pattern in targets.split(",")]
+    by_pattern = {
+        pattern: {n for n in names if fnmatchcase(f".{n}", f"*.{pattern}")} for pattern in patterns
+    }
+    for pattern, matching in by_pattern.items():
+        if not matching:
+            ends = list(dict.fromkeys(name.rpartition(".")[2] for name in names))
+            raise UsageError(
+                f"lora target {pattern!r} matches no linear layer before the head; the layers are "
+                f"{names[0]} and others that end in {', '.join(ends)}."
+            )
+    return [name for name in names if any(name in each for each in by_pattern.values())]
+
+
+def attach(model: nn.Module, linear: tuple[str, ...], rank: int, alpha: float | None) -> None:
     """Adapts the layers of `find`; freezes everything else except a classifier.
 
-    The head of a language model, which may be tied to its embeddings, is frozen too.
+    The head of a language model, which may be tied to its embeddings, is frozen too. rank, alpha:
+    as in `Recipe`.
     """
     from peft import LoraConfig, inject_adapter_in_model  # takes seconds
     from peft.tuners.lora import LoraLayer
@@ -48,7 +68,12 @@ def attach(model: nn.Module, linear: tuple[str, ...]) -> None:
     *adapted, classifier = linear
     trainable = tuple(name for name, p in model.named_parameters() if p.requires_grad)
     transposed = not any(isinstance(model.get_submodule(name), nn.Linear) for name in adapted)
-    config = LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=adapted, fan_in_fan_out=transposed)
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=2 * rank if alpha is None else alpha,
+        target_modules=adapted,
+        fan_in_fan_out=transposed,
+    )
     mode, device = mode_of(model.parameters()), next(model.parameters()).device
     inject_adapter_in_model(config, model, low_cpu_mem_usage=mode is not None)
     if mode is not None:  # the adapters are on the meta device
@@ -58,7 +83,7 @@ def attach(model: nn.Module, linear: tuple[str, ...]) -> None:
             layer.cast_input_dtype_enabled = False
     last = model.get_submodule(classifier)
     last.requires_grad_(last not in heads(model))
-    setattr(model, MARK, trainable)
+    setattr(model, MARK, (trainable, freezing.hold_statistics(model)))
 
 
 def save(model: nn.Module, folder: Path) -> None:
@@ -105,7 +130,9 @@ def detach(module: nn.Module) -> None:
             if valued:
                 layer.merge()
             module.set_submodule(name, layer.get_base_layer())
-    for name in getattr(module, MARK):
+    trainable, held = getattr(module, MARK)
+    for name in trainable:
         module.get_parameter(name).requires_grad_(True)
+    freezing.release_statistics(module, held)
     del module.peft_config
     delattr(module, MARK)

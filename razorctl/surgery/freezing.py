@@ -1,15 +1,21 @@
 """Training of a part of a model: its biases (TinyTL-B, Cai et al., 2020; BitFit, 2021), or a head.
 
-The head, the last layer with weights, is trained in both cases, as it is fresh.
+The head, the last layer with weights, is trained in both cases, as it is fresh. Batch norms that
+are frozen keep their running statistics, and normalize by them.
 """
 
+from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 from torch import nn
 
 from razorctl.errors import UsageError
+from razorctl.job import Job
+from razorctl.optimizer import layer_numbers
 
-MARK = "razor_unfrozen"  # the names of the parameters that were trainable before
+# The names of the parameters that were trainable before, and of the norms that keep statistics.
+MARK = "razor_unfrozen"
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)
 
 
@@ -48,17 +54,96 @@ def find(model: nn.Module, part: str) -> frozenset[str]:
     return frozenset(biases | last)
 
 
+def freeze_weights(model: nn.Module, job: Job, part: str | None) -> None:
+    """Freezes the weights of `model` that `Job.freeze` names.
+
+    part: what the method trains, as `Recipe.part`. Raises UsageError for a pattern that matches
+    nothing, if no weight is left, and for adapters, which freeze all weights themselves.
+    """
+    if job.freeze is None:
+        return
+    if part == "adapters":
+        raise UsageError(
+            "adapters (LoRA) freeze all other weights; leave --freeze out, or the adapters."
+        )
+    names = [name for name, _ in model.named_parameters()]
+    if job.freeze.isdecimal():
+        numbers = layer_numbers(model)
+        frozen = {name for name in names if numbers[name] <= int(job.freeze)}
+        most = f"it has {max(numbers.values()):,} layers above its input"
+    else:
+        frozen = set()
+        for pattern in job.freeze.split(","):
+            pattern = pattern.strip()
+            matching = {
+                n for n in names if fnmatchcase(n, pattern) or fnmatchcase(n, f"{pattern}.*")
+            }
+            if not matching:
+                raise UsageError(
+                    f"freeze {pattern!r} matches no weight of {job.model}, whose weights are named "
+                    f"{names[0]}, {names[len(names) // 2]} and {names[-1]}; correct it."
+                )
+            frozen |= matching
+        most = f"it has {len(names):,} weights"
+    if len(frozen) == len(names):
+        raise UsageError(
+            f"freeze {job.freeze!r} leaves no weight of {job.model} to train ({most}); freeze less."
+        )
+    for name in frozen:
+        model.get_parameter(name).requires_grad_(False)
+    hold_statistics(model)
+
+
+def hold_statistics(model: nn.Module) -> tuple[str, ...]:
+    """Keeps frozen batch norms in eval mode, whatever mode their model is in.
+
+    A norm is frozen if its weight is, or, if it has none, all parameters of the module that it is
+    in. Returns the names of those that were not kept so before.
+    """
+    held = []
+    for name, module in model.named_modules():
+        if not _has_statistics(module) or "train" in vars(module):
+            continue
+        around = model.get_submodule(name.rpartition(".")[0])
+        weights = around.parameters() if module.weight is None else [module.weight]
+        if not any(weight.requires_grad for weight in weights):
+            module.eval()
+            vars(module)["train"] = partial(_held, module)
+            held.append(name)
+    return tuple(held)
+
+
+def release_statistics(model: nn.Module, held: tuple[str, ...]) -> None:
+    """Lets batch norms of these names follow the mode of their model again."""
+    for name in held:
+        module = model.get_submodule(name)
+        del vars(module)["train"]
+        module.train(model.training)
+
+
+def _has_statistics(module: nn.Module) -> bool:
+    norm = isinstance(module, nn.modules.batchnorm._NormBase)
+    return norm and module.running_mean is not None
+
+
+def _held(module: nn.Module, mode: bool = True) -> nn.Module:
+    """`train` of a module that stays in its mode."""
+    return module
+
+
 def attach(model: nn.Module, trained: frozenset[str]) -> None:
     """Freezes all parameters but those of these names, until `detach`."""
     before = tuple(name for name, p in model.named_parameters() if p.requires_grad)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(parameter.requires_grad and name in trained)
-    setattr(model, MARK, before)
+    setattr(model, MARK, (before, hold_statistics(model)))
 
 
 def detach(module: nn.Module) -> None:
     """Unfreezes the parameters that `attach` froze, if any."""
     if hasattr(module, MARK):
-        for name in getattr(module, MARK):
+        before, held = getattr(module, MARK)
+        for name in before:
             module.get_parameter(name).requires_grad_(True)
+        release_statistics(module, held)
         delattr(module, MARK)

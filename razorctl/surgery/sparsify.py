@@ -96,12 +96,12 @@ def swap(
         )
     blocks, residual = _joint(model, recipe, chosen) if recipe.joint_budget < 1 else (None, [])
     checkpointed = checkpointing.find(model) if recipe.checkpoints else {}
-    linear = adapters.find(model) if recipe.part == "adapters" else ()
+    linear = adapters.find(model, recipe.lora_targets) if recipe.part == "adapters" else ()
     trained = freezing.find(model, recipe.part) if recipe.part in ("bias", "head") else None
     foreign = torchao.find(model) if method.torchao else {}
 
     if linear:
-        adapters.attach(model, linear)
+        adapters.attach(model, linear, recipe.lora_rank, recipe.lora_alpha)
         chosen = _choose(model, recipe)  # with the adapters' own layers
     drawn = blocks if recipe.joint == "weights" else None
     derives = any(rule.again for new in chosen if new.rules for rule in new.rules.each)

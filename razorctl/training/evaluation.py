@@ -12,7 +12,7 @@ from razorctl import processes
 from razorctl.errors import FigureError
 from razorctl.job import Job
 from razorctl.layers.lazy_output import lazily
-from razorctl.step import autocast, counted, losses_of
+from razorctl.step import counted, losses_of, scored
 from razorctl.tasks import LANGUAGE, NO_LABEL
 from razorctl.training.metrics import MOST, ByClass
 
@@ -59,7 +59,7 @@ def evaluate(
     figures = MetricCollection(scoring.metrics(classes)).to(device)
     losses = MeanMetric(nan_strategy=math.inf).to(device)  # the stock one leaves NaN out
     for (inputs, labels), counts in _in_step(batches, device):
-        with autocast(device, job), lazily(model):
+        with scored(device, job), lazily(model):
             output = logits(model, inputs)
             if job.task not in LANGUAGE:
                 output = output.float()
@@ -123,12 +123,17 @@ def _of_classes(classes: Sequence[str]) -> dict[str, Any]:
 
 
 def _of_numbers(_: Sequence[str]) -> dict[str, Any]:
-    from torchmetrics.regression import MeanSquaredError, PearsonCorrCoef, SpearmanCorrCoef
+    from torchmetrics import regression as kinds
+
+    from razorctl.training.explained import Explained
 
     return {
-        "pearson": PearsonCorrCoef(),
-        "spearman": SpearmanCorrCoef(),
-        "mse": MeanSquaredError(),
+        "mse": kinds.MeanSquaredError(),
+        "rmse": kinds.MeanSquaredError(squared=False),
+        "mae": kinds.MeanAbsoluteError(),
+        "r2": Explained(),
+        "pearson": kinds.PearsonCorrCoef(),
+        "spearman": kinds.SpearmanCorrCoef(),
     }
 
 

@@ -88,9 +88,13 @@ def write_finished(run: PreparedRun) -> None:
         assert run.metrics is not None
         run.check_directory()
         run.metrics.close()
+        standard = run.feed.standard
         if best is not None:
-            files += export(deepcopy(run.model), save, (out / LAST).parent)
+            last = deepcopy(run.model)
+            standard.fold(last)
+            files += export(last, save, (out / LAST).parent)
             state.load_model(best.path, run.model)
+        standard.fold(run.model)
         files += export(run.model, save, out)
         run.checksums = {
             file.relative_to(out).as_posix(): documents.size_and_checksum(file) for file in files

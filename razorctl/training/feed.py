@@ -1,6 +1,6 @@
 """The rows of a run as batches that its model takes."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from razorctl.models.packing import rounded
 from razorctl.models.tokens import are
 from razorctl.step import label_count
 from razorctl.training.loading import Loading, cached, in_order, moved
+from razorctl.training.standard import Standard
 
 Batch = tuple[Any, Tensor]  # inputs and labels
 
@@ -70,7 +71,7 @@ class Feed:
 
     split: the name of the split that is evaluated during training. evaluated: its micro-batches.
     test: those of the test split if that is another one, else None. facts: counts, classes and
-    digests, by which changed data are recognized.
+    digests, by which changed data are recognized. standard: of the targets of a regression.
     """
 
     def __init__(
@@ -102,15 +103,32 @@ class Feed:
             training_rows = cached(training_rows, job, device)
         self.loading = Loading(training_rows, job, device, drawn, apart.tokens if apart else None)
         self.mix = mixing(job, len(splits.classes))
+        self.standard = Standard()
+        if job.task == "regression":
+            self.standard = Standard.of(splits.train["label"][:], model)
         self.split, rows = splits.evaluated
         counts = {"train": len(splits.train), self.split: len(rows)}
-        self.facts = {**counts, "classes": [*splits.classes], "digests": splits.digests}
+        self.facts: dict[str, Any] = {
+            **counts,
+            "classes": [*splits.classes],
+            "digests": splits.digests,
+        }
         evaluated = rows.with_transform(transform)
         evaluated = cached(evaluated, job, device) if keeps else evaluated
         self.evaluated = in_order(evaluated, job, device)
         self.test: DataLoader[Any] | None = None
         if self.split != "test" and splits.test is not None:
             self.test = in_order(splits.test.with_transform(transform), job, device)
+
+    def goes_on(self, facts: Mapping[str, Any]) -> bool:
+        """Whether the data are those of a checkpoint with these facts.
+
+        An older razorctl wrote fewer, and standardized no targets.
+        """
+        if facts.get("standard") is None:
+            self.standard = Standard()
+        known = [name for name in self.facts if facts.get(name) is not None]
+        return all(facts[name] == self.facts[name] for name in known)
 
     def total(self, batches: Iterable[Any]) -> Tensor | None:
         """The number of labels in a batch; None if each row has its own. Collective."""
@@ -124,5 +142,9 @@ class Feed:
         return batch["inputs"], batch["labels"]
 
     def trained(self, batch: Any) -> Batch:
-        """The inputs and the labels of a micro-batch of training rows, mixed if the job says so."""
-        return self.mix(self.moved(batch))
+        """The inputs and the labels of a micro-batch of training rows, mixed if the job says so.
+
+        Those of a regression are standardized.
+        """
+        inputs, labels = self.mix(self.moved(batch))
+        return inputs, self.standard.labels(labels)

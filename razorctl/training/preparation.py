@@ -18,11 +18,13 @@ from razorctl.errors import DataError, RazorError, UsageError
 from razorctl.job import BY_ROWS, Job
 from razorctl.memory.job_forward import JobForward
 from razorctl.memory.saved import traced_bytes, traced_bytes_by_module
+from razorctl.models import kept_head
 from razorctl.models.packing import keeps_apart
-from razorctl.optimizer import cast_weights, freeze_weights
+from razorctl.optimizer import cast_weights
 from razorctl.planning.job_trace import blueprint
 from razorctl.recipe import Recipe
 from razorctl.step import precision
+from razorctl.surgery import freezing
 from razorctl.surgery.byte_budget import LEAST, sparsify_within, uncompressed
 from razorctl.surgery.sparsify import restore, sparsified
 from razorctl.training import run_files, rundir, space, state
@@ -107,7 +109,7 @@ class PreparedRun:
         by_rows = family.defaults.get(BY_ROWS) or ByRows(source.task, source.modality)
         count = len(splits.train)
         self.usual_epochs = by_rows.epochs(count)
-        job = job.resolved(family.defaults, count)
+        job = job.resolved(family.defaults, count, recipe.part)
         self.packing, asked = None, bool(job.packing)
         if packed.has_texts_apart(job, source):
             job, self.packing = packed.of_rows(splits.train, family, job).settle(job)
@@ -145,11 +147,17 @@ class PreparedRun:
         if family.check is not None:
             blueprint(job, len(splits.classes))
         state.seed(job.seed)
-        build = family.bare if job.from_scratch else family.build
-        with nullcontext() if self.checkpoints.newest is None else models.told_before():
+        begun = self.checkpoints.newest is not None
+        build, head = family.bare, None
+        if not job.from_scratch:
+            named = job.task != "regression" and splits.classes and not begun
+            build, head = family.build, kept_head.read(family.files(True)) if named else None
+        with models.told_before() if begun or head else nullcontext():
             self.model = build(len(splits.classes), job.input_size)
+        if head is not None:
+            head.put(self.model, splits.classes, job.model)
         cast_weights(self.model, job)
-        freeze_weights(self.model, job, self.recipe.part)
+        freezing.freeze_weights(self.model, job, self.recipe.part)
         self.model.to(self.device)
         self.logits = family.logits
         self._check_output(family)
@@ -157,6 +165,8 @@ class PreparedRun:
             self.job = job = packed.without(job, asked)
             family = family.fed(job.packing)
         self.feed = Feed(self.model, job, family, splits, self.device)
+        if self.feed.standard.head:
+            self._standardize()
         progress("tracing what a step keeps")
         # The largest micro-batch, so that no step keeps more than is traced by it.
         self._forward = JobForward(family, job)
@@ -168,6 +178,12 @@ class PreparedRun:
             space.check_space(self.out, self.model, job, self.checkpoints)
         else:
             state.seed(job.seed + processes.rank() * PRIME)  # other dropout than in the first
+
+    def _standardize(self) -> None:
+        """Lets the head learn standardized targets, if it can; see `Standard.fitted`."""
+        feed, batch = self.feed, self.feed.moved(next(iter(self.feed.evaluated)))
+        feed.standard = feed.standard.fitted(self.model, self.logits, batch, self.job)
+        feed.facts["standard"] = [feed.standard.mean, feed.standard.deviation]
 
     @torch.no_grad()
     def _check_output(self, family: models.Model) -> None:
@@ -233,7 +249,8 @@ class PreparedRun:
         None is the split that is evaluated during training: validation if there is one, else test.
         """
         batches = map(self.feed.moved, self.feed.evaluated if rows is None else rows)
-        return evaluate(self.evaluated_model, self.logits, batches, self.classes, self.job)
+        logits = self.feed.standard.logits(self.logits)
+        return evaluate(self.evaluated_model, logits, batches, self.classes, self.job)
 
     @property
     def evaluated_model(self) -> nn.Module:

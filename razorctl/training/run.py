@@ -97,10 +97,7 @@ class Run(PreparedRun, Iterator[Step]):
 
     def _go_on(self, snapshot: Mapping[str, Any]) -> None:
         """Restores the history of the run from the state of a checkpoint."""
-        facts = self.feed.facts
-        if snapshot["data"].get("digests") is None:  # in a checkpoint of an older razorctl
-            facts = {name: value for name, value in facts.items() if name != "digests"}
-        if {name: snapshot["data"].get(name) for name in facts} != facts:
+        if not self.feed.goes_on(snapshot["data"]):
             raise UsageError(
                 f"{self.job.dataset} has changed since {self.out} was begun; {run_files.ELSEWHERE}."
             )

@@ -20,13 +20,14 @@ from razorctl.memory.costs import caller
 from razorctl.memory.job_forward import JobForward
 from razorctl.memory.saved import traced_bytes_by_module
 from razorctl.memory.trace_cache import Trace
-from razorctl.optimizer import build_optimizer, freeze_weights
+from razorctl.optimizer import build_optimizer
 from razorctl.planning import gpus
 from razorctl.planning import job_trace as tracing
 from razorctl.planning.times import on_card
 from razorctl.recipe import Recipe
 from razorctl.step import autocast, by_logits, train_step
 from razorctl.surgery.byte_budget import sparsify_within
+from razorctl.surgery.freezing import freeze_weights
 from scripts.bench import planning
 from tests.models import TEXT, entry, registered
 

@@ -1,11 +1,13 @@
 """LoRA: exact at the start, trains adapters and classifier alone, and merges into a stock model."""
 
 import copy
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 from peft import PeftModel
+from peft.tuners.lora import LoraLayer
 from torch import nn
 
 from razorctl import Recipe, models, restore, saved_bytes, sparsify
@@ -42,6 +44,42 @@ def test_only_adapters_and_the_classifier_are_trained(kind):
         assert p.requires_grad == adapted == (p.grad is not None), name
     ranks = {len(p) for n, p in net.named_parameters() if "lora_A" in n}
     assert ranks == {8}
+
+
+@pytest.mark.parametrize(
+    ("settings", "adapted", "scale"),
+    [
+        ({"lora_rank": 2}, {"qkv", "proj", "fc1", "fc2"}, 2),
+        ({"lora_rank": 4, "lora_alpha": 6.0}, {"qkv", "proj", "fc1", "fc2"}, 1.5),
+        ({"lora_targets": "qkv, mlp.fc?"}, {"qkv", "fc1", "fc2"}, 2),
+        ({"lora_targets": "blocks.0.attn.*"}, {"qkv", "proj"}, 2),
+    ],
+)
+def test_rank_factor_and_targets_of_adapters(settings, adapted, scale):
+    net, x = build("vit")
+    names = sparsify(net, Recipe("lora", **settings))
+    assert {name.rpartition(".")[2] for name in names} == adapted
+    layers = [module for module in net.modules() if isinstance(module, LoraLayer)]
+    assert len(layers) == len(names)
+    assert {layer.scaling["default"] for layer in layers} == {scale}
+    assert {layer.r["default"] for layer in layers} == {settings.get("lora_rank", 8)}
+    step(net, x)
+
+
+@pytest.mark.parametrize("targets", ["q_proj", "qkv,q_proj", "kv", "head"])
+def test_a_target_that_no_layer_has_is_refused(targets):
+    net, _ = build("vit")
+    with pytest.raises(UsageError, match="matches no linear layer before the head; the layers are"):
+        sparsify(net, Recipe("lora", lora_targets=targets))
+    assert not any(isinstance(module, LoraLayer) for module in net.modules())
+
+
+@pytest.mark.parametrize(
+    "settings", [{"lora_rank": 0}, {"lora_alpha": 0.0}, {"lora_alpha": math.inf}]
+)
+def test_a_rank_or_factor_that_is_not_above_zero_is_refused(settings):
+    with pytest.raises(UsageError, match="is not above 0"):
+        Recipe("lora", **settings)
 
 
 @pytest.mark.parametrize("model", [gpt2, llama])

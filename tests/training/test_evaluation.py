@@ -107,8 +107,29 @@ def test_correlations_of_numbers():
     assert figures["pearson"] == pytest.approx(want)
     assert figures["spearman"] == pytest.approx(1)
     assert figures["mse"] == figures["loss"] == pytest.approx((0 + 1 + 25 + 1) / 4)
+    assert figures["rmse"] == pytest.approx(math.sqrt(27 / 4))
+    assert figures["mae"] == pytest.approx((0 + 1 + 5 + 1) / 4)
+    assert figures["r2"] == pytest.approx(1 - 27 / 34.75)
     alike = of(torch.ones(4, 1), labels, job=replace(JOB, task="regression")).figures
     assert (alike["pearson"], alike["spearman"]) == (0, 0)  # not defined
+
+
+@pytest.mark.parametrize("labels", [[5.0, 5.0, 5.0], [5.0]])
+def test_figures_of_numbers_that_are_all_alike(labels):
+    output = torch.arange(float(len(labels)))[:, None]
+    figures = of(output, torch.tensor(labels), job=replace(JOB, task="regression")).figures
+    assert (figures["r2"], figures["pearson"]) == (0, 0)  # not defined
+
+
+def test_years_are_scored_in_more_than_16_bits():
+    job = replace(JOB, task="regression", precision="bf16")
+    rows, layer = torch.tensor([[0.0], [3.0]]), nn.Linear(1, 1)
+    nn.init.ones_(layer.weight)
+    nn.init.constant_(layer.bias, 1990.0)
+    labels = torch.tensor([1990.0, 1993.5])
+    figures = evaluate(layer, lambda model, x: model(x), [(rows, labels)], ["year"], job).figures
+    assert figures["mse"] == 0.125
+    assert figures["r2"] == pytest.approx(1 - 0.25 / 6.125)
 
 
 def test_several_labels():

@@ -23,7 +23,8 @@ _CORRELATIONS = {"pearson": "Pearson r", "spearman": "Spearman r", "matthews": "
 SCORES = {  # figure -> as in Columns
     "perplexity": ("perplexity", 1.0, "{:.2f}"),
     "loss": ("loss", 1.0, "{:.4f}"),
-    "mse": ("MSE", 1.0, "{:.4g}"),
+    **{name: (name.upper(), 1.0, "{:.4g}") for name in ("mse", "rmse", "mae")},
+    "r2": ("R2", 1.0, "{:.4f}"),
     **{figure: (f"{head}\n%", 0.01, "{:.2f}") for figure, head in _SHARES.items()},
     **{figure: (f"{head}\nx 100", 0.01, "{:.2f}") for figure, head in _CORRELATIONS.items()},
 }

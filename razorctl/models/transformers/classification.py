@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from razorctl import units
 from razorctl.models import Model, Rows, prepared
 from razorctl.models.packing import rounded
-from razorctl.models.tokens import cut_texts
+from razorctl.models.tokens import around, cut_texts, unframed
 from razorctl.models.transformers.pretrained_files import (
     PretrainedFiles,
     has_argument,
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 TOKENS = 128
-TOKENIZER = "tokenizer_config.json"
-SPECIAL = tuple(f"{name}_token" for name in ("pad", "bos", "eos", "unk", "mask", "cls", "sep"))
 # First words of the names of weights that no classifier of transformers has pretrained.
 FRESH = ("classifier.", "score.", "pre_classifier.", "classification_head.", "head.")
 
@@ -53,12 +51,13 @@ def logits(model: "nn.Module", inputs: "Mapping[str, Tensor]") -> "Tensor":
 
 def tokenized(tokenizer: Any, tokens: int, fixed: bool, rows: Rows) -> Rows:
     """Texts of one length: of the longest, `rounded`, or of `tokens` if `fixed`."""
-    batch = tokenizer(rows["text"], rows.get("text_pair"), truncation=True, max_length=tokens)
+    texts, pairs = map(unframed(tokenizer, *around(tokenizer)), rows["text"]), rows.get("text_pair")
+    batch = tokenizer([*texts], pairs, truncation=True, max_length=tokens)
     longest = max(map(len, batch["input_ids"]))
     length = tokens if fixed else rounded(longest, tokens)
     batch = tokenizer.pad(batch, padding="max_length", max_length=length, return_tensors="pt")
-    texts = [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
-    return prepared(texts, rows)
+    inputs = [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
+    return prepared(inputs, rows)
 
 
 def check(pretrained: PretrainedFiles, fresh: tuple[str, ...], model: Any, weights: bool) -> None:
@@ -66,15 +65,9 @@ def check(pretrained: PretrainedFiles, fresh: tuple[str, ...], model: Any, weigh
     pretrained.check(fresh, model, weights)
     rows = len(model.get_input_embeddings().weight)
     said = model.config.to_diff_dict()
-    ids = {name: said[name] for name in said if name.endswith("_token_id")}
-    if pretrained.local(TOKENIZER):
-        tokenizer = pretrained.tokenizer
-        ids |= {f"{name} of {TOKENIZER}": getattr(tokenizer, f"{name}_id") for name in SPECIAL}
-        added = tokenizer.added_tokens_decoder
-        for name, number in tokenizer.get_vocab().items():
-            if number >= rows and not (number in added and added[number].special):
-                ids[f"{name!r} of the tokenizer"] = number
-    for name, value in ids.items():
+    for name, value in said.items():
+        if not name.endswith("_token_id"):
+            continue
         for number in value if isinstance(value, list) else [value]:
             if type(number) is int and not 0 <= number < rows:
                 has = units.count(rows, "row")
@@ -87,7 +80,20 @@ def load(folder: Path, input_size: int | None = None) -> tuple["nn.Module", Call
 
     saved = PretrainedFiles(str(folder), folder)
     model = saved.built(AutoModelForSequenceClassification)
-    return model, partial(tokenized, saved.tokenizer, saved.length(input_size, TOKENS), False)
+    length = saved.length(input_size, TOKENS)
+    return model, partial(tokenized, _tokenizer(saved, model), length, False)
+
+
+def _tokenizer(pretrained: PretrainedFiles, model: Any) -> Any:
+    """The tokenizer of a classifier; the config of a decoder gets the id of its padding token.
+
+    A decoder classifies by the last token with another id than its config's. Padding is on the
+    right, since positions may be absolute.
+    """
+    tokenizer = pretrained.tokenizer
+    if hasattr(model, "score"):
+        model.config.pad_token_id, tokenizer.padding_side = tokenizer.pad_token_id, "right"
+    return tokenizer
 
 
 def save(
@@ -106,7 +112,7 @@ def save(
         usual: the tokens of a text, as of `PretrainedFiles.length`.
         tokenizer: None is its own.
     """
-    tokenizer = tokenizer or pretrained.tokenizer
+    tokenizer = tokenizer or _tokenizer(pretrained, model)
     tokenizer.model_max_length = pretrained.length(input_size, usual)
     if classes:
         name_classes(model, classes, task)
@@ -141,14 +147,14 @@ def classifier(
         )
 
     def transform(
-        fixed: bool, _: "nn.Module", input_size: int | None = None
+        fixed: bool, model: "nn.Module", input_size: int | None = None
     ) -> Callable[[Rows], Rows]:
         """A function from rows of texts or text pairs to the model's inputs.
 
         They have up to `input_size` tokens, and exactly as many if `fixed`. Raises MissingError if
         the tokenizer cannot be found, and DataError if it cannot be used.
         """
-        return partial(tokenized, pretrained.tokenizer, length(input_size), fixed)
+        return partial(tokenized, _tokenizer(pretrained, model), length(input_size), fixed)
 
     return Model(
         name=pretrained.name,

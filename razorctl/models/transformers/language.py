@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl.models import Model, Progress, RenderedChat, Rows, chats, tokens
 from razorctl.models.transformers import classification
-from razorctl.models.transformers.pretrained_files import PretrainedFiles, has_argument
+from razorctl.models.transformers.pretrained_files import (
+    TOKENIZER_CONFIG,
+    PretrainedFiles,
+    has_argument,
+)
 from razorctl.models.transformers.writing import Writer, writer
 from razorctl.tasks import Task
 
@@ -98,8 +102,8 @@ def language_model(
 def _check(pretrained: PretrainedFiles, causal: bool, model: Any, weights: bool) -> None:
     """`classification.check`, and of a causal model that of its chat template."""
     classification.check(pretrained, (), model, weights)
-    if causal and pretrained.local(classification.TOKENIZER):
-        chats.check(pretrained.tokenizer, len(model.get_input_embeddings().weight))
+    if causal and pretrained.local(TOKENIZER_CONFIG):
+        chats.check(pretrained.tokenizer)
 
 
 def _example(

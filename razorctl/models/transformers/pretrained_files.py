@@ -27,8 +27,9 @@ FOREIGN = "needs code of its own, which razorctl never runs"
 WITHOUT_CACHE = {"use_cache": False}
 CONFIG = "config.json"
 WEIGHTS, INDEX = "model*.safetensors", "model.safetensors.index.json"  # in one file or several
+TOKENIZER_CONFIG = "tokenizer_config.json"
 TOKENIZER = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("tokenizer.json", TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "vocab.txt", "*.model", "chat_template.jinja"),
 )
 PROCESSOR = "preprocessor_config.json"
@@ -141,6 +142,9 @@ class PretrainedFiles:
         weights.check_lists(model, stored)
         state = {name: torch.empty(shape, device="meta") for name, shape in stored.items()}
         config = deepcopy(model.config)
+        own_text, text = self.config.get_text_config(), config.get_text_config()
+        if hasattr(own_text, "vocab_size"):  # that of the stored weights, if the model has grown
+            text.vocab_size = own_text.vocab_size
         loaded, loading = self._loaded(
             type(model), None, fresh, config=config, state_dict=state, device_map={"": "meta"}
         )
@@ -182,8 +186,8 @@ class PretrainedFiles:
         """
         from transformers import AutoTokenizer
 
-        folder = self.folder("tokenizer_config.json", more=(CONFIG, *TOKENIZER))
-        with self.reading(folder, "tokenizer_config.json"):
+        folder = self.folder(TOKENIZER_CONFIG, more=(CONFIG, *TOKENIZER))
+        with self.reading(folder, TOKENIZER_CONFIG):
             tokenizer: Any = AutoTokenizer.from_pretrained(folder, **settings, **NO_CODE)
             tokenizer("a")
         if tokenizer.pad_token is None:
@@ -216,6 +220,11 @@ class PretrainedFiles:
         other = {name for name, *_ in loading["mismatched_keys"]}
         self._tell(model, {*loading["missing_keys"], *other})
         built: nn.Module = model
+        if new := self._grow(built):
+            log.warning(
+                "the embedding of %s gets %s for tokens that its tokenizer has beyond it (%s)",
+                *(self.name, units.count(len(new), "row"), ", ".join(new[:5])),
+            )
         return built
 
     def _loaded(
@@ -288,7 +297,29 @@ class PretrainedFiles:
         for name, value in {**self._without_cache(), **settings}.items():
             setattr(config, name, value)
         model: nn.Module = auto.from_config(config, **NO_CODE)
+        self._grow(model)
         return model
+
+    def _grow(self, model: Any) -> list[str]:
+        """Adds rows to an embedding for tokens that a local tokenizer has beyond it; returns these.
+
+        A new row is the mean of the others, of the embedding and of the head.
+        """
+        from torch import nn
+
+        embedding = model.get_input_embeddings() if self.local(TOKENIZER_CONFIG) else None
+        if not isinstance(embedding, nn.Embedding):
+            return []
+        tokens = {number: token for token, number in self.tokenizer.get_vocab().items()}
+        rows, size = embedding.num_embeddings, max(tokens) + 1
+        if size <= rows:
+            return []
+        with quiet_transformers():
+            model.resize_token_embeddings(size, mean_resizing=False)
+        for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
+            if layer is not None:
+                layer.weight.data[rows:] = layer.weight.data[:rows].mean(0)
+        return [tokens.get(number, "") for number in range(rows, size)]
 
     def _without_cache(self) -> dict[str, Any]:
         return WITHOUT_CACHE if hasattr(self.config, "use_cache") else {}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from razorctl.step import autocast
+from razorctl.step import scored
 from razorctl.training.predicting.inference import check_finite
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def logits_of(trained: "Trained", rows: "Dataset") -> Iterator[Tensor]:
     """
     with trained.in_memory():
         for batch in trained.batches(rows, trained.transform):
-            with autocast(trained.device, trained.job):
+            with scored(trained.device, trained.job):
                 logits = trained.family.logits(trained.model, batch["inputs"])
             yield logits.float().cpu()
 
