@@ -203,6 +203,7 @@ def _prepare(settled: _Settled, device: str | None) -> dict[str, Any]:
         "full_saved_bytes": run.full_saved_bytes,
         "notes": [*run.notes],
         "sample": None if run.sample is None else asdict(run.sample),
+        "rows": run.shown(),
     }
 
 

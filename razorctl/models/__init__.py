@@ -83,6 +83,7 @@ class Model:
         packed: (`Job.packing`) -> the model as it is fed with conversations; None if it never is.
         sample: (row of `sequences`) -> what the model reads; None where no part is trained alone.
         longest: (input size) -> the most tokens of a text.
+        decode: (tokens) -> their text; None of images.
         packs: whether it keeps texts of one sequence apart.
         files: (whether its weights are) -> the files that are read of the pretrained model.
         check: (a model of `bare`, whether weights are read) -> raises some error if the local files
@@ -114,6 +115,7 @@ class Model:
     packed: Callable[[bool], "Model"] | None = None
     sample: Callable[[Mapping[str, Sequence[int]]], RenderedChat] | None = None
     longest: Callable[[int | None], int] | None = None
+    decode: Callable[[Sequence[int]], str] | None = None
     packs: Callable[[], bool] = lambda: False
     files: Callable[[bool], Sequence[Path]] = lambda _: ()
     check: Callable[["nn.Module", bool], object] | None = None

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ from razorctl.training.loading import PRIME, moved
 from razorctl.training.metrics import Metrics, Step, waited
 from razorctl.training.precompiled import precompile
 from razorctl.training.recovery import Recovery
+from razorctl.training.shown_rows import shown
 
 TOKENS = 8  # of a text by which a model is tried
 
@@ -57,6 +59,7 @@ class PreparedRun:
     stock: a sentence on layers that are not compressed and keep a large share; else empty.
     packing: what packing texts gains; None where they are not apart.
     sample: a conversation as the model reads it; None of other rows.
+    shown: returns the first rows as they are learned.
     history: the steps so far, also those before the run was resumed.
     tested: figures of the last weights on the test split, if it is not the one of `history`.
     best_figures: figures of the best weights. by_class: those of each class, a JSON value.
@@ -165,6 +168,7 @@ class PreparedRun:
             self.job = job = packed.without(job, asked)
             family = family.fed(job.packing)
         self.feed = Feed(self.model, job, family, splits, self.device)
+        self.shown = partial(shown, splits.train, family, self.model, job, splits.classes)
         if self.feed.standard.head:
             self._standardize()
         progress("tracing what a step keeps")

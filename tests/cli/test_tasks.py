@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,43 @@ def test_a_run_its_figures_and_its_predictions(task, kinds):
     for words in (["compare", "run"], ["evaluate", "run", "--device", "cpu"]):
         assert razorctl(*words).exit_code == 0
     check(json.loads(Path("run/config.json").read_text()), file)
+
+
+def classed(file: Path) -> None:
+    rows = [
+        f"{' '.join(words)},{'even' if len(words) % 2 == 0 else 'odd'}" for words in sentences()
+    ]
+    file.write_text("\n".join(["text,label", *rows]))
+
+
+# Task -> what writes its data, if it is not there, the file, the model, and the form of a row.
+SHOWN = {
+    "classification": (classed, "a.csv", "bert", r"(w\d+ ?)+ -> (even|odd)"),
+    "regression": (numbers, "a.csv", "bert", r"(w\d+ ?)+ -> \d\d(\.\d+)?"),
+    "multi-label": (several, "a.jsonl", "bert", r"(w\d+ ?)+ -> (no label|w\d+(, w\d+)*)"),
+    "token-classification": (tags, "a.conll", "bert", r"(w\d+/(O|[BI]-ODD) ?)+"),
+    "causal-lm": (None, "texts.txt", "gpt2", r"((w\d+|</s>) ?)+(\.\.\.)?"),
+    "images": (None, "digits", "vit-micro", r"image of \d+ x \d+ x \d+ -> \d"),
+    "segmentation": (None, "shapes", "segformer", r"image of 3 x \d+ x \d+ -> .*no label 1\d.* %"),
+}
+
+
+@pytest.mark.parametrize("task", SHOWN)
+def test_a_dry_run_shows_two_rows_as_they_are_learned(task, kinds):
+    write, file, model, form = SHOWN[task]
+    if write is not None:
+        write(Path(file))
+    data = file if write is not None or file == "digits" else str(kinds / file)
+    model = model if model == "vit-micro" else str(kinds / model)
+    words = ("finetune", model, data, "--dry-run", "--device", "cpu", "--method", "full")
+    small = () if model == "vit-micro" else ("--input-size", "32", "--batch-size", "4")
+    result = razorctl(*words, *small)
+    assert result.exit_code == 0, result.stderr
+    first, second, last = result.stdout.splitlines()
+    assert last.startswith("dry run of ")
+    for number, line in enumerate((first, second), 1):
+        assert re.fullmatch(f"row {number}: {form}", line), line
+    assert len(done(*words, *small)["rows"]) == 2
 
 
 @pytest.mark.parametrize("task", ["regression", "multi-label"])

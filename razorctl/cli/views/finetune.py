@@ -86,7 +86,9 @@ def show_sample(sample: RenderedChat) -> None:
 
 
 def show_dry_run(result: Mapping[str, Any]) -> None:
-    """Prints the end of a dry run."""
+    """Prints rows as they are learned, and the end of a dry run."""
+    for number, row in enumerate(result["rows"], 1):
+        views.out.print(f"row {number}: {row}", soft_wrap=True, highlight=False, markup=False)
     views.out.print(
         f"dry run of {views.title(result['model'], result['dataset'])}: nothing was trained, and "
         "nothing was written.",

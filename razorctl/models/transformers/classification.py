@@ -172,6 +172,7 @@ def classifier(
         padded=partial(transform, True),
         cut=lambda rows, size: cut_texts(pretrained.tokenizer, length(size), rows),
         check=partial(check, pretrained, FRESH),
+        decode=lambda tokens: pretrained.tokenizer.decode(tokens),
     )
 
 

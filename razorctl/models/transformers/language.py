@@ -96,6 +96,7 @@ def language_model(
         longest=lambda size: pretrained.length(size, TOKENS),
         packs=partial(_packs, pretrained) if causal else lambda: False,
         check=partial(_check, pretrained, causal),
+        decode=lambda tokens: pretrained.tokenizer.decode(tokens),
     )
 
 

@@ -124,6 +124,7 @@ def tagger(pretrained: PretrainedFiles, summary: str, defaults: Mapping[str, Any
         padded=partial(transform, True),
         cut=lambda rows, size: cut_texts(_tokenizer(pretrained), length(size), rows),
         check=partial(classification.check, pretrained, FRESH),
+        decode=lambda tokens: pretrained.tokenizer.decode(tokens),
     )
 
 

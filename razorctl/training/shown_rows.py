@@ -1,0 +1,67 @@
+"""Rows as a model learns them, as text: what a dry run shows."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from razorctl import models
+from razorctl.job import Job
+from razorctl.tasks import LANGUAGE, NO_LABEL
+from razorctl.units import percent
+
+ROWS, LONGEST = 2, 300  # rows, and characters of one
+
+
+def shown(
+    rows: Any, family: models.Model, model: Any, job: Job, classes: Sequence[str]
+) -> list[str]:
+    """The first rows, each as its inputs and its label.
+
+    rows: of the training split, as `Model.transform` takes them. Texts are read back from their
+    tokens.
+    """
+    batch = family.transform(model, job.input_size)(rows[:ROWS])
+    return [
+        _cut(_row(family, inputs, label, job, classes))
+        for inputs, label in zip(batch["inputs"], batch["labels"], strict=True)
+    ]
+
+
+def _row(family: models.Model, inputs: Any, label: Any, job: Job, classes: Sequence[str]) -> str:
+    if family.decode is None:
+        read = " x ".join(map(str, inputs.shape))
+        return f"image of {read} -> {_label(torch.as_tensor(label), job, classes)}"
+    ids = inputs["input_ids"]
+    if "attention_mask" in inputs:
+        ids = ids[inputs["attention_mask"].bool()]
+    if job.task in LANGUAGE:
+        return family.decode(ids.tolist())
+    if job.task == "token-classification":
+        pairs = zip(ids.tolist(), torch.as_tensor(label)[: len(ids)].tolist(), strict=True)
+        return " ".join(
+            family.decode([token]).strip() + (f"/{classes[tag]}" if tag != NO_LABEL else "")
+            for token, tag in pairs
+        )
+    return f"{family.decode(ids.tolist())} -> {_label(torch.as_tensor(label), job, classes)}"
+
+
+def _label(label: Tensor, job: Job, classes: Sequence[str]) -> str:
+    if job.task == "regression":
+        return f"{label.item():g}"
+    if job.task == "multi-label":
+        return ", ".join(name for name, on in zip(classes, label, strict=True) if on) or "no label"
+    if job.task != "segmentation":
+        return classes[int(label)]
+    numbers, counts = torch.unique(label, return_counts=True)
+    parts = zip(numbers.tolist(), (counts / label.numel()).tolist(), strict=True)
+    return ", ".join(
+        f"{'no label' if number == NO_LABEL else classes[number]} {percent(share)}"
+        for number, share in parts
+    )
+
+
+def _cut(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 3]}..."
