@@ -431,7 +431,7 @@ BAD_TAGS = {
     "too few": ({"tokens": [["a", "b"]], "tags": [["O"]]}, "line 1 (1 tag for 2 tokens)"),
     "none": ({"tokens": [["a", "b"]], "tags": [None]}, "line 1 (no tags)"),
     "no tokens": ({"tokens": [[]], "tags": [[]]}, "line 1 (no tokens)"),
-    "a tag that is none": ({"tokens": [["a", "b"]], "tags": [["O", ""]]}, "a tag of '', which is"),
+    "tags that are none": ({"tokens": [["a", "b"]], "tags": [["", None]]}, "line 1 (no tags)"),
     "a token that is none": ({"tokens": [["a", " "]], "tags": [["O", "O"]]}, "a token of ' ', wh"),
     "a share": ({"tokens": [["a"]], "tags": [[0.5]]}, "a tag of 0.5, which is no name and no whol"),
 }
@@ -490,7 +490,7 @@ def test_a_line_without_a_tag_in_conll():
 REGRESSION = {"task": "regression"}
 BAD = {
     "words among numbers": ([*NUMBERS[:3], "good"], {}, "line 5 (the label 'good' is no number)"),
-    "a number that is none": ([*NUMBERS[:3], "nan"], {}, "line 5 (the label nan is not finite)"),
+    "a number that is none": ([*NUMBERS[:3], "nan"], {}, "line 5 (no label)"),
     "an infinite number": ([*NUMBERS[:3], "inf"], {}, "line 5 (the label inf is not finite)"),
     "no number": ([*NUMBERS[:3], ""], {}, "a.csv, line 5 (no label)"),
     "truth": ([*NUMBERS[:3], "true"], {}, "the label 'true' is no number"),

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from razorctl import units
 from razorctl.data.own import chats
 from razorctl.data.own.fields import field_of, worse
 from razorctl.data.own.labels import halved, label_text
+from razorctl.data.own.raw import Fault, refusal
 from razorctl.data.own.read import tagged
 from razorctl.data.own.read.sample import SAMPLE, Sample
 from razorctl.data.own.read.table_columns import TableColumns
@@ -26,10 +28,10 @@ if TYPE_CHECKING:
 COMMENT = re.compile(r"#\s*(\w+\s*=|id\s)")  # before a sentence, as of CoNLL-U
 UNSAID = (".txt", ".text", ".tsv")  # endings of files that may be CoNLL
 LOOKED_AT = 200  # lines of such a file, and sentences of one that is
-PEEKED = 1000  # lines by which the columns of CoNLL are counted
-CONLL = (".conll", ".conllu", ".bio", ".iob", ".iob2", ".bioes", ".bilou", ".bmes")
 # A sentence of WikiNER.
 TAGGED_LINE = re.compile(r"(?:[^\s|]+\|[^\s|]+\|(?:O|[BI]-\w+)\s*)+")
+# What Python writes as JSON, though JSON has it not; NaN is no value.
+CONSTANTS = {"NaN": None, "Infinity": math.inf, "-Infinity": -math.inf}
 LONGEST = 2**31 - 1  # characters of a field
 SPACE = re.compile(r"[ \t\r\n]*")
 ESCAPED = re.compile(r"\\u[dD]")  # what may be half a character
@@ -108,7 +110,7 @@ def json_lines(file: Path) -> Iterator[Line]:
         if not line.strip():
             continue
         try:
-            values = json.loads(line)
+            values = json.loads(line, parse_constant=CONSTANTS.get)
         except (ValueError, RecursionError):
             yield Line(number, {}, "not JSON")
             continue
@@ -143,7 +145,7 @@ def json_rows(file: Path) -> Iterator[Line]:
     if not text.startswith("[", at):
         yield from json_lines(file)
         return
-    decoder, number, end = json.JSONDecoder(), 0, ","
+    decoder, number, end = json.JSONDecoder(parse_constant=CONSTANTS.get), 0, ","
     at = _after_space(text, at + 1)
     if text.startswith("]", at):
         return
@@ -174,23 +176,22 @@ def _after_space(text: str, at: int) -> int:
 def conll(file: Path) -> Iterator[Line]:
     """The sentences of a CoNLL file: a token and its tags on each line, with empty lines between.
 
-    Columns are separated by tabs or spaces, and called by their numbers from 1 on. One that counts
-    is left out, and so are lines that it does not count. Raises DataError if the file is not UTF-8.
+    Columns are separated by tabs or spaces, and called by their numbers from 1 on. If the first
+    counts, it is left out, and so are lines that it does not count. Raises DataError if the file is
+    not UTF-8.
     """
     with file.open("rb") as binary:
-        shape = _shape(line.decode("utf-8", "replace") for line in islice(_ended(binary), PEEKED))
-    first, width = [rows for _, rows in islice(_sentences(file, shape), LOOKED_AT)], shape[0]
-    columns = [
-        [[row[at] for row in rows if at < len(row)] for rows in first] for at in range(width)
-    ]
-    counting = [at for at in range(width) if width > 1 and tagged.counts(columns[at])]
-    for begin, rows in _sentences(file, shape):
-        for at in counting:
-            rows = [row for row in rows if not tagged.RANGE.fullmatch(row[min(at, len(row) - 1)])]
-        widths = {width, *map(len, rows)}
+        shape = _shape(
+            line.decode("utf-8", "replace") for line in islice(_ended(binary), LOOKED_AT)
+        )
+    peeked = [[row[0] for row in rows] for _, rows in islice(_sentences(file, shape), LOOKED_AT)]
+    counted = shape[0] > 1 and tagged.counts(peeked)
+    for begin, every in _sentences(file, shape):
+        rows = [row for row in every if not (counted and tagged.RANGE.fullmatch(row[0]))]
+        widths = {shape[0], *map(len, rows)}
         odd = f"lines of {min(widths)} and {max(widths)} columns" if len(widths) > 1 else None
-        values = {str(at + 1): [*of] for at, of in enumerate(zip(*rows, strict=False))}
-        yield Line(begin, {n: of for n, of in values.items() if int(n) - 1 not in counting}, odd)
+        numbered = enumerate(zip(*rows, strict=False), 1)
+        yield Line(begin, {str(n): [*of] for n, of in numbered if n > counted}, odd)
 
 
 def _shape(lines: Iterable[str]) -> tuple[int, bool]:
@@ -263,7 +264,7 @@ READERS: dict[str, Callable[[Path], Iterator[Line]]] = {
     ".tsv": delimited,
     ".jsonl": json_lines,
     ".json": json_rows,
-    **dict.fromkeys(CONLL, conll),
+    **dict.fromkeys((".conll", ".conllu", ".bio", ".iob", ".iob2", ".bioes", ".bmes"), conll),
 }
 
 
@@ -274,12 +275,24 @@ def lines_of(file: Path) -> Iterator[Line]:
 
 def sample(file: Path) -> Sample:
     """The first rows of a file; raises DataError if there are none."""
-    rows = [line for line in islice(lines_of(file), SAMPLE) if not line.fault]
+    bad: list[Line] = []
+    rows: list[Line] = []
+    for line in lines_of(file):
+        (bad if line.fault else rows).append(line)
+        if len(rows) == SAMPLE:
+            break
     names = list(dict.fromkeys(name for row in rows for name in row.values if name))
+    if not names and bad:
+        faults = [Fault(_place(file, line), str(line.fault)) for line in bad]
+        raise refusal(str(file), faults, len(bad))
     if not names:
         raise DataError(f"{file} has no rows that can be read; give a file with rows.")
     values = {name: [row.values.get(name) for row in rows] for name in names}
     return Sample(values, root=file.parent)
+
+
+def _place(file: Path, line: Line) -> str:
+    return f"{file.name}, {line.unit} {line.number}"
 
 
 def schema(columns: TableColumns) -> "pa.Schema":
@@ -311,7 +324,7 @@ def records(file: Path, columns: TableColumns) -> Iterator[dict[str, Any]]:
     renamed = columns.renamed
     parts = {name: column for column, name in renamed.items() if name in chats.PARTS}
     for line in lines_of(file):
-        place = f"{file.name}, {line.unit} {line.number}"
+        place = _place(file, line)
         row: dict[str, Any] = {"place": place, "fault": line.fault}
         if parts:
             said = {name: line.values.get(column) for name, column in parts.items()}
@@ -322,7 +335,7 @@ def records(file: Path, columns: TableColumns) -> Iterator[dict[str, Any]]:
             if name in parts:
                 continue
             if name == "label":
-                row[name] = label_text(value, place, kinds)
+                row[name] = None if line.fault else label_text(value, place, kinds)
             else:
                 field = field_of(name)
                 assert field is not None
