@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 # What libraries say of memory in errors of general classes: torch, OpenMP and Python's threads,
@@ -100,16 +100,9 @@ class OutOfMemoryError(RazorError):
 
 
 class DataError(RazorError):
-    """A file of weights or data that cannot be read or has unexpected contents.
-
-    details: a line for each bad file or row, where the message cannot name all of them.
-    """
+    """A file of weights or data that cannot be read or has unexpected contents."""
 
     exit_code = 5
-
-    def __init__(self, message: str, details: Sequence[str] = ()) -> None:
-        super().__init__(message)
-        self.details = tuple(details)
 
 
 class MissingError(RazorError):

@@ -176,6 +176,9 @@ class Job:
             value = getattr(self, name)
             if value is not None and value not in choices:
                 raise unknown(name, value, choices)
+        figures = FIGURES.get(self.task, EVERY_FIGURE)  # type: ignore[call-overload]
+        if self.metric is not None and self.metric not in figures:
+            raise unknown(f"metric of {self.task}", self.metric, figures)
         check_bounds(self)
         check_pairs(self)
 
@@ -209,9 +212,6 @@ class Job:
             settings.pop("epochs", None)
         unset = {name: value for name, value in settings.items() if getattr(self, name) is None}
         job = replace(self, **unset)
-        figures = FIGURES.get(job.task, EVERY_FIGURE)  # type: ignore[call-overload]
-        if job.metric is not None and job.metric not in figures:
-            raise unknown(f"metric of {job.task}", job.metric, figures)
         check_batch(job, examples)
         size = job.batch_size or 1
         per_epoch = None if examples is None else examples // size

@@ -18,9 +18,9 @@ OF_ROWS: tuple[Task, ...] = ("classification", "regression", "multi-label")
 # Tasks whose rows have labels of their own, not made of what they are.
 LABELED: tuple[Task, ...] = (*OF_ROWS, "token-classification")
 LANGUAGE: tuple[Task, ...] = ("causal-lm", "masked-lm")  # tasks that learn from texts alone
-# A tag of a token of an entity: how it stands there (begins, inside, ends or last, single), and the
-# type.
-ENTITY_TAG = re.compile(r"([BIELSU])[-_](.+)")
+# A tag of a token of an entity: how it stands there (begins, inside or in its middle, ends or last,
+# single), and the type.
+ENTITY_TAG = re.compile(r"([BIMELSU])[-_](.+)")
 NO_LABEL = -100  # the label of a token or a pixel that does not count, as in torch
 # Task -> its figures; the first one is the default of `Job.metric`.
 _OF_TOKENS = ("perplexity", "accuracy", "loss")

@@ -99,8 +99,6 @@ class Group(TyperGroup):
             if not processes.first():
                 views.unmute()
             views.error(_sentence(error))
-            for line in getattr(error, "details", ()):
-                views.say(f"  {line}")
             raise typer.Exit(_exit_code(error)) from None
 
 

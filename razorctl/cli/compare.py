@@ -18,6 +18,7 @@ from razorctl.cli.options import (
 )
 from razorctl.cli.settings import Call, given_settings, is_given, is_typed, print_result
 from razorctl.cli.views import common as views
+from razorctl.config.registry import unknown
 from razorctl.errors import UsageError
 from razorctl.tasks import LEAST
 
@@ -231,13 +232,20 @@ def _run_grid(
     from razorctl import c_kernels
     from razorctl.cli import effects, planning
     from razorctl.recipe import Recipe
+    from razorctl.training import rundir
     from razorctl.training.comparing.budget import parse_seconds
+    from razorctl.training.comparing.comparison import NAMES
     from razorctl.training.comparing.variants import lists_of
 
     flags, lists = lists_of(flags)
     settings = given_settings(ctx, flags | dict(zip(("model", "dataset"), what, strict=True)))
     options["seconds"] = None if budget is None else parse_seconds(budget)
     job = settings.job
+    for name in methods:
+        if name not in NAMES:
+            raise unknown("method", name, NAMES)
+    if options["out"] is not None and not options["resume"]:
+        rundir.choose(options["out"])
     planning.check_data(job)
     c_kernels.start(options["device"])
     with views.status(f"preparing to compare on {job.model} and {job.dataset}"):

@@ -243,6 +243,7 @@ def _settle(
     elif plan is not None:
         job, chosen, document = planning.settle_by_file(plan, flags, device)
     else:
+        rundir.choose(out, "", resume=resume)  # before data are read
         job, chosen, document = planning.settle(settings, device, quiet=quiet)
     effects.note_settings(ctx, chosen)
     directory = rundir.choose(out, job.model, job.dataset, chosen.method, resume=resume)

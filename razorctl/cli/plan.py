@@ -46,7 +46,7 @@ def plan(
             entry = models.named(settings.given["model"])
         task = settings.given.get("task", entry.tasks[0])
         settings = settings.but(dataset=data.usual(task, entry.modality))
-    planning.check_data(settings.job_to_plan)
+    planning.check_data(planning.check_names(settings))
     try:
         result = planning.plan(settings, quiet=json)
     except NoFitError as error:

@@ -75,6 +75,18 @@ def lookup_status(model: str) -> AbstractContextManager[object]:
     return nullcontext() if registered else views.status(f"looking for {model}")
 
 
+def check_names(settings: Settings) -> Job:
+    """The job of settings; raises UsageError for a recipe, a card or its memory that is none."""
+    from razorctl.planning import gpus
+
+    _ = settings.recipe
+    if "gpu" in settings.given:
+        gpus.load(settings.given["gpu"])
+    if "vram" in settings.given:
+        gpus.memory_size(settings.given["vram"])
+    return settings.job_to_plan
+
+
 def check_data(job: Job) -> None:
     """Checks a job and prints on stderr what was detected in a user's own data set.
 
@@ -103,7 +115,7 @@ def settle(settings: Settings, device: str | None, *, quiet: bool = False) -> Se
         )
     from razorctl.planning import detect
 
-    check_data(settings.job_to_plan)  # before torch is loaded, which takes seconds
+    check_data(check_names(settings))  # before torch is loaded, which takes seconds
     if not {"gpu", "vram"} & given.keys():
         cards = () if device == "cpu" else detect.cards()
         if settings.orders or not cards:

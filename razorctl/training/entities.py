@@ -8,9 +8,10 @@ from torchmetrics import Metric
 
 from razorctl.tasks import ENTITY_TAG, NO_LABEL
 
-# Prefix of a tag -> how a token stands in its entity; BILOU calls an end L, and a single token U.
+# Prefix of a tag -> how a token stands in its entity; BILOU calls an end L, and a single token U;
+# BMES calls the inside M.
 OUTSIDE, BEGIN, INSIDE, END, SINGLE = range(5)
-PREFIXES = {"B": BEGIN, "I": INSIDE, "E": END, "L": END, "S": SINGLE, "U": SINGLE}
+PREFIXES = {"B": BEGIN, "I": INSIDE, "M": INSIDE, "E": END, "L": END, "S": SINGLE, "U": SINGLE}
 
 
 class EntityScores(Metric):

@@ -75,6 +75,8 @@ def evaluate(
         if name.startswith(BY_CLASS)
     }
     single = {name: v.item() for name, v in values.items() if not name.startswith(BY_CLASS)}
+    if parts:
+        single |= _macro(values[f"{BY_CLASS}counts"], scoring.macro)
     if job.task in LANGUAGE:
         single["perplexity"] = torch.tensor(single["loss"], dtype=torch.float64).exp().item()
     single |= {name: 0.0 for name in scoring.undefined if math.isnan(single[name])}
@@ -96,25 +98,32 @@ class Scoring:
         metrics: (the names of the classes) -> the metric of each figure.
         guesses: (logits, labels) of a batch -> the arguments of the metrics.
         undefined: figures that may be, and are then 0: where all guesses or no labels are alike.
+        macro: figures that are means over the classes that rows have.
     """
 
     metrics: Callable[[Sequence[str]], dict[str, Any]]
     guesses: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     undefined: Sequence[str] = ()
+    macro: Sequence[str] = ()
+
+
+def _macro(counts: Tensor, names: Sequence[str]) -> dict[str, float]:
+    """Means over the classes that labels have; counts: as of StatScores [classes, 5]."""
+    right, wrong, _, missed, labels = counts[counts[:, 4] > 0].double().unbind(-1)
+    figures = {
+        "balanced_accuracy": right / labels,
+        "f1": 2 * right / (2 * right + wrong + missed),
+        "mean_iou": right / (right + wrong + missed),
+    }
+    return {name: figures[name].mean().nan_to_num().item() for name in names}
 
 
 def _of_classes(classes: Sequence[str]) -> dict[str, Any]:
-    from torchmetrics.classification import (
-        MulticlassAccuracy,
-        MulticlassF1Score,
-        MulticlassMatthewsCorrCoef,
-    )
+    from torchmetrics.classification import MulticlassAccuracy, MulticlassMatthewsCorrCoef
 
     count = len(classes)
     figures: dict[str, Any] = {
         "accuracy": MulticlassAccuracy(count, average="micro"),
-        "balanced_accuracy": MulticlassAccuracy(count, average="macro"),
-        "f1": MulticlassF1Score(count, average="macro"),
         "matthews": MulticlassMatthewsCorrCoef(count),
     }
     if count > TOP:
@@ -147,7 +156,6 @@ def _of_several(classes: Sequence[str]) -> dict[str, Any]:
     count = len(classes)
     return {
         "mean_average_precision": MultilabelAveragePrecision(count, average="macro"),
-        "f1": MultilabelF1Score(count, average="macro"),
         "micro_f1": MultilabelF1Score(count, average="micro"),
         "exact_match": MultilabelExactMatch(count),
         **_by_class(count, of="Multilabel"),
@@ -155,11 +163,10 @@ def _of_several(classes: Sequence[str]) -> dict[str, Any]:
 
 
 def _of_pixels(classes: Sequence[str]) -> dict[str, Any]:
-    from torchmetrics.classification import MulticlassAccuracy, MulticlassJaccardIndex
+    from torchmetrics.classification import MulticlassAccuracy
 
     return {
         "accuracy": MulticlassAccuracy(len(classes), average="micro", ignore_index=NO_LABEL),
-        "mean_iou": MulticlassJaccardIndex(len(classes), ignore_index=NO_LABEL),
         **_by_class(len(classes), NO_LABEL),
     }
 
@@ -183,7 +190,11 @@ def _right(output: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 SCORINGS: Mapping[str, Scoring] = {
     # Accuracy, and means over classes of it and of F1; Matthews' correlation of labels and guesses.
-    "classification": Scoring(_of_classes, lambda output, labels: (output, labels)),
+    "classification": Scoring(
+        _of_classes,
+        lambda output, labels: (output, labels),
+        macro=("balanced_accuracy", "f1"),
+    ),
     "regression": Scoring(
         _of_numbers,
         lambda output, labels: (output.squeeze(-1), labels),
@@ -194,11 +205,14 @@ SCORINGS: Mapping[str, Scoring] = {
         _of_several,
         lambda output, labels: (output.sigmoid(), labels.long()),
         ("mean_average_precision",),
+        ("f1",),
     ),
     # Precision, recall and F1 of entities; the accuracy of tokens.
     "token-classification": Scoring(_of_tags, lambda output, labels: (output.argmax(-1), labels)),
     # `mean_iou`: the mean over classes of intersection over union.
-    "segmentation": Scoring(_of_pixels, lambda output, labels: (output.argmax(1), labels)),
+    "segmentation": Scoring(
+        _of_pixels, lambda output, labels: (output.argmax(1), labels), macro=("mean_iou",)
+    ),
     **dict.fromkeys(LANGUAGE, Scoring(_of_tokens, _right)),
 }
 

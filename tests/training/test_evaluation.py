@@ -164,3 +164,40 @@ def test_a_segmentation_model_is_evaluated_without_enlarged_logits(monkeypatch):
     assert found.figures == pytest.approx(want.figures)
     assert found.by_class == want.by_class
     assert sum(found.by_class.labels) == 5 * 6 * 6  # without those of no class
+
+
+# Task, labels of three rows, guesses, and means over the classes that labels have.
+PRESENT = {
+    "a class of no row that is guessed": (
+        *("classification", [0, 0, 1], [0, 2, 1]),
+        {"balanced_accuracy": (1 / 2 + 1) / 2, "f1": (2 / 3 + 1) / 2},
+    ),
+    "one class": (
+        "classification",
+        [0, 0, 0],
+        [0, 0, 2],
+        {"balanced_accuracy": 2 / 3, "f1": 4 / 5},
+    ),
+    "several labels": (
+        *("multi-label", [[1, 0, 0], [1, 0, 0], [0, 1, 0]], [[1, 0, 1], [0, 0, 0], [0, 1, 0]]),
+        {"f1": (2 / 3 + 1) / 2},
+    ),
+    "pixels": (
+        "segmentation",
+        [[[0, 0, 1, -100]]],
+        [[[0, 2, 1, 2]]],
+        {"mean_iou": (1 / 2 + 1) / 2},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PRESENT)
+def test_means_are_over_the_classes_that_rows_have(case):
+    task, labels, guesses, figures = PRESENT[case]
+    labels, guesses = torch.tensor(labels), torch.tensor(guesses)
+    if task == "multi-label":
+        output, labels = 18.0 * guesses - 9, labels.float()
+    else:
+        output = 9.0 * nn.functional.one_hot(guesses, 3).movedim(-1, 1)
+    found = of(output, labels, job=replace(JOB, task=task)).figures
+    assert {name: found[name] for name in figures} == pytest.approx(figures)

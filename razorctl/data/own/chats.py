@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from razorctl.data.own.labels import halved
+from razorctl.data.own.labels import UNSAID, halved
 from razorctl.data.own.raw import Reasons
 from razorctl.errors import DataError
 from razorctl.models.chats import THOUGHTS
@@ -149,7 +149,7 @@ def _parsed(value: Any, what: str) -> Any:
 def _text(value: Any, column: str) -> str:
     if value is not None and not isinstance(value, str):
         raise MisshapenError(f"{column} is no text")
-    return (value or "").strip()
+    return "" if value in UNSAID else (value or "").strip()
 
 
 def _tools(value: Any) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from razorctl.data.own import chats
-from razorctl.data.own.labels import COMMA, as_list, halved
+from razorctl.data.own.labels import COMMA, UNSAID, as_list, halved, is_missing
 from razorctl.data.own.raw import ADDRESS, NEVER_SKIPPED, OUTSIDE, Reasons
 from razorctl.errors import DataError
 
@@ -118,7 +118,7 @@ class Number(Field):
         return pa.float64()
 
     def of_line(self, value: Any, column: str, folder: Path) -> tuple[Any, str | None]:
-        if value is None or (isinstance(value, str) and not value.strip()):
+        if is_missing(value) or value in UNSAID:
             return None, None
         if isinstance(value, (str, int, float)) and not isinstance(value, bool):
             with suppress(ValueError, OverflowError):
@@ -143,7 +143,7 @@ class Number(Field):
         odd = pc.indices_nonzero(pc.invert(pc.fill_null(pc.is_finite(values), False))).to_pylist()
         found = ((row, values[row].as_py()) for row in odd)
         return {
-            row: "no label" if v is None else f"the label {v} is not finite" for row, v in found
+            row: "no label" if is_missing(v) else f"the label {v} is not finite" for row, v in found
         }
 
 
@@ -188,8 +188,11 @@ class Several(Field):
             return None, f"the {column} {value!r} is no list"
         if isinstance(value, str) and (fault := halved(given)):
             return None, fault
-        labels = []
+        labels: list[str | None] = []
         for label in given:
+            if self.name == "tags" and is_missing(label):
+                labels.append(None)
+                continue
             if isinstance(label, float) and label.is_integer():
                 label = int(label)
             if isinstance(label, float):

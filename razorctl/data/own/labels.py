@@ -3,16 +3,18 @@
 import ast
 import json
 import re
+import unicodedata
 import warnings
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from razorctl import documents
-from razorctl.data.own.raw import Raw
+from razorctl.data.own.raw import Faults, Raw
 from razorctl.errors import DataError, raise_lack
+from razorctl.tasks import NO_LABEL
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,6 +27,8 @@ SEVERAL = "which are for multi-label (--task multi-label), not classes"
 NUMBERS = "which are for regression (--task regression), not classes"
 NAMES, NUMBERED = "classes.txt", "id2label.json"
 DECIMAL = re.compile(r"[+-]?\d*\.\d+")
+# Texts that programs write where there is no value.
+UNSAID = ("-", "_", "nan", "NaN", "None", "NULL", "null", "NA", "N/A", "n/a", "<NA>", "#N/A")
 COMMA = re.compile(r"\s*[+-]?\d*,\d+\s*")  # a number with a decimal comma
 # An item of a list, as JSON, Python or NumPy write it, and a text that is such a list.
 ITEM = re.compile(
@@ -33,51 +37,20 @@ ITEM = re.compile(
 WRITTEN = re.compile(rf"\s*\[\s*(?:(?:{ITEM.pattern})(?:[\s,]+|(?=\s*\])))*\]\s*")
 
 
-@dataclass(frozen=True)
-class Labels:
-    """The classes, each with the label [classes] that stands for it in the data."""
+def class_numbers(raw: Raw, bad: Faults) -> tuple[tuple[str, ...], Numbers, list[str]]:
+    """The class names, the number of each row's class, -1 without a label, and notes on labels.
 
-    classes: tuple[str, ...]
-    values: "pa.Array"
-
-    @classmethod
-    def indices(cls, classes: tuple[str, ...]) -> "Labels":
-        """The classes of labels that are numbers of classes already."""
-        import pyarrow as pa
-
-        return cls(classes, pa.array(range(len(classes)), pa.int64()))
-
-    def numbers(self, labels: "pa.ChunkedArray") -> "np.ndarray[Any, Any]":
-        """The number of the class of each label; -1 is none."""
-        import pyarrow.compute as pc
-
-        indices = pc.index_in(_wide(labels), value_set=self.values)
-        numbers: np.ndarray[Any, Any] = pc.fill_null(indices, -1).to_numpy()
-        return numbers.astype("int64")
-
-
-def class_numbers(raw: Raw) -> tuple[tuple[str, ...], Numbers]:
-    """The class names, and the number of each row's class; -1 is a row without a label.
-
-    Of tasks without labels all numbers are 0. Raises what `classes_of` raises.
+    Classes are those of their type, or all labels of rows that are not bad, in the order of numbers
+    or letters. Of tasks without labels all numbers are 0. Raises DataError if labels are not
+    classes or not of one type.
     """
     import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
 
     if raw.task != "classification":
         zeros = {split: np.zeros(len(rows), np.int64) for split, rows in raw.splits.items()}
-        return raw.class_names or (), zeros
-    labels = classes_of(raw)
-    columns = {split: rows.data.column("label") for split, rows in raw.splits.items()}
-    return labels.classes, {split: labels.numbers(column) for split, column in columns.items()}
-
-
-def classes_of(raw: Raw) -> Labels:
-    """The classes of labels: those of their type, or all labels in the order of numbers or letters.
-
-    Raises DataError if labels are not classes or not of one type.
-    """
-    import pyarrow as pa
-
+        return raw.class_names or (), zeros, []
     columns = {split: _wide(rows.data.column("label")) for split, rows in raw.splits.items()}
     kinds = {column.type for column in columns.values()}
     if len(kinds) > 1:
@@ -91,14 +64,23 @@ def classes_of(raw: Raw) -> Labels:
             f"labels of {raw.name} are no single values but {kind}, {SEVERAL}; choose another "
             "column with --label-column."
         )
-    values = {value for column in columns.values() for value in column.unique().to_pylist()}
-    if raw.class_names is None:
-        labels = _ordered(raw, {value for value in values if not is_missing(value)})
-        classes = tuple(class_name(value) for value in labels)
+    if raw.class_names is not None:
+        classes, notes, labels = raw.class_names, list[str](), list(range(len(raw.class_names)))
+        table = np.array([*labels, -1])
     else:
-        classes = raw.class_names
-        labels = list(range(len(classes)))
-    return Labels(classes, pa.array(labels, kind))
+        counts = Counter[Any]()
+        for split, column in columns.items():
+            used = np.setdiff1d(np.arange(len(column)), list(bad.get(split, ())))
+            for pair in pc.value_counts(column.take(used)).to_pylist():
+                counts[pair["values"]] += pair["counts"]
+        names, _, notes = named_classes(raw, counts)
+        labels = _ordered(raw, {*names})
+        classes = tuple(dict.fromkeys(names[label] for label in labels))
+        find = finder(classes)
+        table = np.array([*(find(names[label]) for label in labels), -1])  # -1 is no label
+    values = pa.array(labels, kind)
+    indices = {s: pc.fill_null(pc.index_in(c, value_set=values), -1) for s, c in columns.items()}
+    return classes, {split: table[of.to_numpy()] for split, of in indices.items()}, notes
 
 
 def _wide(column: "pa.ChunkedArray") -> "pa.ChunkedArray":
@@ -112,6 +94,63 @@ def is_missing(value: Any) -> bool:
     """Whether a label is none."""
     # NaN is the only value that differs from itself.
     return value is None or value != value or (isinstance(value, str) and not value.strip())
+
+
+def no_labels(values: Collection[Any], opinions: bool = True) -> set[Any]:
+    """The labels that are none: empty or UNSAID ones, -100, and -1 beside other labels.
+
+    -1 is a class among numbers below it. opinions: whether it is one beside 0 and 1 alone, too.
+    """
+    numbers = {value: float(value) for value in values if WHOLE.fullmatch(str(value))}
+    words = [v for v in values if not is_missing(v) and v not in UNSAID]
+    whole = {*numbers.values()} - {NO_LABEL}
+    signed = len(words) == len(numbers) and (
+        min(whole, default=0) < -1 or (opinions and len(whole) > 1 and whole <= {-1, 0, 1})
+    )
+    none = {NO_LABEL} if signed else {NO_LABEL, -1}
+    return {v for v in values if is_missing(v) or v in UNSAID or numbers.get(v) in none}
+
+
+def named_classes(
+    raw: Raw, counts: Mapping[Any, int]
+) -> tuple[dict[Any, str], set[Any], list[str]]:
+    """The class of each label, one for all its spellings; the labels that are none; notes on both.
+
+    counts: label -> how often it is there.
+    """
+    of_rows = raw.task == "classification"
+    missing = {*filter(is_missing, counts)}
+    none = missing if raw.sorted else no_labels(counts, of_rows)
+    spelled: dict[str, list[Any]] = {}
+    for label in sorted(counts.keys() - none, key=str):
+        spelled.setdefault(canonical(class_name(label)), []).append(label)
+    names: dict[Any, str] = {}
+    notes = []
+    for name, own in spelled.items():
+        names |= {label: name if len(own) > 1 else class_name(label) for label in own}
+        if len(own) > 1:
+            notes.append(f"the labels {' and '.join(map(ascii, own))} are one class, {name}.")
+    if {"-1"} < spelled.keys() <= {"-1", "0", "1"} and not raw.sorted:
+        notes.append("the label -1 is learned as a class; leave it empty where it means none.")
+    if said := none - missing if of_rows else none:  # rows without one are bad
+        each = (f"{counts[v]:,} of {'nothing' if v in missing else v}" for v in said)
+        what = "make no class and do not count in loss and metrics; rename one that is a class"
+        notes.append(f"labels that are none, {' and '.join(sorted(each))}, {what}.")
+    return names, none, notes
+
+
+def canonical(name: str) -> str:
+    """The one spelling of the name of a class: of Unicode, of whole numbers, and of true, false."""
+    name = unicodedata.normalize("NFC", name)
+    name = name.partition(".")[0] if WHOLE.fullmatch(name) else name
+    return name.lower() if name.lower() in ("true", "false") else name
+
+
+def finder(classes: Sequence[str]) -> Callable[[str], int]:
+    """A function that returns the number of the class of a name in any spelling, or -1."""
+    exact = {name: number for number, name in enumerate(classes)}
+    alike = {canonical(name): number for number, name in enumerate(classes)}
+    return lambda name: exact.get(name, alike.get(canonical(name), -1))
 
 
 def class_name(value: Any) -> str:
@@ -197,8 +236,8 @@ def label_text(value: Any, place: str, kinds: dict[str, str]) -> str | None:
     kinds: the types so far -> the place of the first of each. Raises DataError for a value that is
     no class, and for a second type.
     """
-    if value is None:
-        return None
+    if value is None or value in UNSAID:
+        return None if value is None else str(value)
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     kind = {bool: "true or false", int: "a number", str: "text"}.get(type(value))
@@ -236,9 +275,8 @@ def renumbered(
     import numpy as np
 
     used = np.unique(labels if rows is None else labels[rows])
-    refuse_unknown(name, [names[n] for n in used if names[n] not in classes], classes)
-    numbers = {label: number for number, label in enumerate(classes)}
-    table = np.array([*(numbers.get(label, -1) for label in names), -1])  # -1 is no label
+    table = np.array([*map(finder(classes), names), -1])  # -1 is no label
+    refuse_unknown(name, [names[n] for n in used if table[n] < 0], classes)
     return np.asarray(table[labels])
 
 

@@ -29,7 +29,6 @@ ADDRESS = "an address, not the path of a file"
 NEVER_SKIPPED = (OUTSIDE, ADDRESS)
 NOT_UTF8 = "its name is not UTF-8: rename it"
 NAMED = 5  # bad rows that a sentence names
-MEND = "correct them, or leave them out with --skip-bad"
 
 Reasons = list[str | None]  # what is wrong with each value
 Faults = Mapping[str, Mapping[int, str]]  # split -> row -> what is wrong with it
@@ -45,15 +44,34 @@ class Fault(NamedTuple):
         return f"{self.place} ({self.reason})"
 
 
-def refusal(name: str, lines: Sequence[str], mend: str = MEND) -> DataError:
-    """The error for bad files and rows, with all of them; `mend` ends the sentence."""
-    more = len(lines) - NAMED
-    few = ", ".join(lines[:NAMED]) + (f" and {more:,} more" if more > 0 else "")
-    rows = units.count(len(lines), "bad row")
-    return DataError(f"{name} has {rows}: {few}; {mend}.", lines if more > 0 else ())
+def refusal(
+    name: str, faults: Sequence[Fault], rows: int | None = None, mend: str | None = None
+) -> DataError:
+    """The error for bad files and rows: few of each cause, and what mends it.
+
+    rows: how many rows there are, bad ones included. mend: ends the sentence.
+    """
+    left = "" if rows is None else f", which leaves {units.count(rows - len(faults), 'row')}"
+    mend = mend or f"correct them, or leave them out with --skip-bad{left}"
+    causes: dict[str, list[str]] = {}
+    for place, reason in faults:
+        causes.setdefault(reason, []).append(place)
+    each = max(1, NAMED // len(causes))
+    named = [
+        f"{', '.join(places[:each])}{_more(len(places) - each)} ({reason})"
+        for reason, places in causes.items()
+    ]
+    few = ", ".join(named[:NAMED]) + _more(sum(map(len, [*causes.values()][NAMED:])))
+    return DataError(f"{name} has {units.count(len(faults), 'bad row')}: {few}; {mend}.")
 
 
-def skip_or_refuse(name: str, faults: Sequence[Fault], skip_bad: bool) -> tuple[str, ...]:
+def _more(count: int) -> str:
+    return f" and {count:,} more" if count > 0 else ""
+
+
+def skip_or_refuse(
+    name: str, faults: Sequence[Fault], skip_bad: bool, rows: int | None = None
+) -> tuple[str, ...]:
     """A line for each fault, whose rows are left out.
 
     Raises DataError without `skip_bad`, and for rows that are never left out.
@@ -62,13 +80,14 @@ def skip_or_refuse(name: str, faults: Sequence[Fault], skip_bad: bool) -> tuple[
         name: what the data are called.
         faults: the faults.
         skip_bad: whether bad rows are left out.
+        rows: as of `refusal`.
     """
-    if outside := [str(fault) for fault in faults if fault.reason in NEVER_SKIPPED]:
-        raise refusal(name, outside, "name images by paths inside the folder of the table")
-    lines = tuple(map(str, faults))
-    if lines and not skip_bad:
-        raise refusal(name, lines)
-    return lines
+    if outside := [fault for fault in faults if fault.reason in NEVER_SKIPPED]:
+        mend = "name images by paths inside the folder of the table"
+        raise refusal(name, outside, mend=mend)
+    if faults and not skip_bad:
+        raise refusal(name, faults, rows)
+    return tuple(map(str, faults))
 
 
 def not_utf8(text: str) -> str | None:
@@ -111,6 +130,7 @@ class Raw:
         notes: a sentence on each thing that a user may not have meant.
         cut: whether the two training rows are one text, whose end is what can be held out.
         blanks: whether texts may be blank, which are then left out.
+        sorted: whether no text stands for no label, as where labels are folders.
     """
 
     name: str
@@ -126,6 +146,7 @@ class Raw:
     notes: tuple[str, ...] = ()
     cut: bool = False
     blanks: bool = False
+    sorted: bool = False
 
     def place(self, split: str, row: int) -> str:
         """The file or the line of a row, for a sentence."""

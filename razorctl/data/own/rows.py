@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from razorctl import units
 from razorctl.data.own.ask import Ask
 from razorctl.data.own.fields import field_of
-from razorctl.data.own.labels import WHOLE, Numbers
+from razorctl.data.own.labels import WHOLE, Numbers, is_missing, no_labels
 from razorctl.data.own.raw import Faults, Raw
 from razorctl.errors import DataError
 
@@ -18,33 +18,33 @@ if TYPE_CHECKING:
 Contents = Mapping[str, "np.ndarray[Any, Any]"]  # split -> the content of each row
 # The name of a split -> the split of `Raw` that its rows are of, and their numbers there.
 Parts = Mapping[str, tuple[str, "np.ndarray[Any, Any]"]]
-NONE: Faults = {}
 LABELS = ("label", "number", "labels", "flag", "tags")  # columns of `Raw`
 WITHOUT = ", without {}, which has no labels"
-UNKNOWN = {None, "", "-1", -1}  # labels of rows whose label is kept secret
 
 
-def faults(
-    raw: Raw, numbers: Numbers, answered: bool = True, of_labels: Faults = NONE
-) -> dict[str, dict[int, str]]:
-    """The bad rows of each split, as `table_faults` finds them; of_labels: more of them."""
-    return {
-        split: {
-            **of_labels.get(split, {}),
-            **table_faults(rows.data, numbers[split], answered),
-        }
-        for split, rows in raw.splits.items()
-    }
+def faults(raw: Raw, answered: bool = True) -> dict[str, dict[int, str]]:
+    """The bad rows of each split: those with a fault, or with an empty text or message.
 
-
-def table_faults(
-    rows: "pa.Table", numbers: "np.ndarray[Any, Any]", answered: bool = True
-) -> dict[int, str]:
-    """The bad rows: those with a fault, without a label, or with an empty text or message.
-
-    rows: with the columns of `Raw`. numbers: the numbers of their classes; -1 is no label.
     answered: as of `Field.faults`.
     """
+    return {split: _table_faults(rows.data, answered) for split, rows in raw.splits.items()}
+
+
+def with_unlabeled(
+    raw: Raw, bad: Faults, numbers: Numbers, of_labels: Faults
+) -> dict[str, dict[int, str]]:
+    """Bad rows of each split with those that have no label, number -1, or one that has a fault."""
+    every = {}
+    for split, own in numbers.items():
+        data, found = raw.splits[split].data, {**of_labels.get(split, {}), **bad[split]}
+        for row in _where(own < 0):
+            value = data.column("label")[row].as_py()
+            found.setdefault(row, "no label" if is_missing(value) else f"no label: {value}")
+        every[split] = dict(sorted(found.items()))
+    return every
+
+
+def _table_faults(rows: "pa.Table", answered: bool) -> dict[int, str]:
     faults: dict[int, str] = {}
     if "fault" in rows.column_names:
         column = rows.column("fault")
@@ -54,8 +54,6 @@ def table_faults(
         if field is not None:
             for row, reason in field.faults(rows.column(name), answered).items():
                 faults.setdefault(row, reason)
-    for row in _where(numbers < 0):
-        faults.setdefault(row, "no label")
     return dict(sorted(faults.items()))
 
 
@@ -109,7 +107,8 @@ def _says_nothing(labels: "pa.ChunkedArray") -> bool:
 
     if pa.types.is_nested(labels.type):
         return not pc.any(pc.greater(pc.list_value_length(labels), 0)).as_py()
-    return {*labels.unique().to_pylist()} <= UNKNOWN
+    values = labels.unique().to_pylist()
+    return len(no_labels(values)) == len(values)
 
 
 def check_enough(

@@ -1,6 +1,6 @@
 """The splits of checked rows; some training rows are held out where there is no validation."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from razorctl.data.catalog import place
@@ -14,7 +14,7 @@ from razorctl.errors import DataError
 from razorctl.models import Progress
 from razorctl.models.images import white
 from razorctl.models.masks import IGNORED
-from razorctl.tasks import LANGUAGE
+from razorctl.tasks import LABELED, LANGUAGE
 
 if TYPE_CHECKING:
     import numpy as np
@@ -123,6 +123,7 @@ class Checked:
     raw: Raw
     targets: Targets
     faults: Faults
+    looked: Findings = field(default_factory=dict)  # at images, if that was done
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -167,7 +168,7 @@ class Checked:
         on_images: Findings = {}
         on_masks: Findings = {}
         if self.raw.modality == "image":
-            on_images = images.findings(self.raw, self.faults, progress)
+            on_images = self.looked or images.findings(self.raw, self.faults, progress)
             for split, bad in images.image_faults(on_images).items():
                 faults[split] = dict(sorted({**faults[split], **bad}.items()))
         if self.raw.task == "segmentation":
@@ -175,7 +176,8 @@ class Checked:
             for split, bad in masks.mask_faults(on_masks, len(self.classes)).items():
                 faults[split] = dict(sorted({**bad, **faults[split]}.items()))
         lines = [*self.raw.nowhere, *self.raw.with_places(faults)]
-        skipped = skip_or_refuse(self.raw.name, lines, self.ask.skip_bad)
+        every = sum(map(len, self.raw.splits.values())) + len(self.raw.nowhere)
+        skipped = skip_or_refuse(self.raw.name, lines, self.ask.skip_bad, every)
         return Inspection(faults, skipped, on_images, on_masks)
 
     def load(self, progress: Progress = lambda _: None) -> Splits:
@@ -241,12 +243,24 @@ def checked(ask: Ask, raw: Raw) -> Checked:
         raw = _divided(ask, raw)
     elif raw.task == "segmentation":
         raw = _with_class_names(raw)
-    found = targets.of(raw)
-    faults = rows.faults(raw, found.numbers, of_labels=found.faults)
-    checked_rows = Checked(ask, raw, found, faults)
+    looked: Findings = {}
+    if ask.skip_bad and raw.modality == "image" and raw.task in LABELED:  # bad ones make no classes
+        looked = images.findings(raw, rows.faults(raw), lambda _: None)
+    checked_rows = Checked(ask, raw, *read_labels(raw, looked), looked)
     if not ask.skip_bad and (any(checked_rows.faults.values()) or raw.nowhere):
         checked_rows.inspect(lambda _: None)
     return checked_rows
+
+
+def read_labels(raw: Raw, looked: Findings) -> tuple[Targets, Faults]:
+    """The labels of rows, by the classes of good ones, and the faults of all.
+
+    looked: the findings on images, as far as they are known.
+    """
+    of_images = images.image_faults(looked)
+    bad = {split: {**of_images.get(split, {}), **own} for split, own in rows.faults(raw).items()}
+    found = targets.of(raw, bad)
+    return found, rows.with_unlabeled(raw, bad, found.numbers, found.faults)
 
 
 def _divided(ask: Ask, raw: Raw) -> Raw:
@@ -295,7 +309,7 @@ def _with_class_names(raw: Raw) -> Raw:
     """
     if raw.class_names is not None:
         return raw
-    faults = rows.faults(raw, targets.of(raw).numbers)
+    faults = rows.faults(raw)
     findings = masks.findings(raw, faults)
     tops = [top for fault, top, _ in findings["train"].values() if not fault]
     if not tops:

@@ -1,7 +1,7 @@
 """Labels of rows as a task learns them: an entry of READERS for each task that has labels."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +11,15 @@ from razorctl.data.own.labels import (
     Numbers,
     class_names_in,
     class_numbers,
+    finder,
     in_order,
+    named_classes,
     refuse_unknown,
     renumbered,
 )
 from razorctl.data.own.raw import Faults, Raw
 from razorctl.errors import DataError
-from razorctl.tasks import Task
+from razorctl.tasks import NO_LABEL, TASKS, Task
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,17 +39,22 @@ class Targets:
             tasks, and -1 without a label.
         labels: split -> the `label` of each row, as `Splits` has it; empty of tasks without.
         faults: the rows whose labels cannot be used, beside those without one.
+        notes: sentences on labels that are none, or are spelled in several ways.
     """
 
     classes: tuple[str, ...]
     numbers: Numbers
     labels: Mapping[str, Any] = field(default_factory=dict)
     faults: Faults = field(default_factory=dict)
+    notes: Sequence[str] = ()
 
 
-def of(raw: Raw) -> Targets:
-    """The labels of rows; raises DataError for labels that their task cannot use."""
-    return READERS[raw.task](raw) if raw.task in READERS else Targets(*class_numbers(raw))
+def of(raw: Raw, bad: Faults) -> Targets:
+    """The labels of rows, by the classes of those that are not bad.
+
+    Raises DataError for labels that their task cannot use.
+    """
+    return READERS[raw.task](raw, bad)
 
 
 def of_run(
@@ -89,10 +96,10 @@ def check(raw: Raw, targets: Targets, good: Mapping[str, "np.ndarray[Any, Any]"]
 def notes(raw: Raw, targets: Targets, good: Mapping[str, "np.ndarray[Any, Any]"]) -> list[str]:
     """Notes on labels of rows that are trained on; good: as of `check`."""
     if raw.task not in ("regression", "multi-label"):
-        return []
+        return [*targets.notes]
     values = targets.labels["train"][good["train"]]
     if raw.task == "multi-label":
-        return _unused(targets.classes, values)
+        return [*targets.notes, *_unused(targets.classes, values)]
     between = f"labels are between {values.min():,g} and {values.max():,g}, "
     if abs(values).max() > LARGE:
         return [
@@ -104,47 +111,61 @@ def notes(raw: Raw, targets: Targets, good: Mapping[str, "np.ndarray[Any, Any]"]
     return []
 
 
-def _classes(raw: Raw) -> Targets:
-    names, numbers = class_numbers(raw)
-    return Targets(names, numbers, numbers)
+def _unlabeled(raw: Raw, bad: Faults) -> Targets:
+    return Targets(*class_numbers(raw, bad)[:2])
 
 
-def _numbers(raw: Raw) -> Targets:
+def _classes(raw: Raw, bad: Faults) -> Targets:
+    names, numbers, notes = class_numbers(raw, bad)
+    return Targets(names, numbers, numbers, notes=notes)
+
+
+def _numbers(raw: Raw, bad: Faults) -> Targets:
     values = {
         split: rows.data.column("number").to_numpy().astype("float64")
         for split, rows in raw.splits.items()
     }
-    names, numbers = class_numbers(raw)
-    return Targets(names, numbers, values)
+    return replace(_unlabeled(raw, bad), labels=values)
 
 
-def _several(raw: Raw) -> Targets:
+def _several(raw: Raw, bad: Faults) -> Targets:
     """Labels [rows, classes], fp32, 0 or 1."""
-    numbers = class_numbers(raw)[1]
+    numbers = _unlabeled(raw, bad).numbers
     if "labels" not in raw.splits["train"].column_names:
         flags = {split: _flags(rows) for split, rows in raw.splits.items()}
         return Targets(raw.class_names or (), numbers, flags)
     lists = {split: rows.data.column("labels").to_pylist() for split, rows in raw.splits.items()}
     names = raw.class_names
-    every = [labels for of in lists.values() for labels in of if labels is not None]
+    every = [own for s, of in lists.items() for own in _used(of, bad[s]) if own is not None]
+    notes: list[str] = []
     vectors = names is None and _are_vectors(every)
     if vectors:
         width = Counter(map(len, every)).most_common(1)[0][0]
         names = tuple(map(str, range(width)))
     keys = names if raw.class_names is None else tuple(map(str, range(len(raw.class_names))))
+    if not vectors:
+        counts = Counter(label for labels in every for label in labels)
+        spelled, none, notes = named_classes(raw, counts)
+        lists = {
+            split: [own and [label for label in own if label not in none] for own in of]
+            for split, of in lists.items()
+        }
     if keys is None:
-        keys = names = in_order({label for labels in every for label in labels})
+        keys = names = in_order({*spelled.values()})
     assert names is not None
     if len(names) < 2:
         raise DataError(
             f"{raw.name} has {units.count(len(names), 'label')} in its lists, and multi-label "
             "needs two or more; choose another column with --label-column."
         )
-    place = {key: number for number, key in enumerate(keys)}
-    labels, faults = {}, dict[str, dict[int, str]]()
+    find, labels, faults = finder(keys), {}, dict[str, dict[int, str]]()
     for split, rows in lists.items():
-        labels[split], faults[split] = _matrix(rows, place, vectors)
-    return Targets(names, numbers, labels, faults)
+        labels[split], faults[split] = _matrix(rows, find, len(keys), vectors)
+    return Targets(names, numbers, labels, faults, notes)
+
+
+def _used(rows: Sequence[Any], bad: Mapping[int, str]) -> Iterator[Any]:
+    return (own for row, own in enumerate(rows) if row not in bad)
 
 
 def _flags(rows: "Dataset") -> "np.ndarray[Any, Any]":
@@ -167,29 +188,30 @@ def _are_vectors(lists: Sequence[Sequence[str]]) -> bool:
 
 
 def _matrix(
-    rows: Sequence[Sequence[str] | None], place: Mapping[str, int], vectors: bool
+    rows: Sequence[Sequence[str] | None], find: Callable[[str], int], classes: int, vectors: bool
 ) -> tuple["np.ndarray[Any, Any]", dict[int, str]]:
     """The labels [rows, classes] of lists, and the rows whose lists cannot be used.
 
-    place: label -> the number of its class. vectors: whether lists have a 0 or 1 for each class.
+    find: label -> the number of its class, or -1. classes: how many there are. vectors: whether
+    lists have a 0 or 1 for each class.
     """
     import numpy as np
 
-    labels, faults = np.zeros((len(rows), len(place)), np.float32), {}
+    labels, faults = np.zeros((len(rows), classes), np.float32), {}
     for row, own in enumerate(rows):
         if own is None:
             continue
         if vectors:
             if odd := {*own} - {"0", "1"}:
-                faults[row] = f"a label of {min(odd)}, not 0 or 1"
-            elif len(own) != len(place):
-                faults[row] = f"{units.count(len(own), 'label')}, not {len(place)} as others have"
+                faults[row] = f"a label of {min(map(str, odd))}, not 0 or 1"
+            elif len(own) != classes:
+                faults[row] = f"{units.count(len(own), 'label')}, not {classes} as others have"
             else:
                 labels[row] = np.asarray(own, np.float32)
-        elif unknown := [label for label in own if label not in place]:
+        elif unknown := [label for label in own if find(label) < 0]:
             faults[row] = f"a label of {unknown[0]}, which is no class"
         else:
-            labels[row, [place[label] for label in own]] = 1
+            labels[row, [*map(find, own)]] = 1
     return labels, faults
 
 
@@ -211,42 +233,47 @@ def _several_of_run(
     own = targets.classes
     if own == tuple(map(str, range(len(classes)))) and not {*own} & {*classes}:
         return replace(targets, classes=tuple(classes))  # lists of 0 and 1 name no classes
-    labels = {}
+    labels, find = {}, finder(classes)
     for split, values in targets.labels.items():
         used = [name for n, name in enumerate(own) if values[good[split], n].any()]
-        refuse_unknown(raw.name, [name for name in used if name not in classes], classes)
+        refuse_unknown(raw.name, [name for name in used if find(name) < 0], classes)
         labels[split] = np.zeros((len(values), len(classes)), np.float32)
-        for number, name in enumerate(classes):
-            if name in own:
-                labels[split][:, number] = values[:, own.index(name)]
+        for n, name in enumerate(own):
+            if find(name) >= 0:
+                labels[split][:, find(name)] = values[:, n]
     return replace(targets, classes=tuple(classes), labels=labels)
 
 
-def _tags(raw: Raw) -> Targets:
-    """The numbers of the tags of each row's tokens, lists."""
+def _tags(raw: Raw, bad: Faults) -> Targets:
+    """The numbers of the tags of each row's tokens, lists; NO_LABEL of tags that are none."""
     columns = {
         split: [rows.data.column(name).to_pylist() for name in ("tokens", "tags")]
         for split, rows in raw.splits.items()
     }
-    every = [tag for _, tags in columns.values() for own in tags for tag in own or ()]
+    pairs = [pair for s, of in columns.items() for pair in _used([*zip(*of, strict=True)], bad[s])]
+    even = (tags for words, tags in pairs if words and tags and len(words) == len(tags))
+    counts = Counter(tag for tags in even for tag in tags)
+    spelled, none, notes = named_classes(raw, counts)
     if raw.class_names is None:
-        names = in_order({*every} - {OUTSIDE})
-        keys = names = ((OUTSIDE,) if OUTSIDE in every else ()) + names
+        names = in_order({*spelled.values()} - {OUTSIDE})
+        keys = names = ((OUTSIDE,) if OUTSIDE in counts else ()) + names
         if all(map(WHOLE.fullmatch, names)) and raw.root is not None:
             named = class_names_in(raw.root)
             keys, names = (tuple(map(str, range(len(named)))), named) if named else (keys, names)
     else:
         keys, names = tuple(map(str, range(len(raw.class_names)))), raw.class_names
+        none |= counts.keys() & {"-1"}
     if len(names) < 2:
         raise DataError(
             f"all tokens of {raw.name} have one tag, {names[0] if names else 'none'}; a tagger "
-            "needs two or more."
+            f"needs two or more. {' '.join(notes)}".rstrip()
         )
-    place = {key: number for number, key in enumerate(keys)}
+    place = {tag: finder(keys)(name) for tag, name in spelled.items()}
+    place = {tag: n for tag, n in place.items() if n >= 0} | dict.fromkeys(none, NO_LABEL)
     labels, faults = {}, dict[str, dict[int, str]]()
     for split, (tokens, tags) in columns.items():
         labels[split], faults[split] = _numbered_tags(tokens, tags, place)
-    return Targets(names, class_numbers(raw)[1], labels, faults)
+    return Targets(names, _unlabeled(raw, bad).numbers, labels, faults, notes)
 
 
 def _numbered_tags(
@@ -271,6 +298,8 @@ def _numbered_tags(
             faults[row] = f"a tag of {unknown[0]}, which is no class"
         else:
             labels[row] = [place[tag] for tag in own]
+            if own and {*labels[row]} == {NO_LABEL}:
+                faults[row] = "no tags"
     return labels, faults
 
 
@@ -280,12 +309,12 @@ def _tags_of_run(
     """Tags by the classes of a run; see `of_run`."""
     import numpy as np
 
-    numbers = {name: number for number, name in enumerate(classes)}
-    own = [numbers.get(name, -1) for name in targets.classes]
+    own = {number: finder(classes)(name) for number, name in enumerate(targets.classes)}
+    own[NO_LABEL] = NO_LABEL
     labels = {}
     for split, rows in targets.labels.items():
         used = sorted({tag for row in good[split] for tag in rows[row]})
-        unknown = [targets.classes[tag] for tag in used if own[tag] < 0]
+        unknown = [targets.classes[tag] for tag in used if own[tag] == -1]
         refuse_unknown(raw.name, unknown, classes)
         labels[split] = np.empty(len(rows), object)
         for row, tags in enumerate(rows):
@@ -293,7 +322,8 @@ def _tags_of_run(
     return replace(targets, classes=tuple(classes), labels=labels)
 
 
-READERS: Mapping[Task, Callable[[Raw], Targets]] = {
+READERS: Mapping[Task, Callable[[Raw, Faults], Targets]] = {
+    **dict.fromkeys(TASKS, _unlabeled),
     "classification": _classes,
     "regression": _numbers,
     "multi-label": _several,

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl.data.own import read, rows, targets
 from razorctl.data.own.ask import STDIN, Ask
-from razorctl.data.own.raw import Raw, content, refusal
-from razorctl.data.own.splitting import Checked, Inspection, select_rows
+from razorctl.data.own.labels import no_labels
+from razorctl.data.own.raw import Fault, Raw, content, refusal
+from razorctl.data.own.splitting import Checked, Inspection, read_labels, select_rows
 from razorctl.data.own.targets import Targets
 from razorctl.errors import DataError, UsageError
 from razorctl.folders import exists, spelled
@@ -54,8 +55,8 @@ def labeled(
     if not len(raw.splits[split]):
         raise rows.empty(raw.name, raw.names[split])
     raw = replace(raw, splits={split: raw.splits[split]}, names={split: raw.names[split]})
-    found = targets.of(raw)
-    faults = rows.faults(raw, found.numbers, of_labels=found.faults)
+    # What is a class of the run stands for it.
+    found, faults = read_labels(replace(raw, sorted=bool(no_labels(classes))), {})
     # Before images are read.
     of_run = targets.of_run(raw, found, classes, rows.good(found.numbers, faults))
     inspection = Checked(ask, raw, of_run, faults).inspect(progress)
@@ -154,20 +155,22 @@ def unlabeled(
     """
     _check_files(files, job, modality)
     parts: list[UnlabeledRows] = []
-    skipped: list[str] = []
+    bad: list[Fault] = []
+    count = 0
     whites: list[int] = []
     ask = replace(Ask.of(job, trained), skip_bad=True)
     for raw in read.unlabeled(ask, files, modality, stdin):
         part, inspection = _good(ask, raw, progress)
         parts.append(part)
-        skipped += inspection.skipped
+        bad += raw.with_places(inspection.faults)
+        count += len(raw.splits["test"])
         if inspection.white is not None:
             whites.append(inspection.white)
-    if skipped and not job.skip_bad:
+    if bad and not job.skip_bad:
         name = spelled(files[0]) if len(files) == 1 and files[0] != STDIN else "the list of files"
-        raise refusal(name, skipped)
+        raise refusal(name, bad, count)
     white = max(whites, default=None) if white is None else white
-    return [replace(part, white=white) for part in parts], tuple(skipped)
+    return [replace(part, white=white) for part in parts], tuple(map(str, bad))
 
 
 def _check_files(files: Sequence[str], job: Job, modality: Modality) -> None:
@@ -190,7 +193,7 @@ def _good(ask: Ask, raw: Raw, progress: Progress) -> tuple[UnlabeledRows, Inspec
     if raw.blanks:
         blank = {row for row, text in enumerate(stored["text"]) if not text.strip()}
     numbers = {"test": np.zeros(len(stored), np.int64)}
-    faults = rows.faults(raw, numbers, answered=False)["test"]
+    faults = rows.faults(raw, answered=False)["test"]
     faults = {row: reason for row, reason in faults.items() if row not in blank}
     inspection = Checked(ask, raw, Targets((), numbers), {"test": faults}).inspect(progress)
     good = np.setdiff1d(rows.good(numbers, inspection.faults)["test"], sorted(blank))

@@ -18,7 +18,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from razorctl import atomic, data, units
-from razorctl.config.registry import unknown
 from razorctl.config.settings import read_toml
 from razorctl.errors import RazorError, UsageError
 from razorctl.folders import exists
@@ -30,7 +29,6 @@ from razorctl.training.comparing.child import run_child
 from razorctl.training.comparing.commands import Commands
 from razorctl.training.comparing.comparison import (
     FAILURE,
-    NAMES,
     SETTINGS,
     Comparison,
     is_grid,
@@ -106,9 +104,6 @@ class Grid:
             what = length[0]
             raise UsageError(f"{what} and a budget cannot both be set; give one of them.")
         self.methods = list(dict.fromkeys(methods))
-        for name in self.methods:
-            if name not in NAMES:
-                raise unknown("method", name, NAMES)
         if job.cuda_graphs:
             from razorctl import devices  # imports torch
             from razorctl.training.compiled import refuse_uncompilable

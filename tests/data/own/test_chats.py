@@ -188,9 +188,10 @@ def test_bad_conversations_are_named():
     with pytest.raises(DataError) as caught:
         load(written(rows, "json"))
     assert caught.value.exit_code == 5
-    for number, (line, reason) in enumerate(zip(caught.value.details, BAD, strict=True), 5):
+    splits = data.of(Job("gpt2", "a.json", skip_bad=True)).load()
+    for number, (line, reason) in enumerate(zip(splits.skipped, BAD, strict=True), 5):
         assert line.startswith(f"a.json, object {number} ({reason}")
-    assert len(load("a.json", skip_bad=True)) == 4
+    assert len(splits.train) + len(splits.validation) == 4
 
 
 def test_instructions_without_an_answer_are_named():

@@ -244,7 +244,7 @@ def test_images_in_parquet():
 
 def test_no_table_of_other_files():
     Path("a.txt").touch()
-    with pytest.raises(UsageError, match="give CSV, TSV, JSONL, JSON, CONLL, BIO, IOB, IOB2, PARQ"):
+    with pytest.raises(UsageError, match="give CSV, TSV, JSONL, JSON, CONLL, CONLLU, BIO, "):
         data.of(Job("any", "a.txt"))
 
 

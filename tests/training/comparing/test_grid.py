@@ -18,7 +18,7 @@ from razorctl.methods import METHODS
 from razorctl.planning.cached_traces import cached_trace
 from razorctl.recipe import Recipe
 from razorctl.training.comparing import figures, grid
-from razorctl.training.comparing.comparison import repeating
+from razorctl.training.comparing.comparison import NAMES, repeating
 from razorctl.training.comparing.grid import Grid
 from tests.comparing import NAMED, assert_refused, call_here, compare, write
 from tests.models import registered
@@ -400,4 +400,4 @@ def test_a_small_comparison_and_the_same_again(monkeypatch, shallow):
 
 
 def test_every_method_can_be_compared():
-    assert set(METHODS) < set(grid.NAMES)
+    assert set(METHODS) < set(NAMES)

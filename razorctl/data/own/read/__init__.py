@@ -98,16 +98,16 @@ def _raw(ask: Ask, path: Path) -> Raw:
 
 def _tables(ask: Ask, path: Path) -> tables.Tables | None:
     """The tables at a path; None if it is a folder without tables."""
-    name = ask.name
+    name, tagged = ask.name, ask.task == "token-classification"
     if path.is_dir():
-        files = tables.in_folder(path)
+        files = tables.in_folder(path, tagged)
         return tables.find(ask, files) if files else None
     if path.suffix.casefold() in folder.ARCHIVES:
         what = "file" if path.with_suffix("").suffix not in ("", ".tar") else "folder"
         raise DataError(f"{name} is an archive; unpack it, and name the {what}.")
     if path.suffix.casefold() == ".json" and not lines.has_json_rows(path):
         raise recognition.refuse_document(ask, path)
-    if not tables.is_table(path):
+    if not tables.is_table(path, tagged):
         documents = texts.SUFFIXES if ask.language is not None else ()
         kinds = ", ".join(s.removeprefix(".").upper() for s in (*documents, *tables.SUFFIXES))
         raise UsageError(f"{name} is no table of a known kind; give {kinds} or a folder of images.")

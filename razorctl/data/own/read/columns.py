@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from razorctl.data.own.ask import Ask
 from razorctl.data.own.raw import TEXT_COLUMNS
+from razorctl.data.own.read import tagged
 from razorctl.data.own.read.sample import Sample, normalized_name
 from razorctl.data.own.read.table_columns import FLAG, ROLES, TableColumns
 from razorctl.errors import UsageError
@@ -134,6 +135,9 @@ def tokens_and_tags(ask: Ask, sample: Sample) -> tuple[str | None, str | None]:
     tags = _given(ask, sample, ask.label_column, "label") if tokens else None
     if tokens is None or tags is not None:
         return tokens, tags if tags is None or sample.has_lists(tags) else None
+    if numbered := sample.numbered:
+        found = tagged.tag_columns(numbered)
+        return tokens, _only(ask, sample, found, "tag", "label-column", tagged.seen(numbered))
     lists = [c for c in sample.values if c != tokens and sample.has_lists(c)]
     called = [c for c in lists if normalized_name(c).endswith(TAGS)]
     entities = [c for c in called if normalized_name(c).startswith("ner")]
@@ -145,6 +149,9 @@ def _tokens(ask: Ask, sample: Sample) -> str | None:
     if ask.text_column is not None:
         given = _given_texts(ask, sample)
         return given[0] if len(given) == 1 and sample.has_lists(given[0], str) else None
+    if numbered := sample.numbered:
+        label = ask.label_column
+        return tagged.token_column(numbered, [label] if label else tagged.tag_columns(numbered))
     lists = [column for column in sample.values if sample.has_lists(column, str)]
     named = [c for name in TOKENS for c in lists if normalized_name(c) == name]
     return named[0] if named else None
@@ -294,13 +301,13 @@ def _parts(sample: Sample, text: str) -> list[str]:
 
 
 def _only(
-    ask: Ask, sample: Sample, candidates: Sequence[str], role: str, option: str
+    ask: Ask, sample: Sample, candidates: Sequence[str], role: str, option: str, of: str = ""
 ) -> str | None:
-    """The only candidate; None without any. Raises UsageError for several."""
+    """The only candidate; None without any. Raises UsageError for several of all, in words `of`."""
     if len(candidates) > 1:
         raise UsageError(
             f"{ask.name} has several columns that may be the {role}, {', '.join(candidates)}, of "
-            f"{_listed(sample)}; choose with --{option}."
+            f"{of or _listed(sample)}; choose with --{option}."
         )
     return candidates[0] if candidates else None
 

@@ -54,7 +54,7 @@ def raw(ask: Ask, folder: Path) -> Raw:
         details += f", without its {', '.join(sorted(others))}"
     top = folder.resolve().name
     names = {split: top if name == "." else name for split, name in folders.items()}
-    return Raw(ask.name, "image", splits, names, details, nowhere=tuple(nowhere))
+    return Raw(ask.name, "image", splits, names, details, nowhere=tuple(nowhere), sorted=True)
 
 
 def unlabeled(ask: Ask, names: Iterable[str], stdin: Iterable[str]) -> Raw:

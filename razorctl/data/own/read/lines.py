@@ -2,7 +2,9 @@
 
 import csv
 import json
+import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -12,11 +14,12 @@ from razorctl import units
 from razorctl.data.own import chats
 from razorctl.data.own.fields import field_of, worse
 from razorctl.data.own.labels import halved, label_text
+from razorctl.data.own.raw import Fault, refusal
+from razorctl.data.own.read import tagged
 from razorctl.data.own.read.sample import SAMPLE, Sample
 from razorctl.data.own.read.table_columns import TableColumns
 from razorctl.data.own.store import packed, stored
 from razorctl.errors import DataError
-from razorctl.tasks import ENTITY_TAG
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,9 +27,11 @@ if TYPE_CHECKING:
 
 COMMENT = re.compile(r"#\s*(\w+\s*=|id\s)")  # before a sentence, as of CoNLL-U
 UNSAID = (".txt", ".text", ".tsv")  # endings of files that may be CoNLL
-LOOKED_AT = 200  # lines of such a file
+LOOKED_AT = 200  # lines of such a file, and sentences of one that is
 # A sentence of WikiNER.
 TAGGED_LINE = re.compile(r"(?:[^\s|]+\|[^\s|]+\|(?:O|[BI]-\w+)\s*)+")
+# What Python writes as JSON, though JSON has it not; NaN is no value.
+CONSTANTS = {"NaN": None, "Infinity": math.inf, "-Infinity": -math.inf}
 LONGEST = 2**31 - 1  # characters of a field
 SPACE = re.compile(r"[ \t\r\n]*")
 ESCAPED = re.compile(r"\\u[dD]")  # what may be half a character
@@ -105,7 +110,7 @@ def json_lines(file: Path) -> Iterator[Line]:
         if not line.strip():
             continue
         try:
-            values = json.loads(line)
+            values = json.loads(line, parse_constant=CONSTANTS.get)
         except (ValueError, RecursionError):
             yield Line(number, {}, "not JSON")
             continue
@@ -140,7 +145,7 @@ def json_rows(file: Path) -> Iterator[Line]:
     if not text.startswith("[", at):
         yield from json_lines(file)
         return
-    decoder, number, end = json.JSONDecoder(), 0, ","
+    decoder, number, end = json.JSONDecoder(parse_constant=CONSTANTS.get), 0, ","
     at = _after_space(text, at + 1)
     if text.startswith("]", at):
         return
@@ -169,28 +174,44 @@ def _after_space(text: str, at: int) -> int:
 
 
 def conll(file: Path) -> Iterator[Line]:
-    """The sentences of a CoNLL file: a token and its tag on each line, with empty lines between.
+    """The sentences of a CoNLL file: a token and its tags on each line, with empty lines between.
 
-    Columns are separated by tabs or spaces; the first is the token, the last of several the tag.
-    Raises DataError if the file is not UTF-8.
+    Columns are separated by tabs or spaces, and called by their numbers from 1 on. If the first
+    counts, it is left out, and so are lines that it does not count. Raises DataError if the file is
+    not UTF-8.
     """
-    tokens: list[str] = []
-    tags: list[str] = []
-    widths: set[int] = set()
+    with file.open("rb") as binary:
+        shape = _shape(
+            line.decode("utf-8", "replace") for line in islice(_ended(binary), LOOKED_AT)
+        )
+    peeked = [[row[0] for row in rows] for _, rows in islice(_sentences(file, shape), LOOKED_AT)]
+    counted = shape[0] > 1 and tagged.counts(peeked)
+    for begin, every in _sentences(file, shape):
+        rows = [row for row in every if not (counted and tagged.RANGE.fullmatch(row[0]))]
+        widths = {shape[0], *map(len, rows)}
+        odd = f"lines of {min(widths)} and {max(widths)} columns" if len(widths) > 1 else None
+        numbered = enumerate(zip(*rows, strict=False), 1)
+        yield Line(begin, {str(n): [*of] for n, of in numbered if n > counted}, odd)
+
+
+def _shape(lines: Iterable[str]) -> tuple[int, bool]:
+    """How many columns most lines of a CoNLL file have but for comments, and whether by tabs."""
+    shapes = Counter((len(_fields(line)), "\t" in line) for line in lines if line[:1] != "#")
+    return max((shape for shape in shapes if shape[0]), key=shapes.__getitem__, default=(1, False))
+
+
+def _sentences(file: Path, shape: tuple[int, bool]) -> Iterator[tuple[int, list[list[str]]]]:
+    """The line on which each sentence of a CoNLL file begins, and the columns of its lines."""
+    rows: list[list[str]] = []
     begin = 1
     for number, line in enumerate(chain(decoded(file), [""]), 1):
         fields = _fields(line)
-        if fields:
-            if tokens or not _is_no_token(line):
-                begin = begin if tokens else number
-                tokens.append(fields[0])
-                if len(fields) > 1:
-                    tags.append(fields[-1])
-                    widths.add(len(fields))
-        elif tokens:
-            odd = f"lines of {min(widths)} and {max(widths)} columns" if len(widths) > 1 else None
-            yield Line(begin, {"tokens": tokens, **({"tags": tags} if tags else {})}, odd)
-            tokens, tags, widths = [], [], set()
+        if fields and (rows or not _is_no_token(line, shape)):
+            begin = begin if rows else number
+            rows.append(fields)
+        elif rows and not fields:
+            yield begin, rows
+            rows = []
 
 
 def _fields(line: str) -> list[str]:
@@ -199,9 +220,10 @@ def _fields(line: str) -> list[str]:
     return [field for field in re.split("\t" if "\t" in line else " ", line) if field.strip(" ")]
 
 
-def _is_no_token(line: str) -> bool:
-    """Whether a line that begins a sentence of CoNLL is none of its tokens."""
-    return line.startswith("-DOCSTART-") or COMMENT.match(line) is not None
+def _is_no_token(line: str, shape: tuple[int, bool]) -> bool:
+    """Whether a line that begins a sentence of CoNLL is none of its tokens, as a comment."""
+    other = line[0] == "#" and (len(_fields(line)), "\t" in line) != shape
+    return line.startswith("-DOCSTART-") or other or COMMENT.match(line) is not None
 
 
 def tagged_lines(file: Path) -> Iterator[Line]:
@@ -216,24 +238,25 @@ def tagged_lines(file: Path) -> Iterator[Line]:
             )
 
 
-def of_tokens(file: Path) -> Callable[[Path], Iterator[Line]] | None:
-    """The reader of a text file whose first lines are tokens with tags of entities; None of others.
+def of_tokens(file: Path, sure: bool = True) -> Callable[[Path], Iterator[Line]] | None:
+    """The reader of a text file whose first lines are tokens with a tag each; None of others.
 
-    Such files are often called train.txt, or as a table without having a header.
+    Such files are often called train.txt, or as a table without having a header. CoNLL-U is known
+    by its columns. sure: whether tags must be those of entities.
     """
     if file.suffix.casefold() not in UNSAID or not file.is_file():
         return None
     with file.open("rb") as binary:
         first = [line.decode("utf-8-sig", "replace") for line in islice(_ended(binary), LOOKED_AT)]
-    written = [line for line in first if line.strip() and not _is_no_token(line)]
+    width, _ = shape = _shape(first)
+    written = [line for line in first if line.strip() and not _is_no_token(line, shape)]
     if written and all(TAGGED_LINE.fullmatch(line.strip()) for line in written):
         return tagged_lines
-    rows = [_fields(line) for line in written]
-    tags = {row[-1] for row in rows if len(row) > 1}
-    alike = len({*map(len, rows)}) == 1 and all(
-        tag == "O" or ENTITY_TAG.fullmatch(tag) for tag in tags
-    )
-    return conll if alike and {*tags} - {"O"} else None
+    rows = [_fields(line) for line in first if not (line.strip() and _is_no_token(line, shape))]
+    if width < 2 or {len(row) for row in rows if row} != {width}:
+        return None
+    universal = width == 1 + len(tagged.UNIVERSAL) and rows[0][0] in ("1", "1-2")
+    return conll if universal or tagged.look_tagged(rows, sure) else None
 
 
 READERS: dict[str, Callable[[Path], Iterator[Line]]] = {
@@ -241,23 +264,35 @@ READERS: dict[str, Callable[[Path], Iterator[Line]]] = {
     ".tsv": delimited,
     ".jsonl": json_lines,
     ".json": json_rows,
-    **dict.fromkeys((".conll", ".bio", ".iob", ".iob2"), conll),
+    **dict.fromkeys((".conll", ".conllu", ".bio", ".iob", ".iob2", ".bioes", ".bmes"), conll),
 }
 
 
 def lines_of(file: Path) -> Iterator[Line]:
     """The rows of a file by its kind."""
-    return (of_tokens(file) or READERS[file.suffix.casefold()])(file)
+    return (of_tokens(file) or READERS.get(file.suffix.casefold(), conll))(file)
 
 
 def sample(file: Path) -> Sample:
     """The first rows of a file; raises DataError if there are none."""
-    rows = [line for line in islice(lines_of(file), SAMPLE) if not line.fault]
+    bad: list[Line] = []
+    rows: list[Line] = []
+    for line in lines_of(file):
+        (bad if line.fault else rows).append(line)
+        if len(rows) == SAMPLE:
+            break
     names = list(dict.fromkeys(name for row in rows for name in row.values if name))
+    if not names and bad:
+        faults = [Fault(_place(file, line), str(line.fault)) for line in bad]
+        raise refusal(str(file), faults, len(bad))
     if not names:
         raise DataError(f"{file} has no rows that can be read; give a file with rows.")
     values = {name: [row.values.get(name) for row in rows] for name in names}
     return Sample(values, root=file.parent)
+
+
+def _place(file: Path, line: Line) -> str:
+    return f"{file.name}, {line.unit} {line.number}"
 
 
 def schema(columns: TableColumns) -> "pa.Schema":
@@ -289,7 +324,7 @@ def records(file: Path, columns: TableColumns) -> Iterator[dict[str, Any]]:
     renamed = columns.renamed
     parts = {name: column for column, name in renamed.items() if name in chats.PARTS}
     for line in lines_of(file):
-        place = f"{file.name}, {line.unit} {line.number}"
+        place = _place(file, line)
         row: dict[str, Any] = {"place": place, "fault": line.fault}
         if parts:
             said = {name: line.values.get(column) for name, column in parts.items()}
@@ -300,7 +335,7 @@ def records(file: Path, columns: TableColumns) -> Iterator[dict[str, Any]]:
             if name in parts:
                 continue
             if name == "label":
-                row[name] = label_text(value, place, kinds)
+                row[name] = None if line.fault else label_text(value, place, kinds)
             else:
                 field = field_of(name)
                 assert field is not None

@@ -43,6 +43,12 @@ class Sample:
         """The values of a column that are not empty."""
         return [value for value in self.values[column] if value not in (None, "")]
 
+    @property
+    def numbered(self) -> dict[str, list[list[str]]]:
+        """The columns of a CoNLL file, which have numbers and no names; none of other tables."""
+        alike = all(name.isdigit() and self.has_lists(name, str) for name in self.values)
+        return {name: self.present(name) for name in self.values} if alike else {}
+
     def texts(self, column: str) -> list[str]:
         """The values of a column of text that are not empty; none if most have another type."""
         values = self.present(column)

@@ -76,5 +76,6 @@ class TableColumns:
         words: dict[str, list[str]] = {}
         for role, column in self.roles:
             word = WORDS.get(role.partition(".")[0], role)
-            words.setdefault(word, []).append(column)
+            name = f"column {column}" if column.isdigit() else column
+            words.setdefault(word, []).append(name)
         return ", ".join(f"{word} in {' and '.join(columns)}" for word, columns in words.items())

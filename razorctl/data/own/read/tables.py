@@ -25,22 +25,24 @@ METADATA = "metadata"  # as the hub's sets of images call it
 SUFFIXES = (*lines.READERS, ".parquet")
 
 
-def is_table(file: Path) -> bool:
-    known = file.suffix.casefold() in SUFFIXES and os.path.isfile(file)  # noqa: PTH113
+def is_table(file: Path, tagged: bool = False) -> bool:
+    """Whether a file is a table; tagged: whether text files are known to have tokens with tags."""
+    kinds = (*SUFFIXES, *lines.UNSAID) if tagged else SUFFIXES
+    known = file.suffix.casefold() in kinds and os.path.isfile(file)  # noqa: PTH113
     return known or lines.of_tokens(file) is not None
 
 
-def in_folder(folder: Path) -> dict[str, list[Path]]:
+def in_folder(folder: Path, tagged: bool = False) -> dict[str, list[Path]]:
     """Split -> its tables in a folder: of known splits, or a list of images, or its only table.
 
     A list of images is called METADATA, and lies beside them in the folder or in those of splits.
     An only table counts if there is at most one folder, since several may be classes. Empty if the
-    folder has no such tables.
+    folder has no such tables. tagged: as of `is_table`.
     """
     splits: dict[str, list[Path]] = {}
     here = sorted(folder.iterdir())
     folders = [path for path in here if path.is_dir() and path.name[0] != "."]
-    files = [file for file in here if _may_be_table(file) and is_table(file)]
+    files = [file for file in here if _may_be_table(file) and is_table(file, tagged)]
     # A JSON file beside other tables, or beside folders of images, says something of these.
     tables = [file for file in files if file.suffix.casefold() != ".json"]
     if not tables and not folders:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from razorctl.data.own.ask import STDIN, Ask, role, split_of
 from razorctl.data.own.raw import Raw, not_utf8, walk
-from razorctl.data.own.read.lines import decoded
+from razorctl.data.own.read.lines import decoded, of_tokens
 from razorctl.data.own.read.sample import SUFFIXES as IMAGES
 from razorctl.data.own.store import packed, stored, text_table
-from razorctl.errors import DataError
+from razorctl.errors import DataError, UsageError
 from razorctl.folders import spelled
 from razorctl.tasks import Task
 
@@ -55,8 +55,8 @@ def raw(ask: Ask, path: Path, files: Files, task: Task) -> Raw:
     """The documents of files.
 
     A file that is all of a split has documents with GAP empty lines between them; of several
-    files each is a document. Raises UsageError if it is not clear which splits to use, and
-    DataError, with the line, for a file that is not UTF-8.
+    files each is a document. Raises UsageError if it is not clear which splits to use, or if they
+    may be tokens with tags, and DataError, with the line, for a file that is not UTF-8.
 
     Args:
         ask: what is asked of the data.
@@ -66,6 +66,12 @@ def raw(ask: Ask, path: Path, files: Files, task: Task) -> Raw:
     """
     import pyarrow as pa
 
+    first = next(iter(files.values()))[0]
+    if ask.task is None and of_tokens(first, sure=False) is not None:
+        raise UsageError(
+            f"{first} looks like tokens with a tag each; say what it is with --task "
+            f"token-classification or --task {task}."
+        )
     whole = len(files) == 1 and ask.split is None
     chosen = {"train": next(iter(files))} if whole else ask.splits(list(files))
     schema = pa.schema([("text", pa.large_string()), ("place", pa.string())])
