@@ -26,6 +26,8 @@ NUMBERS = "which are for regression (--task regression), not classes"
 NAMES, NUMBERED = "classes.txt", "id2label.json"
 DECIMAL = re.compile(r"[+-]?\d*\.\d+")
 COMMA = re.compile(r"\s*[+-]?\d*,\d+\s*")  # a number with a decimal comma
+# Or with signs of percent, currency or thousands.
+MARKED = re.compile(r"\s*[$€£¥]?\s*[+-]?[\d.,]*\d\s*(?:[%$€£¥]|EUR|USD)?\s*")
 # An item of a list, as JSON, Python or NumPy write it, and a text that is such a list.
 ITEM = re.compile(
     r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[+-]?\d+(?:\.\d*)?|(?i:true|false)(?![^\s,\]])"""

@@ -196,9 +196,10 @@ def label_candidates(
     signs: tuple[Callable[[str], bool], ...] = (
         lambda column: normalized_name(column) in LABELS,
         lambda column: column in sample.classes,
-        lambda column: not by_name and column in scores and normalized_name(column) in SCORES,
+        lambda column: column in scores and normalized_name(column) in SCORES,
         lambda column: not by_name and column in lists,
         lambda column: not by_name and sample.has_few_values(column),
+        lambda column: not by_name and sample.has_few_values(column, len(sample.values[column])),
         lambda column: (
             not by_name and (_may_be_score(ask, sample, column) or [column] == scores == free)
         ),

@@ -5,6 +5,7 @@ Folders that no model is for are refused by what they are, which their files tel
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,19 +16,20 @@ from typing import NamedTuple
 
 from razorctl import documents
 from razorctl.data.own import labels
-from razorctl.data.own.ask import STDIN, Ask, role
+from razorctl.data.own.ask import STDIN, Ask, role, role_in
 from razorctl.data.own.raw import NOT_UTF8, Fault, Raw, not_utf8
 from razorctl.data.own.read.recognition import AUDIO, coco, for_other_models, refused
 from razorctl.data.own.read.sample import SUFFIXES
 from razorctl.data.own.store import text_table
-from razorctl.errors import DataError
-from razorctl.folders import spelled
+from razorctl.errors import DataError, UsageError
+from razorctl.folders import shown, spelled
 from razorctl.tasks import Task
 
 IMAGES = ("images", "image", "img", "jpegimages")  # of several folders the first counts
 MASKS = ("masks", "mask", "segmentationclass", "annotations", "annotation", "labels", "label")
 Parts = Mapping[str, tuple[Path, Path]]  # split as the folder calls it -> its images and its masks
 ARCHIVES = frozenset({".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".zst"})
+NUMBER = re.compile(r"[-_ ]?\d+$")  # ends the name of a fold
 SEEN = 50  # files of a folder that are looked at
 OF_BOXES = ("annotations", "annotation", "labels", "xmls", "xml")  # folders
 YOLO = re.compile(rb"\s*\d+(\s+[\d.eE+-]+){4,}\s*(\n|$)")
@@ -40,6 +42,7 @@ def raw(ask: Ask, folder: Path) -> Raw:
     if it is not clear which splits to use, and DataError if there are no class folders.
     """
     folders = _splits(ask, folder)
+    _check_depth(ask, folder, folders["train"])
     nowhere: list[Fault] = []
     others: set[str] = set()
     splits = {}
@@ -102,19 +105,68 @@ def _named_images(ask: Ask, name: str, stdin: Iterable[str]) -> list[tuple[str, 
 
 def _splits(ask: Ask, folder: Path) -> dict[str, str]:
     """Split -> its folder, which is the whole folder if there are no splits."""
-    folders = _folders(folder)
-    # A folder called train with images in it is a class.
-    parts = [part.name for part in folders if role(part.name) and _folders(part)]
-    if ask.split is not None:
-        parts = [part.name for part in folders]
-    elif "train" not in map(role, parts):
-        return {"train": "."}
-    return ask.splits(parts)
+    parts = {part.name: _unwrapped(part) for part in _folders(folder)}
+    if ask.split is None:
+        # A folder called train with images in it is a class.
+        parts = {name: here for name, here in parts.items() if _folders(here)}
+        if "train" in map(role, parts):
+            parts = {name: here for name, here in parts.items() if role(name)}
+        elif not (parts := _alike(parts)):
+            return {"train": "."}
+    splits = ask.splits(list(parts))
+    return {split: str(parts[name].relative_to(folder)) for split, name in splits.items()}
+
+
+def _alike(parts: Mapping[str, Path]) -> dict[str, Path]:
+    """The folders that are called as splits, or but for a number alike, and share their classes."""
+    stems = Counter(NUMBER.sub("", name) for name in parts)
+    named = {
+        name: here
+        for name, here in parts.items()
+        if role_in(name) or stems[NUMBER.sub("", name)] > 1
+    }
+    inside = [{part.name for part in _folders(here)} for here in named.values()]
+    return named if len(named) > 1 and len(set.intersection(*inside)) > 1 else {}
+
+
+def _unwrapped(part: Path) -> Path:
+    """The only folder in a folder that is called as this one, as archives are unpacked."""
+    inside = _folders(part)
+    return inside[0] if [here.name for here in inside] == [part.name] else part
+
+
+def _check_depth(ask: Ask, top: Path, split: str) -> None:
+    """Raises UsageError for a folder above that of the classes, and for one of a class."""
+    inside = _folders(top / split)
+    classes = _folders(inside[0]) if len(inside) == 1 else []
+    if len(classes) > 1 and all(any(files_below(here, set())) for here in classes):
+        few = ", ".join(spelled(here.name) for here in classes[:5])
+        mend = f"name {inside[0]}" if split == "." else f"move them to {top / split}"
+        raise UsageError(
+            f"{inside[0]} is the only folder in {top / split}, with folders {few}; {mend} if these "
+            "are the classes."
+        )
+    around = top.absolute().parent
+    if not inside and any(files_below(top / split, set())) and len(_folders(around)) > 1:
+        raise UsageError(
+            f"{ask.name} has images and no folders of classes; if it is a class itself, name the "
+            f"folder around it, {around}."
+        )
+
+
+def has_images(folder: Path) -> bool:
+    """Whether an image is anywhere below a folder, by its name."""
+    return any(file.suffix.casefold() in SUFFIXES for file in files_below(folder, set()))
+
+
+def below(folder: Path) -> list[Path]:
+    """The folders in a folder, and those in these."""
+    inside = _folders(folder)
+    return [*inside, *(deeper for here in inside for deeper in _folders(here))]
 
 
 def _folders(folder: Path) -> list[Path]:
-    paths = (path for path in folder.iterdir() if not path.name.startswith("."))
-    return sorted(path for path in paths if path.is_dir())
+    return sorted(path for path in folder.iterdir() if shown(path.name) and path.is_dir())
 
 
 def _images(
@@ -150,7 +202,7 @@ def _row(top: Path, file: Path, label: str | None) -> dict[str, str | None]:
 def files_below(folder: Path, others: set[str]) -> Iterator[Path]:
     """The images and archives below a folder, in order; `others` as in `_images`."""
     for here, inside, files in os.walk(folder):
-        inside[:] = sorted(name for name in inside if not name.startswith("."))
+        inside[:] = sorted(filter(shown, inside))
         others.update("links to folders" for name in inside if Path(here, name).is_symlink())
         yield from (path for name in sorted(files) if _counts(path := Path(here, name), others))
 
@@ -158,7 +210,7 @@ def files_below(folder: Path, others: set[str]) -> Iterator[Path]:
 def _counts(file: Path, others: set[str]) -> bool:
     """Whether a file is an image by its name, or may be one, or is an archive."""
     ending = file.suffix.casefold()
-    if file.name.startswith(".") or file.name in ("Thumbs.db", "desktop.ini"):
+    if not shown(file.name):
         return False
     if ending in SUFFIXES or ending in ARCHIVES or not ending:
         return True
@@ -249,8 +301,8 @@ class Folder:
         inside = {}
         links = [part for part in _folders(top) if part.is_symlink()]
         for here, folders, files in chain.from_iterable(map(os.walk, (top, *links))):
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
-            inside[Path(here)] = folders, [name for name in files if not name.startswith(".")]
+            folders[:] = sorted(filter(shown, folders))
+            inside[Path(here)] = folders, [*filter(shown, files)]
         return cls(top, inside)
 
     def files(self, *endings: str) -> Iterator[Path]:

@@ -183,7 +183,7 @@ def _raw(
         modality=columns.modality,
         splits=splits,
         names=split_names,
-        details=columns.details + left_out,
+        details=columns.details(left_out),
         class_names=classes,
         root=folder.parents[1],  # where the links of the hub's cache lead
         task=columns.task,

@@ -4,6 +4,7 @@ import csv
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,6 +13,7 @@ from razorctl import units
 from razorctl.data.own import chats
 from razorctl.data.own.fields import field_of, worse
 from razorctl.data.own.labels import halved, label_text
+from razorctl.data.own.read.dialects import dialect
 from razorctl.data.own.read.sample import SAMPLE, Sample
 from razorctl.data.own.read.table_columns import TableColumns
 from razorctl.data.own.store import packed, stored
@@ -27,7 +29,6 @@ UNSAID = (".txt", ".text", ".tsv")  # endings of files that may be CoNLL
 LOOKED_AT = 200  # lines of such a file
 # A sentence of WikiNER.
 TAGGED_LINE = re.compile(r"(?:[^\s|]+\|[^\s|]+\|(?:O|[BI]-\w+)\s*)+")
-LONGEST = 2**31 - 1  # characters of a field
 SPACE = re.compile(r"[ \t\r\n]*")
 ESCAPED = re.compile(r"\\u[dD]")  # what may be half a character
 
@@ -64,18 +65,13 @@ def _ended(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 def _split(file: Path) -> Iterator[tuple[int, list[str]]]:
     """The lines on which rows begin and their fields; the first row is the header."""
-    first = next(decoded(file), "")
-    comma = "\t" if file.suffix.casefold() == ".tsv" else ","
-    if comma not in first:
-        # Spreadsheets of some countries write semicolons.
-        comma = next((other for other in ";\t" if other in first), comma)
-    csv.field_size_limit(LONGEST)  # the library's own limit is shorter than some texts
-    reader = csv.reader(decoded(file), delimiter=comma, strict=True)
+    found = dialect(file, partial(decoded, file))
+    reader = found.rows(decoded(file))
     begin = 1
     try:
         for fields in reader:
             empty = len(fields) == 1 and fields[0].isspace()  # a line of white space
-            if fields and not empty:
+            if fields and not empty and not (found.said and begin == 1):
                 yield begin, fields
             begin = reader.line_num + 1
     except csv.Error as error:
@@ -114,6 +110,8 @@ def json_lines(file: Path) -> Iterator[Line]:
 
 def _json_row(number: int, values: Any, text: str, unit: str = "line") -> Line:
     """The row of a JSON value, with what is wrong with it. text: what it was read from."""
+    if isinstance(values, list) and [*map(type, values)] == [str, dict]:  # as of spaCy
+        values = {"text": values[0], **values[1]}
     if not isinstance(values, dict):
         return Line(number, {}, "no object", unit)
     if ESCAPED.search(text) and (fault := halved(values)):

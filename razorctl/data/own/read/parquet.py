@@ -1,4 +1,4 @@
-"""Rows of Parquet files."""
+"""Rows of Parquet files, and of Arrow files."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,11 +21,34 @@ if TYPE_CHECKING:
 BATCH = 100  # rows; a column of lists in a batch has 2 GB of text at most
 
 
+class Arrow:
+    """A file of Arrow batches, streamed or not, with the interface of a Parquet file."""
+
+    def __init__(self, file: Path) -> None:
+        import pyarrow as pa
+
+        mapped = pa.memory_map(str(file))
+        try:
+            self._batches = pa.ipc.open_stream(mapped)
+        except pa.ArrowInvalid:
+            opened = pa.ipc.open_file(mapped)
+            self._batches = map(opened.get_batch, range(opened.num_record_batches))
+            self.schema_arrow = opened.schema
+        else:
+            self.schema_arrow = self._batches.schema
+
+    def iter_batches(self, size: int, columns: list[str]) -> Iterator["pa.RecordBatch"]:
+        """The columns of at most so many rows at a time; once."""
+        for batch in self._batches:
+            for start in range(0, len(batch), size):
+                yield batch.select(columns).slice(start, size)
+
+
 def _open(file: Path) -> Any:
     from pyarrow.parquet import ParquetFile
 
     with _reading(file):
-        return ParquetFile(file, memory_map=True)
+        return Arrow(file) if file.suffix == ".arrow" else ParquetFile(file, memory_map=True)
 
 
 def features(file: Path) -> "Features":

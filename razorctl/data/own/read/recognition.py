@@ -4,20 +4,20 @@ import mmap
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from razorctl import documents, models, units
 from razorctl.data.own.ask import Ask
-from razorctl.data.own.labels import WHOLE
+from razorctl.data.own.labels import as_list
 from razorctl.data.own.read import columns, conversations
-from razorctl.data.own.read.columns import LABELS, SCORES, TEXTS
+from razorctl.data.own.read.columns import LABELS, TEXTS
 from razorctl.data.own.read.sample import SAMPLE, Sample, normalized_name
 from razorctl.data.own.read.table_columns import TableColumns
 from razorctl.errors import UsageError
-from razorctl.tasks import OF_ROWS, Task
+from razorctl.tasks import LANGUAGE, OF_ROWS, Task
 
 AUDIO = frozenset(f".{ending}" for ending in ("wav", "flac", "mp3", "ogg", "opus", "m4a", "aac"))
 LANGUAGES = frozenset(("en", "de", "fr", "es", "it", "pt", "nl", "ru", "zh", "ja", "ar", "hi"))
@@ -45,6 +45,11 @@ def table_columns(ask: Ask, sample: Sample) -> TableColumns:
     Raises what `classifier_columns` raises, and UsageError if the table does not serve the given
     task or is of one of KINDS.
     """
+    found = _columns_of(ask, sample)
+    return replace(found, unused=tuple(c for c in sample.values if c not in found.renamed))
+
+
+def _columns_of(ask: Ask, sample: Sample) -> TableColumns:
     tasks = ask.tasks
     refuse_kinds(ask, sample)
     chat = None if Table(ask, sample).clear else conversations.columns_of(ask, sample)
@@ -63,30 +68,31 @@ def table_columns(ask: Ask, sample: Sample) -> TableColumns:
                 return TableColumns.of("segmentation", image=image, mask=mask)
             override = "name the column of classes with --label-column"
             raise for_other_models(ask, "images with masks", "segmentation", override)
-    language = ask.language
-    if language is not None:
-        text = columns.single_text(ask, sample)
-        if text is not None and not _may_be_classes(ask, sample, text):
-            if ask.label_column is not None:
-                raise UsageError(f"{language} learns from texts alone; leave --label-column out.")
-            return TableColumns.of(language, text=text)
+    text = None if ask.language is None else columns.single_text(ask, sample)
+    if text is not None and (alone := _text_alone(ask, sample, text)) is not None:
+        return alone
     if not {*OF_ROWS} & {*tasks}:
         raise unserved(ask, f", only the columns {', '.join(sample.values)}")
     return columns.classifier_columns(ask, sample)
 
 
 def notes(ask: Ask, sample: Sample, found: TableColumns) -> tuple[str, ...]:
-    """A note on whole numbers that are taken as classes, though their column is one of scores."""
+    """A note on numbers that are taken as classes, unless they only number these: 0, 1, 2."""
     label = found.get("label")
     if label is None or ask.task is not None or "regression" not in ask.tasks:
         return ()
-    values = {str(value) for value in sample.present(label)}
-    if normalized_name(label) not in SCORES or len(values) < 3:
-        return ()
-    if not all(map(WHOLE.fullmatch, values)):
+    numbers = sample.numbers(label)
+    count = len({*numbers})
+    numbered = normalized_name(label) in LABELS and {*numbers} == {*range(count)}
+    if (
+        count < 3
+        or numbered
+        or label in sample.classes
+        or len(numbers) < len(sample.present(label))
+    ):
         return ()
     return (
-        f"whole numbers in {label} are learned as {units.count(len(values), 'class')}; --task "
+        f"whole numbers in {label} are learned as {units.count(count, 'class')}; --task "
         "regression learns them as numbers.",
     )
 
@@ -106,12 +112,27 @@ def _tagged(ask: Ask, sample: Sample) -> TableColumns | None:
     return None
 
 
-def _may_be_classes(ask: Ask, sample: Sample, text: str) -> bool:
-    """Whether texts may have labels for a classifier, which the model can be."""
-    if not {*OF_ROWS} & {*ask.tasks}:
-        return False
-    by_name = ask.tasks[0] == ask.language
-    return bool(columns.label_candidates(ask, sample, [text], by_name=by_name))
+def _text_alone(ask: Ask, sample: Sample, text: str) -> TableColumns | None:
+    """The column of texts that a language model learns; None if others may be labels.
+
+    It is never taken because nothing else is found: raises UsageError for a table with more columns
+    of which none is clearly the label, unless the task or, for a language model, the text is given.
+    """
+    language, classifies = ask.language, bool({*OF_ROWS} & {*ask.tasks})
+    usual = ask.tasks[0] == language
+    if classifies and columns.label_candidates(ask, sample, [text], by_name=usual):
+        return None
+    assert language is not None
+    if ask.label_column is not None:
+        raise UsageError(f"{language} learns from texts alone; leave --label-column out.")
+    others = [column for column in sample.values if column != text]
+    if others and classifies and not (usual and ask.text_column):
+        raise UsageError(
+            f"{ask.name} has texts in {text}, and none of its other columns is clearly the label: "
+            f"{', '.join(others)}; name one with --label-column, or learn the texts alone with "
+            f"--task {language}."
+        )
+    return TableColumns.of(language, text=text)
 
 
 def unserved(ask: Ask, more: str = "") -> UsageError:
@@ -171,7 +192,7 @@ class Table:
 
     @cached_property
     def names(self) -> dict[str, str]:
-        """The normalized_name name of each column -> the column."""
+        """The normalized name of each column -> the column."""
         return {normalized_name(column): column for column in self.sample.values}
 
     def columns_for(self, *roles: str) -> list[str]:
@@ -304,7 +325,31 @@ def _sounds(table: Table) -> Sequence[str]:
     return sounds or [c for c in table.columns_for("audio") if not table.sample.varied(c)]
 
 
+def _spans(table: Table) -> Sequence[str]:
+    """The columns of lists of spans; of a label and of any, if the others are not asked for."""
+    ask = table.ask
+    if ask.task in LANGUAGE or (ask.columns and ask.label_column is None):
+        return ()
+    return [
+        column
+        for column in ([ask.label_column] if ask.label_column else table.sample.values)
+        if any(_span(as_list(value) or value) for value in table.sample.values.get(column, ()))
+    ]
+
+
+def _span(value: Any) -> bool:
+    """Whether a value has a part of a text by its first and last characters, at any depth."""
+    if isinstance(value, Mapping):
+        named = all(any(str(key).startswith(end) for key in value) for end in ("start", "end"))
+        return named or any(map(_span, value.values()))
+    if not isinstance(value, list):
+        return False
+    return [*map(type, value)] == [int, int, str] or any(map(_span, value))
+
+
 KINDS = (
+    Kind("entities by their first and last characters (spans)", _spans,
+         "write a CoNLL file, or lists of the tokens and the tags of each sentence"),
     Kind("conversations with images, videos or sounds", _seen,
          "name conversations without them, or a column of texts with --text-column"),
     Kind("messages that are the nodes of trees (OASST)",
@@ -338,9 +383,7 @@ KINDS = (
 def refuse_kinds(ask: Ask, sample: Sample) -> None:
     """Raises UsageError for a table of one of KINDS, unless its columns are given or clear."""
     table = Table(ask, sample)
-    if ask.columns or table.clear:
-        return
-    for kind in KINDS:
+    for kind in KINDS[:1] if ask.columns or table.clear else KINDS:
         if names := kind.signs(table):
             many = "s" if len(names) > 1 else ""
             raise refused(ask.name, kind.what, f"its column{many} {', '.join(names)}", kind.mend)

@@ -2,13 +2,15 @@
 
 import math
 import os
+import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from razorctl.data.own.labels import COMMA, as_list, begins_list
+from razorctl.data.own.fields import file_at
+from razorctl.data.own.labels import COMMA, MARKED, as_list, begins_list
 
 IMAGES = frozenset(
     {"image", "images", "img", "file", "file_name", "filename", "path", "filepath", "file_path"}
@@ -21,7 +23,7 @@ SUFFIXES = frozenset(
         *("ppm", "pgm", "pbm", "pnm", "jp2"),
     )
 )
-CLASSES = 100  # more values than that are no classes, unless the column is called so
+CLASSES = 100  # a column of more values is taken as classes only where no other may be
 SAMPLE = 1000  # rows that columns are detected from
 LOOKED_UP = 50  # values of a column that are looked up as files
 
@@ -59,7 +61,7 @@ class Sample:
     def has_decimals(self, column: str) -> bool:
         """Whether half of the values of a column or more are numbers, one of them no whole one.
 
-        Numbers with a decimal comma count, so that they are refused where they are read.
+        Numbers with commas or signs count, so that they are refused where they are read.
         """
         return not all(map(float.is_integer, self.numbers(column)))
 
@@ -69,14 +71,17 @@ class Sample:
         numbers = [number for number in map(_number, values) if number is not None]
         return numbers if 2 * len(numbers) >= len(values) else []
 
-    def has_few_values(self, column: str) -> bool:
-        """Whether the values of a column may be classes: texts or whole numbers, each repeated."""
+    def has_few_values(self, column: str, most: int = CLASSES) -> bool:
+        """Whether the values of a column may be classes: texts or whole numbers, each repeated.
+
+        most: more values than that are none.
+        """
         values = [value for value in self.present(column) if value == value]  # NaN is none
         kinds = all(
             type(value) in (str, int, bool) or (type(value) is float and value.is_integer())
             for value in values
         )
-        return kinds and 2 <= len(set(values)) <= min(CLASSES, len(values) // 2)
+        return kinds and 2 <= len(set(values)) <= min(most, len(values) // 2)
 
     def has_lists(self, column: str, kind: type = object) -> bool:
         """Whether most values of a column are lists, of which most have values of a kind alone.
@@ -108,7 +113,7 @@ class Sample:
         if normalized_name(column) in names and all(endings):
             return True
         files = [
-            is_image and os.path.isfile(self.root / path)  # noqa: PTH113
+            is_image and os.path.isfile(file_at(self.root, path))  # noqa: PTH113
             for is_image, path in zip(endings, paths, strict=True)
         ]
         return 2 * sum(files) >= len(paths)
@@ -126,6 +131,8 @@ def _number(value: Any) -> float | None:
         return None
     if isinstance(value, str) and COMMA.fullmatch(value):
         value = value.replace(",", ".")
+    elif isinstance(value, str) and MARKED.fullmatch(value):
+        value = re.sub(r"[^\d.+-]", "", value)
     with suppress(ValueError, OverflowError):
         number = float(value)
         return number if math.isfinite(number) else None

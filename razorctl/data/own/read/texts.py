@@ -1,24 +1,32 @@
 """Plain texts: files of documents for language modelling, folders of them, and files of lines."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from razorctl.data.own.ask import STDIN, Ask, role, split_of
 from razorctl.data.own.raw import Raw, not_utf8
 from razorctl.data.own.read.lines import decoded
-from razorctl.data.own.read.sample import SUFFIXES as IMAGES
 from razorctl.data.own.store import packed, stored, text_table
-from razorctl.errors import DataError
-from razorctl.folders import spelled
+from razorctl.errors import DataError, UsageError
+from razorctl.folders import shown, spelled
 from razorctl.tasks import Task
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 SUFFIXES = (".txt", ".text", ".md")
+ABOUT = ("readme", "license")  # files about others, but for their endings
+LOOKED_AT = 200  # lines
+HEADER = re.compile(r"\w+(?:[,;|]\w+)+")
+ROWS: Mapping[str, Callable[[str], bool]] = {
+    "an object of JSON on each line": lambda line: line[0] + line[-1] == "{}",
+    "a __label__ before each text": lambda line: line.startswith("__label__"),
+}
 GAP = 2  # empty lines in a row that end a document
 Files = Mapping[str, Sequence[Path]]  # split as the data call it -> its files
 
@@ -30,21 +38,42 @@ def is_text(file: Path) -> bool:
 def in_folder(folder: Path) -> Files:
     """Split -> its files: of the splits that files or folders are called, or else all as one.
 
-    Empty if there are no texts, or images are among them.
+    Empty if there are no texts.
     """
-    every: list[Path] = []
-    for here, inside, files in os.walk(folder):
-        inside[:] = sorted(name for name in inside if not name.startswith("."))
-        every += [Path(here, name) for name in sorted(files) if not name.startswith(".")]
-    if any(file.suffix.casefold() in IMAGES for file in every):
-        return {}
     splits: dict[str, list[Path]] = {}
-    texts = [file for file in every if is_text(file)]
+    texts, _ = apart(folder)
     for file in texts:
         splits.setdefault(_split(folder, file), []).append(file)
     if "train" in map(role, splits):
         return {split: files for split, files in splits.items() if role(split)}
     return {folder.resolve().name: texts} if texts else {}
+
+
+def apart(folder: Path) -> tuple[list[Path], list[str]]:
+    """The texts in a folder, and the endings of its other files; what is in ABOUT is neither."""
+    every: list[Path] = []
+    for here, inside, files in os.walk(folder):
+        inside[:] = sorted(filter(shown, inside))
+        every += [Path(here, name) for name in sorted(filter(shown, files))]
+    every = [file for file in every if file.stem.casefold() not in ABOUT]
+    texts = [file for file in every if is_text(file)]
+    return texts, sorted({file.suffix or file.name for file in {*every} - {*texts}})
+
+
+def _refuse_rows(ask: Ask, file: Path, task: Task) -> None:
+    """Raises UsageError for a file whose first lines are all rows, as the task is not given."""
+    head = [line.strip() for line in islice(decoded(file), LOOKED_AT) if line.strip()]
+    sign = next((sign for sign, is_row in ROWS.items() if all(map(is_row, head))), None)
+    tabs = {line.count("\t") for line in head}
+    if sign is None and head and HEADER.fullmatch(head[0]):
+        sign = f"a header, {head[0]}"
+    elif sign is None and len(tabs) == 1 and tabs != {0}:
+        sign = "as many tabs in all of its lines"
+    if sign is not None and len(head) > 2:
+        raise UsageError(
+            f"{ask.name} looks like a table, by {sign}; call it .csv, .tsv or .jsonl, with a "
+            f"header of columns, or learn its lines as texts with --task {task}."
+        )
 
 
 def _split(folder: Path, file: Path) -> str:
@@ -71,6 +100,8 @@ def raw(ask: Ask, path: Path, files: Files, task: Task) -> Raw:
     chosen = {"train": next(iter(files))} if whole else ask.splits(list(files))
     schema = pa.schema([("text", pa.large_string()), ("place", pa.string())])
     top = path if path.is_dir() else path.parent
+    if ask.task is None and len(files[chosen["train"]]) == 1:
+        _refuse_rows(ask, files[chosen["train"]][0], task)
 
     def batches(part: Sequence[Path]) -> Iterator["pa.RecordBatch"]:
         several = len(part) == 1
@@ -83,6 +114,8 @@ def raw(ask: Ask, path: Path, files: Files, task: Task) -> Raw:
         names[split] = spelled(part[0].name) if len(part) == 1 else name
         if len(part) == 1:
             details = f"text, with {GAP} empty lines between documents"
+    if path.is_dir() and (others := apart(path)[1]):
+        details += f", without its {', '.join(others)}"
     return Raw(ask.name, "text", splits, names, details, task=task)
 
 

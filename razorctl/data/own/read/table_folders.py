@@ -1,0 +1,167 @@
+"""The tables in a folder: as `datasets` saves them, as a card names them, or called as splits."""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from razorctl import documents
+from razorctl.data.own.ask import role, role_in, split_of
+from razorctl.data.own.raw import NOT_UTF8
+from razorctl.data.own.read import lines
+from razorctl.data.own.read.sample import SUFFIXES as IMAGES
+from razorctl.errors import DataError, UsageError, first_line, lacks_memory
+from razorctl.folders import shown, spelled
+
+METADATA = "metadata"  # as the hub's sets of images call it
+SUFFIXES = (*lines.READERS, ".parquet", ".arrow")
+INSIDE = ("data", "default")  # the folder that has the tables of a repository of the hub
+CARD = "README.md"
+PART = re.compile(r"-\d+-of-\d+$")  # ends the name of one of several files of a split
+Found = dict[str, list[Path]]  # split as the folder calls it -> its tables
+
+
+def is_table(file: Path) -> bool:
+    known = file.suffix.casefold() in SUFFIXES and os.path.isfile(file)  # noqa: PTH113
+    return known or lines.of_tokens(file) is not None
+
+
+def in_folder(folder: Path) -> Found:
+    """Split -> its tables in a folder; empty if it has none.
+
+    They are those that `datasets` has saved there, that the card of a repository names, that are
+    called as splits or lie in folders that are, or its only table. Else they are those in its only
+    folder, which is called as in INSIDE. Raises UsageError for a card of several configs.
+    """
+    folders = [path for path in sorted(folder.iterdir()) if path.is_dir() and shown(path.name)]
+    found = _saved(folder) or _on_card(folder) or _called(folder, folders)
+    if not found and len(folders) == 1 and folders[0].name in INSIDE:
+        return in_folder(folders[0])
+    return found
+
+
+def _saved(folder: Path) -> Found:
+    """The files of `save_to_disk`, without those that `datasets` has cached beside them."""
+    splits = _document(folder / "dataset_dict.json").get("splits")
+    parts = {name: folder / name for name in splits or ()} or {folder.resolve().name: folder}
+    states = {
+        name: _document(part / "state.json").get("_data_files") for name, part in parts.items()
+    }
+    return {
+        name: [parts[name] / file["filename"] for file in files]
+        for name, files in states.items()
+        if files
+    }
+
+
+def _document(file: Path) -> Mapping[str, Any]:
+    with suppress(OSError, ValueError):
+        value = documents.parse(documents.read_bytes(file))
+        return value if isinstance(value, dict) else {}
+    return {}
+
+
+def _on_card(folder: Path) -> Found:
+    """The files that the card of a repository names, and those of other splits beside them."""
+    configs = _configs(folder / CARD)
+    chosen = [c for c in configs if c.get("default") or c.get("config_name") == "default"]
+    if len(configs) > 1 and not chosen:
+        names = ", ".join(str(config.get("config_name")) for config in configs)
+        raise UsageError(
+            f"{folder} has several configs, {names}, by its {CARD}; name the files of one."
+        )
+    for config in (chosen or configs)[:1]:
+        from datasets.data_files import sanitize_patterns
+
+        found: Found = {}
+        for split, patterns in sanitize_patterns(config["data_files"]).items():
+            files = {file for pattern in patterns for file in folder.glob(str(pattern))}
+            found[str(split)] = sorted(filter(is_table, files))
+        found = {split: files for split, files in found.items() if files}
+        around = {file.parent for files in found.values() for file in files}
+        beside = _called(around.pop(), []) if len(around) == 1 else {}
+        named = {*map(role, found)}
+        return found | {
+            split: beside[split] for split in beside if role(split) not in {*named, None}
+        }
+    return {}
+
+
+def _configs(card: Path) -> list[Any]:
+    """The configs with files that the header of a card has."""
+    if not card.is_file():
+        return []
+    from huggingface_hub import metadata_load
+
+    try:
+        header = metadata_load(card) or {}
+    except Exception as error:  # of yaml
+        if lacks_memory(error):
+            raise
+        reason = first_line(error)
+        raise DataError(f"the header of {card} cannot be read ({reason}); correct it.") from None
+    configs = header.get("configs")
+    return [c for c in configs if c.get("data_files")] if isinstance(configs, list) else []
+
+
+def _called(folder: Path, folders: list[Path]) -> Found:
+    """The tables that are called as splits or lie in folders that are, or the only one.
+
+    A list of images is called METADATA, and lies beside them in the folder or in those of splits.
+    An only table counts if there is at most one folder, since several may be classes.
+    """
+    splits: Found = {}
+    tables = _tables(folder, alone=not folders)
+    for file in tables:
+        if spelled(file.name) != file.name:
+            raise DataError(f"{folder / spelled(file.name)}: {NOT_UTF8}.")
+        splits.setdefault(PART.sub("", split_of(file)), []).append(file)
+    if any(map(role, splits)):
+        return splits
+    of = _in_parts(folders, role) or _in_parts(folders, role_in)
+    if of:
+        return of
+    only = _lists(folder)
+    if len(only) == 1 or len(folders) > 1:
+        return {"train": only} if len(only) == 1 else {}
+    several = len(splits) > 1 and (folders or _has_images(folder))
+    return {} if several and "train" not in map(role_in, splits) else splits
+
+
+def _in_parts(folders: list[Path], of: Callable[[str], str | None]) -> Found:
+    """The tables in folders of splits, if one is for training: all of a folder without folders."""
+    found = {}
+    for part in folders:
+        if of(part.name):
+            plain = not _has_images(part) and not any(path.is_dir() for path in part.iterdir())
+            found[part.name] = _lists(part) or (_tables(part, alone=True) if plain else [])
+    found = {name: files for name, files in found.items() if files}
+    return found if "train" in map(of, found) else {}
+
+
+def _tables(folder: Path, alone: bool) -> list[Path]:
+    """The tables right in a folder; alone: whether no folder is beside them.
+
+    A JSON file beside other tables, or beside folders of images, says something of these.
+    """
+    here = (file for file in sorted(folder.iterdir()) if shown(file.name))
+    files = [file for file in here if _may_be_table(file) and is_table(file)]
+    tables = [file for file in files if file.suffix.casefold() != ".json"]
+    return tables or [file for file in files if alone and lines.has_json_rows(file)]
+
+
+def _may_be_table(file: Path) -> bool:
+    """Whether a file has an ending of tables, or is called as a split and may be one of tokens."""
+    return file.suffix.casefold() in SUFFIXES or role(split_of(file)) is not None
+
+
+def _lists(folder: Path) -> list[Path]:
+    """The list of the images in a folder."""
+    files = (folder / f"{METADATA}{ending}" for ending in (".csv", ".jsonl", ".parquet"))
+    return [*filter(is_table, files)]
+
+
+def _has_images(folder: Path) -> bool:
+    return any(file.suffix.casefold() in IMAGES for file in folder.iterdir())
