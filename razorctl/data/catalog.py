@@ -37,4 +37,5 @@ def place(name: str) -> str:
         return name
     path = Path(name).expanduser()
     plain = os.path.abspath(path)  # noqa: PTH100
-    return plain if path.samefile(plain) else str(path.absolute())  # a/../b, where a is a link
+    same = os.path.realpath(plain) == os.path.realpath(path)  # not of a/../b, where a is a link
+    return plain if same else str(path.absolute())

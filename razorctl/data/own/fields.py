@@ -106,13 +106,6 @@ class Picture(Field):
         return str(file_at(folder.absolute(), value)), fault
 
 
-class Said(Field):
-    """A column of the splits of rows, which any text may be."""
-
-    def faults(self, values: "pa.ChunkedArray", answered: bool = True) -> Mapping[int, str]:
-        return {}
-
-
 class Messages(Field):
     """A column of conversations, which are made of the parts that `chats` knows."""
 
@@ -242,7 +235,7 @@ FIELDS = {
     for field in (
         *(Picture("image"), Picture("mask")),
         *(Field("text"), Field("text_pair")),
-        *(Said("split"), Messages("messages")),
+        Messages("messages"),
         *(Number("number"), Several("labels"), Flag("flag")),
         *(Words("tokens", "token"), Several("tags", "tag")),
     )

@@ -108,7 +108,9 @@ def _raw(ask: Ask, path: Path) -> Raw:
 
 def _texts(ask: Ask, path: Path) -> Raw:
     """The texts of a folder without images; raises UsageError if it has more than these."""
-    language, files, (_, others) = ask.language, texts.in_folder(path), texts.apart(path)
+    language, files, others = ask.language, texts.in_folder(path), texts.others(path)
+    if ask.tasks[0] != language and texts.sorted_in(path, files):
+        others = ["a folder of texts for each class"]
     if language is not None and files and (ask.task or not others):
         return texts.raw(ask, path, files, language)
     deeper = [str(here) for here in folder.below(path) if table_folders.in_folder(here)]
@@ -116,8 +118,8 @@ def _texts(ask: Ask, path: Path) -> Raw:
         raise UsageError(f"{ask.name} has no tables itself; name {' or '.join(deeper[:3])}.")
     if language is not None and files:
         raise UsageError(
-            f"{ask.name} has more than texts, {', '.join(others[:5])}; learn the texts alone with "
-            f"--task {language}, or name one file."
+            f"{ask.name} has more than texts, {', '.join(others[:5])}; write a table, or learn the "
+            f"texts alone with --task {language}."
         )
     if "classification" not in ask.tasks:
         raise recognition.unserved(ask)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
+from razorctl import units
 from razorctl.data.own.ask import Ask
 from razorctl.data.own.raw import TEXT_COLUMNS
 from razorctl.data.own.read.sample import Sample, normalized_name
@@ -67,6 +68,22 @@ def classifier_columns(ask: Ask, sample: Sample) -> TableColumns:
     if len(labels) > 1:
         roles = {f"{FLAG}{number}": column for number, column in enumerate(labels)}
     return TableColumns.of(task, image=image, **_text_roles(texts), **roles)
+
+
+def number_notes(ask: Ask, sample: Sample, found: TableColumns) -> tuple[str, ...]:
+    """A note on numbers that are taken as classes, unless they only number these: 0, 1, 2."""
+    label = found.get("label")
+    if label is None or ask.task is not None or "regression" not in ask.tasks:
+        return ()
+    numbers = sample.numbers(label)
+    count = len({*numbers})
+    numbered = normalized_name(label) in LABELS and {*numbers} == {*range(count)}
+    if count < 3 or numbered or label in sample.classes:
+        return ()
+    return (
+        f"whole numbers in {label} are learned as {units.count(count, 'class')}; --task "
+        "regression learns them as numbers.",
+    )
 
 
 def _task_of(ask: Ask, sample: Sample, labels: Sequence[str]) -> Task:

@@ -23,7 +23,6 @@ from razorctl.data.own.read.sample import SUFFIXES
 from razorctl.data.own.store import text_table
 from razorctl.errors import DataError, UsageError
 from razorctl.folders import shown, spelled
-from razorctl.tasks import Task
 
 IMAGES = ("images", "image", "img", "jpegimages")  # of several folders the first counts
 MASKS = ("masks", "mask", "segmentationclass", "annotations", "annotation", "labels", "label")
@@ -137,17 +136,15 @@ def _unwrapped(part: Path) -> Path:
 
 def _check_depth(ask: Ask, top: Path, split: str) -> None:
     """Raises UsageError for a folder above that of the classes, and for one of a class."""
-    inside = _folders(top / split)
+    inside, around = _folders(top / split), top.absolute().parent
     classes = _folders(inside[0]) if len(inside) == 1 else []
-    if len(classes) > 1 and all(any(files_below(here, set())) for here in classes):
+    if len(classes) > 1 and all(map(has_images, classes)):
         few = ", ".join(spelled(here.name) for here in classes[:5])
-        mend = f"name {inside[0]}" if split == "." else f"move them to {top / split}"
         raise UsageError(
-            f"{inside[0]} is the only folder in {top / split}, with folders {few}; {mend} if these "
-            "are the classes."
+            f"all images of {top / split} are in {inside[0]}, which has the folders {few}; name "
+            "that if these are the classes."
         )
-    around = top.absolute().parent
-    if not inside and any(files_below(top / split, set())) and len(_folders(around)) > 1:
+    if not inside and has_images(top / split) and len(_folders(around)) > 1:
         raise UsageError(
             f"{ask.name} has images and no folders of classes; if it is a class itself, name the "
             f"folder around it, {around}."
@@ -370,26 +367,12 @@ def _unsorted(folder: Folder) -> Path | None:
     return inside[0] if split and folder.images else None
 
 
-def _sorted_texts(folder: Folder) -> Path | None:
-    """The first of the folders of classes of texts in those of splits."""
-    splits = [folder.top / name for name in folder.inside[folder.top][0] if role(name)]
-    if not splits or folder.images:
-        return None
-    classes = [folder.inside[here][0] for here in splits]
-    alike = set(classes[0]).intersection(*classes)
-    texts = {file.parent for file in folder.files(".txt")}
-    folders = [splits[0] / name for name in classes[0] if name in alike]
-    folders = [here for here in folders if here in texts]
-    return folders[0] if len(folders) > 1 else None
-
-
 class FolderKind(NamedTuple):
     """A kind of folder that no model is for. sign: gives a file or folder that tells, or None."""
 
     what: str
     sign: Callable[[Folder], Path | None]
     mend: str
-    usual: Task | None = None  # the usual task of models that take the folder for something else
 
 
 GIVE_MASKS = "give folders images and masks, or a folder of images for each class"
@@ -400,8 +383,6 @@ FOLDERS = (
     FolderKind("sound", _recorded, "choose other data"),
     FolderKind("images with captions", _captioned, "give a folder of images for each class"),
     FolderKind("images of no class", _unsorted, "give a folder for each class inside it"),
-    FolderKind("a folder of texts for each class", _sorted_texts,
-             "write a table with a text and a label on each row", "classification"),
 )  # fmt: skip
 
 
@@ -414,5 +395,5 @@ def refuse_kinds(ask: Ask, top: Path) -> None:
             raise for_other_models(ask, "images with masks", "segmentation", override)
         return
     for kind in FOLDERS:
-        if kind.usual in (None, ask.tasks[0]) and (sign := kind.sign(folder)) is not None:
+        if (sign := kind.sign(folder)) is not None:
             raise refused(ask.name, kind.what, str(sign.relative_to(top)), kind.mend)

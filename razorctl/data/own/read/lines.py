@@ -299,9 +299,9 @@ def records(file: Path, columns: TableColumns) -> Iterator[dict[str, Any]]:
                 continue
             if name == "label":
                 row[name] = label_text(value, place, kinds)
+            elif (field := field_of(name)) is None:  # the split
+                row[name] = value if isinstance(value, str) else None
             else:
-                field = field_of(name)
-                assert field is not None
                 row[name], fault = field.of_line(value, column, file.parent)
                 if fault is not None:
                     row["fault"] = worse(row["fault"], fault)

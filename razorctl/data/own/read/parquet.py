@@ -22,26 +22,16 @@ BATCH = 100  # rows; a column of lists in a batch has 2 GB of text at most
 
 
 class Arrow:
-    """A file of Arrow batches, streamed or not, with the interface of a Parquet file."""
+    """An Arrow file of `datasets`, with the interface of a Parquet file."""
 
     def __init__(self, file: Path) -> None:
-        import pyarrow as pa
+        from datasets import Dataset
 
-        mapped = pa.memory_map(str(file))
-        try:
-            self._batches = pa.ipc.open_stream(mapped)
-        except pa.ArrowInvalid:
-            opened = pa.ipc.open_file(mapped)
-            self._batches = map(opened.get_batch, range(opened.num_record_batches))
-            self.schema_arrow = opened.schema
-        else:
-            self.schema_arrow = self._batches.schema
+        self._table = Dataset.from_file(str(file)).data.table
+        self.schema_arrow = self._table.schema
 
     def iter_batches(self, size: int, columns: list[str]) -> Iterator["pa.RecordBatch"]:
-        """The columns of at most so many rows at a time; once."""
-        for batch in self._batches:
-            for start in range(0, len(batch), size):
-                yield batch.select(columns).slice(start, size)
+        yield from self._table.select(columns).to_batches(size)
 
 
 def _open(file: Path) -> Any:

@@ -9,9 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from razorctl import documents, models, units
+from razorctl import documents, models
 from razorctl.data.own.ask import Ask
-from razorctl.data.own.labels import as_list
 from razorctl.data.own.read import columns, conversations
 from razorctl.data.own.read.columns import LABELS, TEXTS
 from razorctl.data.own.read.sample import SAMPLE, Sample, normalized_name
@@ -25,6 +24,7 @@ ANSWERS = "|".join(conversations.ANSWER)
 CORNERS = ("xmin|x_min|x1", "ymin|y_min|y1", "xmax|x_max|x2", "ymax|y_max|y2")
 SOURCE = "source|src|input|source_text|input_text"
 TARGET = "target|tgt|output|target_text|output_text"
+LONG, SHORT = "text|document|article|dialogue", "summary|highlights"
 LARGEST = 256 << 20  # bytes of a JSON document that is read to tell what it has
 COCO = (rb'"images"\s*:', rb'"annotations"\s*:', rb'"(bbox|segmentation)"\s*:')
 CONVERT = (
@@ -74,27 +74,6 @@ def _columns_of(ask: Ask, sample: Sample) -> TableColumns:
     if not {*OF_ROWS} & {*tasks}:
         raise unserved(ask, f", only the columns {', '.join(sample.values)}")
     return columns.classifier_columns(ask, sample)
-
-
-def notes(ask: Ask, sample: Sample, found: TableColumns) -> tuple[str, ...]:
-    """A note on numbers that are taken as classes, unless they only number these: 0, 1, 2."""
-    label = found.get("label")
-    if label is None or ask.task is not None or "regression" not in ask.tasks:
-        return ()
-    numbers = sample.numbers(label)
-    count = len({*numbers})
-    numbered = normalized_name(label) in LABELS and {*numbers} == {*range(count)}
-    if (
-        count < 3
-        or numbered
-        or label in sample.classes
-        or len(numbers) < len(sample.present(label))
-    ):
-        return ()
-    return (
-        f"whole numbers in {label} are learned as {units.count(count, 'class')}; --task "
-        "regression learns them as numbers.",
-    )
 
 
 def _tagged(ask: Ask, sample: Sample) -> TableColumns | None:
@@ -211,6 +190,13 @@ class Table:
         unclear = any(len(self.sample.values[column]) < 2 for column in free)
         return unclear or bool(columns.label_candidates(self.ask, self.sample, inputs))
 
+    def written_from(self, one: str, other: str) -> Sequence[str]:
+        """The columns of texts and of others made of these; none if there may be a label."""
+        names = self.columns_for(one, other)
+        instructed = self.columns_for("instruction")  # Alpaca's, with its input and output
+        varied = self.sample.varied(*names) and not instructed
+        return names if varied and not self.may_have_label(*names) else ()
+
     @cached_property
     def images(self) -> list[str]:
         """The columns of images."""
@@ -279,17 +265,6 @@ def _translations(table: Table) -> Sequence[str]:
     return spoken if len(spoken) > 1 and table.sample.varied(*spoken) else ()
 
 
-def _summaries(table: Table) -> Sequence[str]:
-    names = table.columns_for("text|document|article|dialogue", "summary|highlights")
-    return names if table.sample.varied(*names) and not table.may_have_label(*names) else ()
-
-
-def _targets(table: Table) -> Sequence[str]:
-    names = table.columns_for(SOURCE, TARGET)
-    instructed = table.columns_for("instruction")  # Alpaca's, with its input and output
-    return names if table.sample.varied(*names) and not instructed else ()
-
-
 def _boxes(table: Table) -> Sequence[str]:
     image = table.images[:1]
     if not image:
@@ -326,25 +301,9 @@ def _sounds(table: Table) -> Sequence[str]:
 
 
 def _spans(table: Table) -> Sequence[str]:
-    """The columns of lists of spans; of a label and of any, if the others are not asked for."""
     ask = table.ask
-    if ask.task in LANGUAGE or (ask.columns and ask.label_column is None):
-        return ()
-    return [
-        column
-        for column in ([ask.label_column] if ask.label_column else table.sample.values)
-        if any(_span(as_list(value) or value) for value in table.sample.values.get(column, ()))
-    ]
-
-
-def _span(value: Any) -> bool:
-    """Whether a value has a part of a text by its first and last characters, at any depth."""
-    if isinstance(value, Mapping):
-        named = all(any(str(key).startswith(end) for key in value) for end in ("start", "end"))
-        return named or any(map(_span, value.values()))
-    if not isinstance(value, list):
-        return False
-    return [*map(type, value)] == [int, int, str] or any(map(_span, value))
+    named = [c for c in table.sample.values if not ask.columns or c == ask.label_column]
+    return () if ask.task in LANGUAGE else [*filter(table.sample.has_spans, named)]
 
 
 KINDS = (
@@ -375,8 +334,9 @@ KINDS = (
          "write a CoNLL file, or lists of the tokens and the tags of each sentence"),
     Kind("questions with a choice of answers (multiple choice)", _choices, CONVERT),
     Kind("texts and translations", _translations, CONVERT),
-    Kind("texts and summaries", _summaries, CONVERT),
-    Kind("sources and targets (text to text)", _targets, CONVERT),
+    Kind("texts and summaries", lambda table: table.written_from(LONG, SHORT), CONVERT),
+    Kind("sources and targets (text to text)",
+         lambda table: table.written_from(SOURCE, TARGET), CONVERT),
 )  # fmt: skip
 
 

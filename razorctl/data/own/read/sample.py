@@ -96,6 +96,10 @@ class Sample:
         most = 2 * len(begun) > len(values) and 2 * len(alike) >= len(filled)
         return bool(lists) and most
 
+    def has_spans(self, column: str) -> bool:
+        """Whether a value of a column has parts of a text by their first and last characters."""
+        return any(_is_span(as_list(value) or value) for value in self.values[column])
+
     def has_flags(self, column: str) -> bool:
         """Whether a column is of 0 and 1, or of true and false."""
         values = {str(value).casefold() for value in self.present(column)}
@@ -123,6 +127,15 @@ class Sample:
         free = [column for column in self.values if column not in taken]
         typed = [column for column in free if column in self.images]
         return typed or [column for column in free if self.has_images(column)]
+
+
+def _is_span(value: Any) -> bool:
+    """Whether a value is a span of a text as tools write it, or has one at any depth."""
+    if isinstance(value, Mapping):
+        named = all(any(str(key).startswith(end) for key in value) for end in ("start", "end"))
+        return named or any(map(_is_span, value.values()))
+    parts = value if isinstance(value, list) else []
+    return [*map(type, parts)] == [int, int, str] or any(map(_is_span, parts))
 
 
 def _number(value: Any) -> float | None:

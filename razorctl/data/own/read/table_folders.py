@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -44,59 +44,53 @@ def in_folder(folder: Path) -> Found:
 
 def _saved(folder: Path) -> Found:
     """The files of `save_to_disk`, without those that `datasets` has cached beside them."""
-    splits = _document(folder / "dataset_dict.json").get("splits")
-    parts = {name: folder / name for name in splits or ()} or {folder.resolve().name: folder}
-    states = {
-        name: _document(part / "state.json").get("_data_files") for name, part in parts.items()
-    }
+    names = _json(folder / "dataset_dict.json").get("splits") or ()
+    parts = {name: folder / name for name in names} or {folder.resolve().name: folder}
+    listed = {name: _json(part / "state.json").get("_data_files") for name, part in parts.items()}
     return {
-        name: [parts[name] / file["filename"] for file in files]
-        for name, files in states.items()
-        if files
+        name: [parts[name] / file["filename"] for file in listed[name]]
+        for name in parts
+        if listed[name]
     }
 
 
-def _document(file: Path) -> Mapping[str, Any]:
+def _json(file: Path) -> Any:
+    """The object in a JSON file; an empty one if it is not there."""
     with suppress(OSError, ValueError):
-        value = documents.parse(documents.read_bytes(file))
-        return value if isinstance(value, dict) else {}
+        return documents.parse(documents.read_bytes(file))
     return {}
 
 
 def _on_card(folder: Path) -> Found:
     """The files that the card of a repository names, and those of other splits beside them."""
     configs = _configs(folder / CARD)
-    chosen = [c for c in configs if c.get("default") or c.get("config_name") == "default"]
-    if len(configs) > 1 and not chosen:
+    default = [c for c in configs if c.get("default") or c.get("config_name") == "default"]
+    if len(configs) > 1 and not default:
         names = ", ".join(str(config.get("config_name")) for config in configs)
         raise UsageError(
-            f"{folder} has several configs, {names}, by its {CARD}; name the files of one."
+            f"{folder} has several configs, {names}, by its {CARD}; name files of one."
         )
-    for config in (chosen or configs)[:1]:
-        from datasets.data_files import sanitize_patterns
+    if not configs:
+        return {}
+    from datasets.data_files import sanitize_patterns
 
-        found: Found = {}
-        for split, patterns in sanitize_patterns(config["data_files"]).items():
-            files = {file for pattern in patterns for file in folder.glob(str(pattern))}
-            found[str(split)] = sorted(filter(is_table, files))
-        found = {split: files for split, files in found.items() if files}
-        around = {file.parent for files in found.values() for file in files}
-        beside = _called(around.pop(), []) if len(around) == 1 else {}
-        named = {*map(role, found)}
-        return found | {
-            split: beside[split] for split in beside if role(split) not in {*named, None}
-        }
-    return {}
+    found: Found = {}
+    for split, patterns in sanitize_patterns((default or configs)[0]["data_files"]).items():
+        files = {file for pattern in patterns for file in folder.glob(str(pattern))}
+        found[str(split)] = sorted(filter(is_table, files))
+    around = {file.parent for files in found.values() for file in files}
+    beside = _called(around.pop(), []) if len(around) == 1 else {}
+    named = {None, *map(role, found)}
+    found |= {split: files for split, files in beside.items() if role(split) not in named}
+    return {split: files for split, files in found.items() if files}
 
 
 def _configs(card: Path) -> list[Any]:
     """The configs with files that the header of a card has."""
-    if not card.is_file():
-        return []
     from huggingface_hub import metadata_load
 
     try:
-        header = metadata_load(card) or {}
+        header = (metadata_load(card) or {}) if card.is_file() else {}
     except Exception as error:  # of yaml
         if lacks_memory(error):
             raise

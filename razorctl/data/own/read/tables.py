@@ -11,7 +11,7 @@ from razorctl.data.own import labels, rows
 from razorctl.data.own.ask import Ask, role_in
 from razorctl.data.own.raw import Raw
 from razorctl.data.own.read import conversations, lines, parquet, recognition
-from razorctl.data.own.read.columns import as_trained, unlabeled_columns
+from razorctl.data.own.read.columns import as_trained, number_notes, unlabeled_columns
 from razorctl.data.own.read.sample import SUFFIXES as IMAGE_SUFFIXES
 from razorctl.data.own.read.sample import Sample, normalized_name
 from razorctl.data.own.read.table_columns import TableColumns
@@ -117,8 +117,8 @@ def find(ask: Ask, candidates: Mapping[str, Sequence[Path]], *, single: bool = F
         raise DataError(
             f"the tables of {ask.name} number their classes otherwise; write them anew."
         )
-    names = {split: part[0].name for split, part in files.items()}
-    notes = recognition.notes(ask, first, columns)
+    names = {split: str(part[0].relative_to(root)) for split, part in files.items()}
+    notes = number_notes(ask, first, columns)
     if kinds <= {".csv", ".tsv"}:
         notes += _header_note(every[0], first, columns)
     return Tables(files, names, columns, class_names[0], root, notes, left_out)
@@ -163,8 +163,8 @@ def _split_column(ask: Ask, sample: Sample) -> str | None:
     """The column of a table that says the split of each row; None if there is none."""
     used = (ask.label_column, ask.text_column, ask.image_column)
     for column in sample.values:
-        said = normalized_name(column) in SPLIT_COLUMNS and column not in used
-        if said and (values := sample.texts(column)) and all(map(role_in, values)):
+        values = sample.texts(column) if normalized_name(column) in SPLIT_COLUMNS else []
+        if column not in used and values and all(map(role_in, values)):
             return column
     return None
 

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from razorctl.data.own.ask import STDIN, Ask, role, split_of
 from razorctl.data.own.raw import Raw, not_utf8
 from razorctl.data.own.read.lines import decoded
+from razorctl.data.own.read.sample import SAMPLE
 from razorctl.data.own.store import packed, stored, text_table
 from razorctl.errors import DataError, UsageError
 from razorctl.folders import shown, spelled
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SUFFIXES = (".txt", ".text", ".md")
-ABOUT = ("readme", "license")  # files about others, but for their endings
-LOOKED_AT = 200  # lines
-HEADER = re.compile(r"\w+(?:[,;|]\w+)+")
-ROWS: Mapping[str, Callable[[str], bool]] = {
-    "an object of JSON on each line": lambda line: line[0] + line[-1] == "{}",
-    "a __label__ before each text": lambda line: line.startswith("__label__"),
+ABOUT = ("readme", "license")  # names of files about others, but for their endings
+HEADER = re.compile(r"\w+([,;|\t]\w+)+")
+ROWS = {  # what all lines have that are rows, for a sentence
+    "an object of JSON on each line": re.compile(r"\{.*\}"),
+    "a __label__ before each text": re.compile(r"__label__.*"),
+    "tabs in each line": re.compile(r"[^\t]+\t.*"),
 }
 GAP = 2  # empty lines in a row that end a document
 Files = Mapping[str, Sequence[Path]]  # split as the data call it -> its files
@@ -41,7 +42,7 @@ def in_folder(folder: Path) -> Files:
     Empty if there are no texts.
     """
     splits: dict[str, list[Path]] = {}
-    texts, _ = apart(folder)
+    texts = [file for file in _files(folder) if is_text(file)]
     for file in texts:
         splits.setdefault(_split(folder, file), []).append(file)
     if "train" in map(role, splits):
@@ -49,30 +50,35 @@ def in_folder(folder: Path) -> Files:
     return {folder.resolve().name: texts} if texts else {}
 
 
-def apart(folder: Path) -> tuple[list[Path], list[str]]:
-    """The texts in a folder, and the endings of its other files; what is in ABOUT is neither."""
-    every: list[Path] = []
+def others(folder: Path) -> list[str]:
+    """The endings of the files in a folder that are no texts."""
+    return sorted({file.suffix or file.name for file in _files(folder) if not is_text(file)})
+
+
+def sorted_in(folder: Path, files: Files) -> bool:
+    """Whether texts are in several folders that are no splits, and may be classes."""
+    inside = {file.parent for part in files.values() for file in part} - {folder}
+    return sum(not role(here.name) for here in inside) > 1
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """The files in a folder, in order, but for those in ABOUT."""
     for here, inside, files in os.walk(folder):
         inside[:] = sorted(filter(shown, inside))
-        every += [Path(here, name) for name in sorted(filter(shown, files))]
-    every = [file for file in every if file.stem.casefold() not in ABOUT]
-    texts = [file for file in every if is_text(file)]
-    return texts, sorted({file.suffix or file.name for file in {*every} - {*texts}})
+        every = (Path(here, name) for name in sorted(filter(shown, files)))
+        yield from (file for file in every if file.stem.casefold() not in ABOUT)
 
 
 def _refuse_rows(ask: Ask, file: Path, task: Task) -> None:
-    """Raises UsageError for a file whose first lines are all rows, as the task is not given."""
-    head = [line.strip() for line in islice(decoded(file), LOOKED_AT) if line.strip()]
-    sign = next((sign for sign, is_row in ROWS.items() if all(map(is_row, head))), None)
-    tabs = {line.count("\t") for line in head}
-    if sign is None and head and HEADER.fullmatch(head[0]):
-        sign = f"a header, {head[0]}"
-    elif sign is None and len(tabs) == 1 and tabs != {0}:
-        sign = "as many tabs in all of its lines"
-    if sign is not None and len(head) > 2:
+    """Raises UsageError for a file whose first lines are rows of a table."""
+    head = [line.strip() for line in islice(decoded(file), SAMPLE) if line.strip()]
+    signs = [sign for sign, row in ROWS.items() if len(head) > 2 and all(map(row.fullmatch, head))]
+    if head and HEADER.fullmatch(head[0]):
+        signs = [f"a header, {head[0]}"]
+    if signs:
         raise UsageError(
-            f"{ask.name} looks like a table, by {sign}; call it .csv, .tsv or .jsonl, with a "
-            f"header of columns, or learn its lines as texts with --task {task}."
+            f"{ask.name} looks like a table, by {signs[0]}; call it .csv, .tsv or .jsonl, with a "
+            f"name for each column, or learn its lines as texts with --task {task}."
         )
 
 
@@ -114,8 +120,8 @@ def raw(ask: Ask, path: Path, files: Files, task: Task) -> Raw:
         names[split] = spelled(part[0].name) if len(part) == 1 else name
         if len(part) == 1:
             details = f"text, with {GAP} empty lines between documents"
-    if path.is_dir() and (others := apart(path)[1]):
-        details += f", without its {', '.join(others)}"
+    if path.is_dir() and (left := others(path)):
+        details += f", without its {', '.join(left)}"
     return Raw(ask.name, "text", splits, names, details, task=task)
 
 
