@@ -146,10 +146,9 @@ def test_folders_of_more_than_texts():
     assert sorted(read) == ["A text of d/a.txt.", "A text of d/b.txt."]
     prose("d/a.ann", "d/b.ann")
     for model, language in (("bert-base", "masked-lm"), ("gpt2", "causal-lm")):
-        assert (
-            f"d has more than texts, .ann; write a table, or learn the texts alone with --task {language}"
-            in refused("d", model)
-        )
+        said = refused("d", model)
+        assert said.startswith("d has more than texts, .ann; write a table, or learn the texts")
+        assert said.endswith(f"--task {language}.")
     source = data.of(Job("bert-base", "d", task="masked-lm"))
     assert source.details[0] == "d: a document for each file, without its .ann"
     prose("e/neg/1.txt", "e/pos/1.txt")

@@ -11,16 +11,7 @@ from razorctl.config.registry import unknown
 from razorctl.data.catalog import DATASETS
 from razorctl.data.own.ask import STDIN, Ask, role
 from razorctl.data.own.raw import NOT_UTF8, Raw
-from razorctl.data.own.read import (
-    folder,
-    hub,
-    lines,
-    recognition,
-    sample,
-    table_folders,
-    tables,
-    texts,
-)
+from razorctl.data.own.read import folder, hub, layout, lines, recognition, sample, tables, texts
 from razorctl.errors import DataError, UsageError, lacks_memory
 from razorctl.folders import exists, spelled
 from razorctl.models import Modality
@@ -49,7 +40,7 @@ def unlabeled(
         stdin: the lines of standard input.
     """
     files = [file for name in names for file in _files(name, modality)]
-    for is_table, group in groupby(files, key=lambda name: table_folders.is_table(Path(name))):
+    for is_table, group in groupby(files, key=lambda name: layout.is_table(Path(name))):
         if is_table:
             for name in group:
                 yield tables.unlabeled(replace(ask, name=name), Path(name), modality)
@@ -91,29 +82,33 @@ def _read_path(ask: Ask) -> Raw:
 
 def _raw(ask: Ask, path: Path) -> Raw:
     language = ask.language
-    if language is not None and texts.is_text(path) and not table_folders.is_table(path):
+    if language is not None and texts.is_text(path) and not layout.is_table(path):
         return texts.raw(ask, path, {path.stem: [path]}, language)
     table = _tables(ask, path)
     if table is not None:
         return tables.raw(ask, table)
-    folder.refuse_kinds(ask, path)
+    inside = folder.Folder.walked(path)
+    folder.refuse_kinds(ask, inside)
     if "segmentation" in ask.tasks and (pairs := folder.pairs(path)) is not None:
         return folder.raw_masks(ask, path, pairs)
-    if not folder.has_images(path):
-        return _texts(ask, path)
+    if not inside.images:
+        return _texts(ask, path, inside.inside)
     if "classification" not in ask.tasks:  # a folder has no other labels
         raise recognition.unserved(ask)
     return folder.raw(ask, path)
 
 
-def _texts(ask: Ask, path: Path) -> Raw:
-    """The texts of a folder without images; raises UsageError if it has more than these."""
+def _texts(ask: Ask, path: Path, inside: Iterable[Path]) -> Raw:
+    """The texts of a folder without images; raises UsageError if it has more than these.
+
+    inside: this folder and all in it.
+    """
     language, files, others = ask.language, texts.in_folder(path), texts.others(path)
     if ask.tasks[0] != language and texts.sorted_in(path, files):
         others = ["a folder of texts for each class"]
     if language is not None and files and (ask.task or not others):
         return texts.raw(ask, path, files, language)
-    deeper = [str(here) for here in folder.below(path) if table_folders.in_folder(here)]
+    deeper = sorted(str(here) for here in inside if layout.in_folder(here))
     if deeper:
         raise UsageError(f"{ask.name} has no tables itself; name {' or '.join(deeper[:3])}.")
     if language is not None and files:
@@ -130,18 +125,16 @@ def _tables(ask: Ask, path: Path) -> tables.Tables | None:
     """The tables at a path; None if it is a folder without tables."""
     name = ask.name
     if path.is_dir():
-        files = table_folders.in_folder(path)
+        files = layout.in_folder(path)
         return tables.find(ask, files) if files else None
     if path.suffix.casefold() in folder.ARCHIVES:
         what = "file" if path.with_suffix("").suffix not in ("", ".tar") else "folder"
         raise DataError(f"{name} is an archive; unpack it, and name the {what}.")
     if path.suffix.casefold() == ".json" and not lines.has_json_rows(path):
         raise recognition.refuse_document(ask, path)
-    if not table_folders.is_table(path):
+    if not layout.is_table(path):
         documents = texts.SUFFIXES if ask.language is not None else ()
-        kinds = ", ".join(
-            s.removeprefix(".").upper() for s in (*documents, *table_folders.SUFFIXES)
-        )
+        kinds = ", ".join(s.removeprefix(".").upper() for s in (*documents, *layout.SUFFIXES))
         raise UsageError(f"{name} is no table of a known kind; give {kinds} or a folder of images.")
     return tables.find(ask, {path.stem: [path]}, single=True)
 
@@ -151,7 +144,7 @@ def _files(name: str, modality: Modality) -> list[str]:
     top = Path(name)
     if name == STDIN or not top.is_dir():
         return [name]
-    every: Mapping[str, Sequence[Path]] = table_folders.in_folder(top)
+    every: Mapping[str, Sequence[Path]] = layout.in_folder(top)
     splits = {split: files for split, files in every.items() if role(split)}
     if not splits and modality == "text":
         splits = {**texts.in_folder(top)}
@@ -164,7 +157,7 @@ def _check_text(name: str) -> None:
     if file.suffix.casefold() in sample.SUFFIXES:
         raise UsageError(f"{file} is an image, and the model takes texts; name files of texts.")
     if name != STDIN and not texts.is_text(file):
-        kinds = ", ".join(suffix.removeprefix(".").upper() for suffix in table_folders.SUFFIXES)
+        kinds = ", ".join(suffix.removeprefix(".").upper() for suffix in layout.SUFFIXES)
         raise UsageError(
             f"{file} is no file of texts; give {kinds}, or TXT with a text on each line."
         )

@@ -104,10 +104,10 @@ def _named_images(ask: Ask, name: str, stdin: Iterable[str]) -> list[tuple[str, 
 
 def _splits(ask: Ask, folder: Path) -> dict[str, str]:
     """Split -> its folder, which is the whole folder if there are no splits."""
-    parts = {part.name: _unwrapped(part) for part in _folders(folder)}
+    parts = {part.name: _unwrapped(part) for part in folders_in(folder)}
     if ask.split is None:
         # A folder called train with images in it is a class.
-        parts = {name: here for name, here in parts.items() if _folders(here)}
+        parts = {name: here for name, here in parts.items() if folders_in(here)}
         if "train" in map(role, parts):
             parts = {name: here for name, here in parts.items() if role(name)}
         elif not (parts := _alike(parts)):
@@ -124,45 +124,35 @@ def _alike(parts: Mapping[str, Path]) -> dict[str, Path]:
         for name, here in parts.items()
         if role_in(name) or stems[NUMBER.sub("", name)] > 1
     }
-    inside = [{part.name for part in _folders(here)} for here in named.values()]
+    inside = [{part.name for part in folders_in(here)} for here in named.values()]
     return named if len(named) > 1 and len(set.intersection(*inside)) > 1 else {}
 
 
 def _unwrapped(part: Path) -> Path:
     """The only folder in a folder that is called as this one, as archives are unpacked."""
-    inside = _folders(part)
+    inside = folders_in(part)
     return inside[0] if [here.name for here in inside] == [part.name] else part
 
 
 def _check_depth(ask: Ask, top: Path, split: str) -> None:
     """Raises UsageError for a folder above that of the classes, and for one of a class."""
-    inside, around = _folders(top / split), top.absolute().parent
-    classes = _folders(inside[0]) if len(inside) == 1 else []
-    if len(classes) > 1 and all(map(has_images, classes)):
+    inside, around = folders_in(top / split), top.absolute().parent
+    classes = folders_in(inside[0]) if len(inside) == 1 else []
+    if len(classes) > 1 and all(Folder.walked(here).images for here in classes):
         few = ", ".join(spelled(here.name) for here in classes[:5])
         raise UsageError(
             f"all images of {top / split} are in {inside[0]}, which has the folders {few}; name "
             "that if these are the classes."
         )
-    if not inside and has_images(top / split) and len(_folders(around)) > 1:
+    if not inside and Folder.walked(top / split).images and len(folders_in(around)) > 1:
         raise UsageError(
             f"{ask.name} has images and no folders of classes; if it is a class itself, name the "
             f"folder around it, {around}."
         )
 
 
-def has_images(folder: Path) -> bool:
-    """Whether an image is anywhere below a folder, by its name."""
-    return any(file.suffix.casefold() in SUFFIXES for file in files_below(folder, set()))
-
-
-def below(folder: Path) -> list[Path]:
-    """The folders in a folder, and those in these."""
-    inside = _folders(folder)
-    return [*inside, *(deeper for here in inside for deeper in _folders(here))]
-
-
-def _folders(folder: Path) -> list[Path]:
+def folders_in(folder: Path) -> list[Path]:
+    """The folders right in a folder that are a user's, in order."""
     return sorted(path for path in folder.iterdir() if shown(path.name) and path.is_dir())
 
 
@@ -174,7 +164,7 @@ def _images(
     nowhere: gets the class folders without images. others: gets the endings of files that are
     left out.
     """
-    for label in _folders(folder):
+    for label in folders_in(folder):
         loops = folder.resolve().is_relative_to(label.resolve())
         files = [] if loops else [*files_below(label, others)]
         yield from (_row(top, file, label.name) for file in files)
@@ -296,7 +286,7 @@ class Folder:
     @classmethod
     def walked(cls, top: Path) -> "Folder":
         inside = {}
-        links = [part for part in _folders(top) if part.is_symlink()]
+        links = [part for part in folders_in(top) if part.is_symlink()]
         for here, folders, files in chain.from_iterable(map(os.walk, (top, *links))):
             folders[:] = sorted(filter(shown, folders))
             inside[Path(here)] = folders, [*filter(shown, files)]
@@ -386,9 +376,8 @@ FOLDERS = (
 )  # fmt: skip
 
 
-def refuse_kinds(ask: Ask, top: Path) -> None:
+def refuse_kinds(ask: Ask, folder: Folder) -> None:
     """Raises UsageError for a folder of one of FOLDERS, and for masks that the model is not for."""
-    folder = Folder.walked(top)
     if folder.has_masks:
         if "segmentation" not in ask.tasks and ask.task is None:
             override = "give --task classification if its folders are classes"
@@ -396,4 +385,4 @@ def refuse_kinds(ask: Ask, top: Path) -> None:
         return
     for kind in FOLDERS:
         if (sign := kind.sign(folder)) is not None:
-            raise refused(ask.name, kind.what, str(sign.relative_to(top)), kind.mend)
+            raise refused(ask.name, kind.what, str(sign.relative_to(folder.top)), kind.mend)

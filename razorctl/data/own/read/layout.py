@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from razorctl import documents
 from razorctl.data.own.ask import role, role_in, split_of
 from razorctl.data.own.raw import NOT_UTF8
 from razorctl.data.own.read import lines
-from razorctl.data.own.read.sample import SUFFIXES as IMAGES
+from razorctl.data.own.read.folder import Folder, folders_in
 from razorctl.errors import DataError, UsageError, first_line, lacks_memory
 from razorctl.folders import shown, spelled
 
@@ -35,7 +34,7 @@ def in_folder(folder: Path) -> Found:
     called as splits or lie in folders that are, or its only table. Else they are those in its only
     folder, which is called as in INSIDE. Raises UsageError for a card of several configs.
     """
-    folders = [path for path in sorted(folder.iterdir()) if path.is_dir() and shown(path.name)]
+    folders = folders_in(folder)
     found = _saved(folder) or _on_card(folder) or _called(folder, folders)
     if not found and len(folders) == 1 and folders[0].name in INSIDE:
         return in_folder(folders[0])
@@ -44,21 +43,14 @@ def in_folder(folder: Path) -> Found:
 
 def _saved(folder: Path) -> Found:
     """The files of `save_to_disk`, without those that `datasets` has cached beside them."""
-    names = _json(folder / "dataset_dict.json").get("splits") or ()
-    parts = {name: folder / name for name in names} or {folder.resolve().name: folder}
-    listed = {name: _json(part / "state.json").get("_data_files") for name, part in parts.items()}
-    return {
-        name: [parts[name] / file["filename"] for file in listed[name]]
-        for name in parts
-        if listed[name]
-    }
-
-
-def _json(file: Path) -> Any:
-    """The object in a JSON file; an empty one if it is not there."""
-    with suppress(OSError, ValueError):
-        return documents.parse(documents.read_bytes(file))
-    return {}
+    names = documents.read_cached(folder / "dataset_dict.json", dict[str, list[str]]) or {}
+    parts = {name: folder / name for name in names.get("splits", ())}
+    found: Found = {}
+    for name, part in (parts or {folder.resolve().name: folder}).items():
+        state = documents.read_cached(part / "state.json", dict[str, Any]) or {}
+        if files := state.get("_data_files"):
+            found[name] = [part / file["filename"] for file in files]
+    return found
 
 
 def _on_card(folder: Path) -> Found:
@@ -120,7 +112,7 @@ def _called(folder: Path, folders: list[Path]) -> Found:
     only = _lists(folder)
     if len(only) == 1 or len(folders) > 1:
         return {"train": only} if len(only) == 1 else {}
-    several = len(splits) > 1 and (folders or _has_images(folder))
+    several = len(splits) > 1 and (folders or Folder.walked(folder).images)
     return {} if several and "train" not in map(role_in, splits) else splits
 
 
@@ -129,7 +121,7 @@ def _in_parts(folders: list[Path], of: Callable[[str], str | None]) -> Found:
     found = {}
     for part in folders:
         if of(part.name):
-            plain = not _has_images(part) and not any(path.is_dir() for path in part.iterdir())
+            plain = not folders_in(part) and not Folder.walked(part).images
             found[part.name] = _lists(part) or (_tables(part, alone=True) if plain else [])
     found = {name: files for name, files in found.items() if files}
     return found if "train" in map(of, found) else {}
@@ -155,7 +147,3 @@ def _lists(folder: Path) -> list[Path]:
     """The list of the images in a folder."""
     files = (folder / f"{METADATA}{ending}" for ending in (".csv", ".jsonl", ".parquet"))
     return [*filter(is_table, files)]
-
-
-def _has_images(folder: Path) -> bool:
-    return any(file.suffix.casefold() in IMAGES for file in folder.iterdir())
