@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 LOOKED_AT = 200  # lines
 SAID = re.compile(r"\"?sep=(.)\"?\s*")  # the first line of spreadsheets
-PAIRED = re.compile(r'(?!").*|"(?:[^"]|"")*"')  # a field
+PAIRED = re.compile(r'"[^"]*(?:""[^"]*)*"')  # a field in quotes
 LONGEST = 2**31 - 1  # characters of a field; the limit of `csv` is shorter than some texts
 
 
@@ -54,9 +54,13 @@ def dialect(file: Path, lines: Callable[[], Iterable[str]]) -> Dialect:
 
 def _letters(lines: Iterable[str]) -> bool:
     """Whether a quote does not pair in a line with tabs that is a row, as the next one is."""
-    rows = (line.rstrip("\r\n").split("\t") for line in lines)
-    width = len(next(rows, ()))
-    return any(
-        len(row) == len(after) == width and not all(map(PAIRED.fullmatch, row))
-        for row, after in pairwise(chain(rows, [[""] * width]))
+    lines = iter(lines)
+    tabs = next(lines, "").count("\t")
+    quoted = (
+        field
+        for line, after in pairwise(chain(lines, ["\t" * tabs]))
+        if '"' in line and line.count("\t") == tabs == after.count("\t")
+        for field in line.rstrip("\r\n").split("\t")
+        if field[:1] == '"'
     )
+    return not all(map(PAIRED.fullmatch, quoted))

@@ -5,7 +5,6 @@ Folders that no model is for are refused by what they are, which their files tel
 
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -118,14 +117,11 @@ def _splits(ask: Ask, folder: Path) -> dict[str, str]:
 
 def _alike(parts: Mapping[str, Path]) -> dict[str, Path]:
     """The folders that are called as splits, or but for a number alike, and share their classes."""
-    stems = Counter(NUMBER.sub("", name) for name in parts)
-    named = {
-        name: here
-        for name, here in parts.items()
-        if role_in(name) or stems[NUMBER.sub("", name)] > 1
-    }
-    inside = [{part.name for part in folders_in(here)} for here in named.values()]
-    return named if len(named) > 1 and len(set.intersection(*inside)) > 1 else {}
+    stems = [NUMBER.sub("", name) for name in parts]
+    named = [n for n, stem in zip(parts, stems, strict=True) if role_in(n) or stems.count(stem) > 1]
+    inside = [{part.name for part in folders_in(parts[name])} for name in named]
+    alike = len(named) > 1 and len(set.intersection(*inside)) > 1
+    return {name: parts[name] for name in named} if alike else {}
 
 
 def _unwrapped(part: Path) -> Path:
@@ -136,15 +132,17 @@ def _unwrapped(part: Path) -> Path:
 
 def _check_depth(ask: Ask, top: Path, split: str) -> None:
     """Raises UsageError for a folder above that of the classes, and for one of a class."""
-    inside, around = folders_in(top / split), top.absolute().parent
-    classes = folders_in(inside[0]) if len(inside) == 1 else []
-    if len(classes) > 1 and all(Folder.walked(here).images for here in classes):
-        few = ", ".join(spelled(here.name) for here in classes[:5])
+    whole = here = top / split
+    while len(inside := folders_in(here)) == 1 and not inside[0].is_symlink():
+        here = inside[0]
+    if here != whole and len(inside) > 1 and all(Folder.walked(one).images for one in inside):
+        few = ", ".join(spelled(one.name) for one in inside[:5])
         raise UsageError(
-            f"all images of {top / split} are in {inside[0]}, which has the folders {few}; name "
-            "that if these are the classes."
+            f"all images of {whole} are in {here}, which has the folders {few}; name that if these "
+            "are the classes or the splits."
         )
-    if not inside and Folder.walked(top / split).images and len(folders_in(around)) > 1:
+    around = top.absolute().parent
+    if not folders_in(whole) and Folder.walked(whole).images and len(folders_in(around)) > 1:
         raise UsageError(
             f"{ask.name} has images and no folders of classes; if it is a class itself, name the "
             f"folder around it, {around}."

@@ -25,6 +25,8 @@ CORNERS = ("xmin|x_min|x1", "ymin|y_min|y1", "xmax|x_max|x2", "ymax|y_max|y2")
 SOURCE = "source|src|input|source_text|input_text"
 TARGET = "target|tgt|output|target_text|output_text"
 LONG, SHORT = "text|document|article|dialogue", "summary|highlights"
+START, END = "start|start_offset|start_char|begin", "end|end_offset|end_char"
+JOINED = re.compile(r"\w+(\s*[,;:|^~]+\s*\w+)+")  # the name of a column that may be several
 LARGEST = 256 << 20  # bytes of a JSON document that is read to tell what it has
 COCO = (rb'"images"\s*:', rb'"annotations"\s*:', rb'"(bbox|segmentation)"\s*:')
 CONVERT = (
@@ -105,6 +107,11 @@ def _text_alone(ask: Ask, sample: Sample, text: str) -> TableColumns | None:
     if ask.label_column is not None:
         raise UsageError(f"{language} learns from texts alone; leave --label-column out.")
     others = [column for column in sample.values if column != text]
+    if not (others or ask.task or ask.text_column) and JOINED.fullmatch(text):
+        raise UsageError(
+            f"{ask.name} has one column, {text}, which looks like several; write them with commas, "
+            f"or learn each line as a text with --task {language}."
+        )
     if others and classifies and not (usual and ask.text_column):
         raise UsageError(
             f"{ask.name} has texts in {text}, and none of its other columns is clearly the label: "
@@ -303,7 +310,9 @@ def _sounds(table: Table) -> Sequence[str]:
 def _spans(table: Table) -> Sequence[str]:
     ask = table.ask
     named = [c for c in table.sample.values if not ask.columns or c == ask.label_column]
-    return () if ask.task in LANGUAGE else [*filter(table.sample.has_spans, named)]
+    listed = [*filter(table.sample.has_spans, named)]
+    flat = [] if ask.columns else table.columns_for("text|sentence", START, END)
+    return () if ask.task in LANGUAGE else listed or flat
 
 
 KINDS = (

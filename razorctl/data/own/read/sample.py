@@ -24,6 +24,7 @@ SUFFIXES = frozenset(
     )
 )
 CLASSES = 100  # a column of more values is taken as classes only where no other may be
+SPAN = re.compile(r"[\[(]\d+,\s*\d+,\s*(['\"])\w+\1[\])]")  # as Python writes one
 SAMPLE = 1000  # rows that columns are detected from
 LOOKED_UP = 50  # values of a column that are looked up as files
 
@@ -134,8 +135,11 @@ def _is_span(value: Any) -> bool:
     if isinstance(value, Mapping):
         named = all(any(str(key).startswith(end) for key in value) for end in ("start", "end"))
         return named or any(map(_is_span, value.values()))
+    if isinstance(value, str):
+        return value.lstrip()[:1] in ("[", "{", "(") and SPAN.search(value) is not None
     parts = value if isinstance(value, list) else []
-    return [*map(type, parts)] == [int, int, str] or any(map(_is_span, parts))
+    kinds = sorted(type(part).__name__ for part in parts)
+    return kinds == ["int", "int", "str"] or any(map(_is_span, parts))
 
 
 def _number(value: Any) -> float | None:

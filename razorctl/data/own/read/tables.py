@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from razorctl import units
 from razorctl.data.own import labels, rows
 from razorctl.data.own.ask import Ask, role_in
 from razorctl.data.own.raw import Raw
@@ -129,10 +130,13 @@ def raw(ask: Ask, tables: Tables) -> Raw:
     columns = tables.columns
     read = reader(tables.files["train"][0])
     splits = {split: read.rows(files, columns) for split, files in tables.files.items()}
-    names = {**tables.names}
+    names, details = {**tables.names}, tables.left_out
     if columns.get("split"):
+        total = len(splits["train"])
         splits, names = _by_column(ask, tables.files["train"], splits["train"])
-    details = columns.details(tables.left_out + rows.unlabeled_out(ask, splits, names))
+        left = total - sum(map(len, splits.values()))
+        details += f", without {units.count(left, 'row')} of other splits" if left else ""
+    details = columns.details(details + rows.unlabeled_out(ask, splits, names))
     return Raw(
         name=ask.name,
         modality=columns.modality,
@@ -164,7 +168,7 @@ def _split_column(ask: Ask, sample: Sample) -> str | None:
     used = (ask.label_column, ask.text_column, ask.image_column)
     for column in sample.values:
         values = sample.texts(column) if normalized_name(column) in SPLIT_COLUMNS else []
-        if column not in used and values and all(map(role_in, values)):
+        if column not in used and "train" in map(role_in, values):
             return column
     return None
 

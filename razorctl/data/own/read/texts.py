@@ -26,7 +26,7 @@ HEADER = re.compile(r"\w+([,;|\t]\w+)+")
 ROWS = {  # what all lines have that are rows, for a sentence
     "an object of JSON on each line": re.compile(r"\{.*\}"),
     "a __label__ before each text": re.compile(r"__label__.*"),
-    "tabs in each line": re.compile(r"[^\t]+\t.*"),
+    "tabs, ; or | in each line": re.compile(r".+[\t;|].+"),
 }
 GAP = 2  # empty lines in a row that end a document
 Files = Mapping[str, Sequence[Path]]  # split as the data call it -> its files
