@@ -4,13 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from datasets import Dataset
 
 from razorctl import data
 from razorctl.data.own.read import lines
-from razorctl.errors import DataError, UsageError
+from razorctl.errors import DataError
 from razorctl.job import Job
-from tests.own import photos, table
+from tests.own import photos, refused, table, written
 
 PROSE = [f"a long text, number {i}" for i in range(12)]
 MOODS = ["good", "bad", "so so"] * 4
@@ -46,24 +45,6 @@ def test_dialects(name):
     assert {*found[0]} == {"text", "label"}
 
 
-def written(name, **columns):
-    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    if name.endswith("jsonl"):
-        Path(name).write_text("\n".join(map(json.dumps, rows)))
-    elif name.endswith("parquet"):
-        Dataset.from_list(rows).to_parquet(name)
-    else:
-        texts = [",".join(f'"{value}"' for value in row.values()) for row in rows]
-        table(Path(name), texts, ",".join(columns))
-    return name
-
-
-def refused(model, dataset, **settings):
-    with pytest.raises((UsageError, DataError)) as error:
-        data.of(Job(model, dataset, **settings))
-    return str(error.value)
-
-
 # Columns beside a text -> the options that say what they are.
 BESIDE = {
     "ids": {"id": [f"x{i}" for i in range(12)]},
@@ -75,7 +56,7 @@ BESIDE = {
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
 @pytest.mark.parametrize("case", BESIDE)
 def test_texts_beside_other_columns_are_no_fallback(case, kind):
-    name = written(f"a.{kind}", text=PROSE, **BESIDE[case])
+    name = written({"text": PROSE, **BESIDE[case]}, kind)
     for model, language in (("bert-base", "masked-lm"), ("gpt2", "causal-lm")):
         said = refused(model, name)
         assert f"its other columns is clearly the label: {', '.join(BESIDE[case])}; name" in said
@@ -90,11 +71,11 @@ def test_texts_beside_other_columns_are_no_fallback(case, kind):
 
 
 def test_columns_that_are_not_used_are_named():
-    name = written("a.csv", text=PROSE, salary=[*range(12)], label=MOODS, id=[*range(12)])
+    name = written({"text": PROSE, "salary": [*range(12)], "label": MOODS, "id": MOODS}, "csv")
     assert data.of(Job("bert-base", name)).details[0] == (
         "a.csv: text in text, label in label; not used: salary, id"
     )
-    name = written("b.csv", text=PROSE, label=MOODS, **{f"c{i}": [*range(12)] for i in range(12)})
+    name = written({"text": PROSE, "label": MOODS, **{f"c{i}": MOODS for i in range(12)}}, "csv")
     assert data.of(Job("bert-base", name)).details[0].endswith("c8, c9, ...")
 
 
@@ -102,15 +83,15 @@ def test_columns_that_are_not_used_are_named():
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
 def test_values_that_repeat_are_classes_however_many(count, kind):
     of = [f"intent {i % count}" for i in range(2 * count)]
-    name = written(f"a.{kind}", text=[f"{i} a b" for i in range(2 * count)], intent=of)
+    name = written({"text": [f"{i} a b" for i in range(2 * count)], "intent": of}, kind)
     source = data.of(Job("bert-base", name))
     assert (source.task, source.classes) == ("classification", count)
 
 
 def test_few_values_go_before_many():
     who = [f"user {i % 150}" for i in range(300)]
-    name = written("a.csv", text=[f"{i} a b" for i in range(300)], who=who, mood=["a", "b"] * 150)
-    assert "label in mood; not used: who" in data.of(Job("bert-base", name)).details[0]
+    written({"text": [f"{i} a b" for i in range(300)], "who": who, "mood": ["a", "b"] * 150})
+    assert "label in mood; not used: who" in data.of(Job("bert-base", "a.jsonl")).details[0]
 
 
 AGES = [20 + i % 45 for i in range(180)]
@@ -128,17 +109,11 @@ NUMBERS = {  # the label's column, its values -> classes in the note, None witho
 @pytest.mark.parametrize("column", NUMBERS)
 def test_whole_numbers_that_are_classes_are_noted(column):
     values, count = NUMBERS[column]
-    name = written("a.csv", text=[f"{i} a b" for i in range(len(values))], **{column: values})
+    name = written({"text": [f"{i} a b" for i in range(len(values))], column: values}, "csv")
     notes = data.of(Job("bert-base", name)).load().notes
     of_numbers = [note for note in notes if "--task regression" in note]
-    assert of_numbers == (
-        [
-            f"whole numbers in {column} are learned as {count} classes; --task regression learns "
-            "them as numbers."
-        ]
-        if count
-        else []
-    )
+    said = f"whole numbers in {column} are learned as {count} classes; --task regression learns"
+    assert of_numbers == ([f"{said} them as numbers."] if count else [])
 
 
 # Numbers that are written with more than digits, and a point.
@@ -147,7 +122,7 @@ MARKED = ("{}.5%", "${}.25", "{},5", "€ {}.10", "1,{}00.50", "{}.5 EUR")
 
 @pytest.mark.parametrize("form", MARKED)
 def test_numbers_with_signs_are_named(form):
-    written("a.csv", text=PROSE, price=[form.format(i) for i in range(12)])
+    written({"text": PROSE, "price": [form.format(i) for i in range(12)]}, "csv")
     said = refused("bert-base", "a.csv")
     assert f"line 2 (the price {form.format(0)!r} has a " in said
     assert "point" in said
@@ -155,7 +130,7 @@ def test_numbers_with_signs_are_named(form):
 
 
 def test_dates_and_versions_are_no_numbers_with_signs():
-    written("a.csv", text=PROSE, day=[f"2020-01-{i:02}" for i in range(12)], v=["1.2.3"] * 12)
+    written({"text": PROSE, "day": [f"1-{i}" for i in range(12)], "v": ["1.2.3"] * 12}, "csv")
     assert "none of its other columns is clearly the label: day, v" in refused("bert-base", "a.csv")
 
 
@@ -172,17 +147,20 @@ SPANS = {
         "annotations": [[{"result": [{"value": {"start": 0, "end": 1}}]}]] * 12,
     },
     "with few values": {"text": PROSE, "mood": MOODS, "entities": [[{"start": 0, "end": 2}]] * 12},
+    "with the label first": {"text": PROSE, "labels": [[["X", 0, 4]]] * 12},
+    "as Python writes it": {"text": PROSE, "tags": ["[(0, 4, 'X')]"] * 12},
+    "in columns": {"text": PROSE, "start": [0] * 12, "end": [4] * 12, "label": ["X", "Y"] * 6},
 }
 
 
 @pytest.mark.parametrize("case", SPANS)
 def test_spans_are_refused(case):
-    name = written("a.jsonl", **SPANS[case])
+    name = written(SPANS[case])
     for model in ("bert-base", "gpt2"):
         said = refused(model, name)
-        assert "has entities by their first and last characters (spans), by its column" in said
+        assert "has entities by their first and last characters (spans), by its col" in said
         assert "lists of the tokens and the tags" in said
-    if "label" in SPANS[case]:
+    if case == "doccano":
         assert "(spans)" in refused("bert-base", name, label_column="label")
         assert data.of(Job("bert-base", name, task="masked-lm")).task == "masked-lm"
 
@@ -199,26 +177,31 @@ def test_spans_in_other_files():
 
 
 TABLES_AS_TEXTS = {
-    "tabs": [f"ham\t{text}" for text in PROSE],
-    "fastText": [f"__label__x {text}" for text in PROSE],
-    "JSON": [json.dumps({"text": text}) for text in PROSE],
-    "a header": ["text|label", *PROSE],
+    "a.txt": [f"ham\t{text}" for text in PROSE],
+    "b.txt": [f"__label__x {text}" for text in PROSE],
+    "c.txt": [json.dumps({"text": text}) for text in PROSE],
+    "d.txt": ["text|label", *PROSE],
+    "e.txt": [f"{text};ham" for text in PROSE],
+    "f.csv": ["text:label", "a b:x", "c d:y", "e f:x"],
+    "g.tsv": ["text^label", "a b^x", "c d^y", "e f^x"],
+    "h.csv": ['"text,label"', *(f'"{text},x"' for text in PROSE)],
 }
 
 
-@pytest.mark.parametrize("case", TABLES_AS_TEXTS)
-def test_a_text_file_that_is_a_table(case):
-    Path("a.txt").write_text("\n".join(TABLES_AS_TEXTS[case]))
-    said = refused("bert-base", "a.txt")
-    assert said.startswith("a.txt looks like a table, by ")
+@pytest.mark.parametrize("name", TABLES_AS_TEXTS)
+def test_lines_that_are_rows_are_no_texts(name):
+    Path(name).write_text("\n".join(TABLES_AS_TEXTS[name]))
+    said = refused("bert-base", name)
+    assert said.startswith((f"{name} looks like a table, by ", f"{name} has one column, text"))
     assert "--task masked-lm" in said
-    assert data.of(Job("bert-base", "a.txt", task="masked-lm")).task == "masked-lm"
+    assert data.of(Job("bert-base", name, task="masked-lm")).task == "masked-lm"
 
 
 SPLITS = {
     "train, val, test": ("split", ["train"] * 6 + ["val"] * 3 + ["test"] * 3, [6, 3, 3]),
     "in turn": ("Subset", ["Train", "Test"] * 6, [5, 1, 6]),
     "other words": ("partition", ["train_set"] * 8 + ["dev_set"] * 4, [8, 4, None]),
+    "more than splits": ("split", ["train"] * 6 + ["test", "", "odd"] * 2, [5, 1, 2]),
 }
 
 
@@ -226,12 +209,13 @@ SPLITS = {
 @pytest.mark.parametrize("case", SPLITS)
 def test_a_column_of_splits(case, kind):
     column, values, sizes = SPLITS[case]
-    name = written(f"a.{kind}", text=PROSE, label=["a", "b", "b", "a"] * 3, **{column: values})
+    name = written({"text": PROSE, "label": ["a", "b", "b", "a"] * 3, column: values}, kind)
     source = data.of(Job("bert-base", name))
     splits = source.load()
     parts = splits.train, splits.validation, splits.test
     assert [None if part is None else len(part) for part in parts] == sizes
-    assert "not used" not in source.details[0]
+    more = ", without 4 rows of other splits" if "odd" in values else ""
+    assert source.details[0].endswith(f"split in {column}{more}")
     if splits.test is not None:
         wanted = [text for text, of in zip(PROSE, values, strict=True) if of.casefold() == "test"]
         assert splits.test["text"][:] == wanted
