@@ -46,7 +46,7 @@ def _saved(folder: Path) -> Found:
     names = documents.read_cached(folder / "dataset_dict.json", dict[str, list[str]]) or {}
     parts = {name: folder / name for name in names.get("splits", ())}
     found: Found = {}
-    for name, part in (parts or {folder.resolve().name: folder}).items():
+    for name, part in (parts or {"train": folder}).items():
         state = documents.read_cached(part / "state.json", dict[str, Any]) or {}
         if files := state.get("_data_files"):
             found[name] = [part / file["filename"] for file in files]
@@ -70,10 +70,13 @@ def _on_card(folder: Path) -> Found:
     for split, patterns in sanitize_patterns((default or configs)[0]["data_files"]).items():
         files = {file for pattern in patterns for file in folder.glob(str(pattern))}
         found[str(split)] = sorted(filter(is_table, files))
-    around = {file.parent for files in found.values() for file in files}
+    every = {file for files in found.values() for file in files}
+    around = {file.parent for file in every}
     beside = _called(around.pop(), []) if len(around) == 1 else {}
     named = {None, *map(role, found)}
-    found |= {split: files for split, files in beside.items() if role(split) not in named}
+    for split, tables in beside.items():
+        if role(split) not in named and every.isdisjoint(tables):
+            found[split] = tables
     return {split: files for split, files in found.items() if files}
 
 
