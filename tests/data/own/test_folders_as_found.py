@@ -104,7 +104,7 @@ def prose(*files):
 def test_folders_of_more_than_texts():
     prose("d/a.txt", "d/b.txt", "d/README.md", "d/LICENSE")
     source = data.of(Job("bert-base", "d"))
-    assert source.task == "masked-lm"
+    assert source.details[0] == "d: a document for each file, without its LICENSE, README.md"
     splits = source.load()
     read = [*splits.train["text"], *splits.validation["text"]]
     assert sorted(read) == ["A text of d/a.txt.", "A text of d/b.txt."]
@@ -114,7 +114,7 @@ def test_folders_of_more_than_texts():
         assert said.startswith("d has more than texts, .ann; write a table, or learn the texts")
         assert said.endswith(f"--task {language}.")
     source = data.of(Job("bert-base", "d", task="masked-lm"))
-    assert source.details[0] == "d: a document for each file, without its .ann"
+    assert source.details[0] == "d: a document for each file, without its .ann, LICENSE, README.md"
 
 
 ANIMALS = ("cat", "dog")

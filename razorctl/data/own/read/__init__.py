@@ -103,7 +103,8 @@ def _texts(ask: Ask, path: Path, inside: Iterable[Path]) -> Raw:
 
     inside: this folder and all in it.
     """
-    language, files, others = ask.language, texts.in_folder(path), texts.others(path)
+    language, files = ask.language, texts.in_folder(path)
+    others = [name for name in texts.others(path) if not texts.is_about(Path(name))]
     if ask.tasks[0] != language and texts.sorted_in(path, files):
         others = ["a folder of texts for each class"]
     if language is not None and files and (ask.task or not others):

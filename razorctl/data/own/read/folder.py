@@ -103,7 +103,10 @@ def _named_images(ask: Ask, name: str, stdin: Iterable[str]) -> list[tuple[str, 
 
 def _splits(ask: Ask, folder: Path) -> dict[str, str]:
     """Split -> its folder, which is the whole folder if there are no splits."""
-    parts = {part.name: _unwrapped(part) for part in folders_in(folder)}
+    # A folder whose only one is called alike stands for that, as archives are unpacked.
+    inside = {part: folders_in(part) for part in folders_in(folder)}
+    alike = {part: [one.name for one in of] == [part.name] for part, of in inside.items()}
+    parts = {part.name: inside[part][0] if alike[part] else part for part in inside}
     if ask.split is None:
         # A folder called train with images in it is a class.
         parts = {name: here for name, here in parts.items() if folders_in(here)}
@@ -122,12 +125,6 @@ def _alike(parts: Mapping[str, Path]) -> dict[str, Path]:
     inside = [{part.name for part in folders_in(parts[name])} for name in named]
     alike = len(named) > 1 and len(set.intersection(*inside)) > 1
     return {name: parts[name] for name in named} if alike else {}
-
-
-def _unwrapped(part: Path) -> Path:
-    """The only folder in a folder that is called as this one, as archives are unpacked."""
-    inside = folders_in(part)
-    return inside[0] if [here.name for here in inside] == [part.name] else part
 
 
 def _check_depth(ask: Ask, top: Path, split: str) -> None:

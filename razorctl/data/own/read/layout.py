@@ -82,10 +82,12 @@ def _on_card(folder: Path) -> Found:
 
 def _configs(card: Path) -> list[Any]:
     """The configs with files that the header of a card has."""
+    if not card.is_file():
+        return []
     from huggingface_hub import metadata_load
 
     try:
-        header = (metadata_load(card) or {}) if card.is_file() else {}
+        header = metadata_load(card) or {}
     except Exception as error:  # of yaml
         if lacks_memory(error):
             raise

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SUFFIXES = (".txt", ".text", ".md")
-ABOUT = ("readme", "license")  # names of files about others, but for their endings
-HEADER = re.compile(r"\w+([,;|\t]\w+)+")
-ROWS = {  # what all lines have that are rows, for a sentence
+ROWS = {  # what all lines have that are rows, or the first one, for a sentence
+    "its header": re.compile(r"\w+([,;|\t]\w+)+"),
     "an object of JSON on each line": re.compile(r"\{.*\}"),
     "a __label__ before each text": re.compile(r"__label__.*"),
     "tabs, ; or | in each line": re.compile(r".+[\t;|].+"),
@@ -42,7 +41,7 @@ def in_folder(folder: Path) -> Files:
     Empty if there are no texts.
     """
     splits: dict[str, list[Path]] = {}
-    texts = [file for file in _files(folder) if is_text(file)]
+    texts = [file for file in _files(folder) if is_text(file) and not is_about(file)]
     for file in texts:
         splits.setdefault(_split(folder, file), []).append(file)
     if "train" in map(role, splits):
@@ -51,8 +50,14 @@ def in_folder(folder: Path) -> Files:
 
 
 def others(folder: Path) -> list[str]:
-    """The endings of the files in a folder that are no texts."""
-    return sorted({file.suffix or file.name for file in _files(folder) if not is_text(file)})
+    """The endings of the files in a folder that are no texts, and the names of those on others."""
+    left = (file for file in _files(folder) if is_about(file) or not is_text(file))
+    return sorted({file.name if is_about(file) else file.suffix or file.name for file in left})
+
+
+def is_about(file: Path) -> bool:
+    """Whether a file is about others by its name, which is never data of a folder."""
+    return file.stem.casefold() in ("readme", "license")
 
 
 def sorted_in(folder: Path, files: Files) -> bool:
@@ -62,20 +67,18 @@ def sorted_in(folder: Path, files: Files) -> bool:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """The files in a folder, in order, but for those in ABOUT."""
+    """The files in a folder, in order."""
     for here, inside, files in os.walk(folder):
         inside[:] = sorted(filter(shown, inside))
-        every = (Path(here, name) for name in sorted(filter(shown, files)))
-        yield from (file for file in every if file.stem.casefold() not in ABOUT)
+        yield from (Path(here, name) for name in sorted(filter(shown, files)))
 
 
 def _refuse_rows(ask: Ask, file: Path, task: Task) -> None:
     """Raises UsageError for a file whose first lines are rows of a table."""
     head = [line.strip() for line in islice(decoded(file), SAMPLE) if line.strip()]
-    signs = [sign for sign, row in ROWS.items() if len(head) > 2 and all(map(row.fullmatch, head))]
-    if head and HEADER.fullmatch(head[0]):
-        signs = [f"a header, {head[0]}"]
-    if signs:
+    lines = {sign: head[:1] if sign == "its header" else head for sign in ROWS}
+    signs = [sign for sign, row in ROWS.items() if all(map(row.fullmatch, lines[sign]))]
+    if signs and len(head) > 2:
         raise UsageError(
             f"{ask.name} looks like a table, by {signs[0]}; call it .csv, .tsv or .jsonl, with a "
             f"name for each column, or learn its lines as texts with --task {task}."
