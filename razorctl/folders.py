@@ -3,6 +3,11 @@
 import os
 from pathlib import Path
 
+# Names of what systems put beside the files of a user, in folders that may be of classes.
+OF_SYSTEMS = frozenset(
+    ("__MACOSX", "@eaDir", "#recycle", "$RECYCLE.BIN", "System Volume Information", "lost+found")
+) | {"__pycache__", "Thumbs.db", "ehthumbs.db", "desktop.ini"}
+
 
 def cache() -> Path:
     """Where razorctl keeps what it can make again."""
@@ -17,6 +22,11 @@ def config() -> Path:
 def exists(path: Path) -> bool:
     """Whether something is at a path, which may also be too long for one."""
     return os.path.exists(path)  # noqa: PTH110
+
+
+def shown(name: str) -> bool:
+    """Whether a file or a folder is a user's by its name: it is not hidden, and of no system."""
+    return not name.startswith(".") and name not in OF_SYSTEMS
 
 
 def spelled(name: str) -> str:

@@ -1,10 +1,18 @@
 """Small data sets of one's own, for tests."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
+from datasets import Dataset
 from PIL import Image
+
+from razorctl import data
+from razorctl.errors import DataError, UsageError
+from razorctl.job import Job
 
 CLASSES = ("bus", "car", "tram")
 
@@ -43,3 +51,28 @@ def texts(file: Path, count: int = 12, labels: Sequence[str] = ("pos", "neg")) -
     odd = ('"good, says {}"', '"it ""was"" {}"', '"two lines\nof {}"', "plain text {}")
     rows = [f"{odd[i % 4].format(i)},{labels[i % len(labels)]}" for i in range(count)]
     return table(file, rows)
+
+
+def written(columns: Mapping[str, Sequence[Any]], kind: str = "jsonl") -> str:
+    """The name of a table of this kind with these columns, in the working directory."""
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    if kind == "jsonl":
+        Path("a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    elif kind == "json":
+        Path("a.json").write_text(json.dumps(rows))
+    elif kind == "csv":
+        lines = [
+            ",".join(json.dumps(value, ensure_ascii=False) for value in row.values())
+            for row in rows
+        ]
+        table(Path("a.csv"), lines, ",".join(columns))
+    else:
+        Dataset.from_list(rows).to_parquet(f"a.{kind}")
+    return f"a.{kind}"
+
+
+def refused(model: str, dataset: str, **settings: Any) -> str:
+    """The sentence by which a data set is refused."""
+    with pytest.raises((UsageError, DataError)) as error:
+        data.of(Job(model, dataset, **settings))
+    return str(error.value)

@@ -1,5 +1,6 @@
 """`finetune --resume`: the run in a directory, and the settings that may be given again."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,9 @@ def settle_by_run(out: Path | None, settings: Settings, plan: Path | None) -> Se
     of_run = run_files.merged_settings(job, recipe)
     wanted = {name: value for name, value in settings.given.items() if name in of_run}
     if "dataset" in wanted:
-        wanted["dataset"] = data.place(wanted["dataset"])
+        place = data.place(wanted["dataset"])
+        same = os.path.realpath(place) == os.path.realpath(job.dataset)
+        wanted["dataset"] = job.dataset if same else place  # which may have followed links
     if document is not None:
         wanted.pop("accumulate", None)  # the plan has chosen it
     if "epochs" in wanted:

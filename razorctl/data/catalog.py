@@ -4,6 +4,7 @@ Each file of data sets in `razorctl.data` is imported and defines `DATASETS`, a 
 entries.
 """
 
+import os
 from pathlib import Path
 
 from razorctl import folders
@@ -28,7 +29,13 @@ def find(name: str) -> Source:
 
 
 def place(name: str) -> str:
-    """The name of a data set, which for files and folders of one's own is their absolute path."""
+    """The name of a data set, which for files and folders of one's own is their absolute path.
+
+    Links are not followed: a file of the hub's cache has no ending where its link leads.
+    """
     if name in DATASETS or not folders.exists(Path(name).expanduser()):
         return name
-    return str(Path(name).expanduser().resolve())
+    path = Path(name).expanduser()
+    plain = os.path.abspath(path)  # noqa: PTH100
+    same = os.path.realpath(plain) == os.path.realpath(path)  # not of a/../b, where a is a link
+    return plain if same else str(path.absolute())

@@ -183,7 +183,7 @@ BAD = {
         *("d", 5, "car/0.tif (2 of its pixels are NaN or infinite)"),
     ),
     # of images in tables
-    "a missing image": (lambda: images("none.jpg,car"), "a.csv", 5, "line 14 (missing)"),
+    "a missing image": (lambda: images("none.jpg,car"), "a.csv", 5, "here/none.jpg (missing)"),
     "an image path that is too long": (
         lambda: images(f"{LONG}.jpg,car"),
         *("a.csv", 5, "line 14 (File name too long)"),

@@ -47,7 +47,7 @@ def _of_card(ask: Ask, card: hub.DatasetCard) -> Source:
         return checked(ask, hub.raw(ask)).load(progress)
 
     columns = card.columns
-    details = f"{columns.details}, as its card says"
+    details = columns.details(", as its card says")
     source = _described(ask, columns.modality, details, card.classes, counts, load, columns.task)
     if "messages" in columns.fields:
         return replace(source, conversations=True)

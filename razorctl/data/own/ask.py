@@ -1,5 +1,6 @@
 """A question for data: which, what for, and which of their splits and columns."""
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -18,6 +19,7 @@ KNOWN = {
     "validation": ("validation", "valid", "val", "dev"),
     "test": ("test", "testing"),
 }
+WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 
 
 @dataclass(frozen=True)
@@ -81,17 +83,18 @@ class Ask:
         """
         if self.split is not None:
             return self._named_splits(names, self.split)
+        if len(names) == 1 and not any(map(role, names)):
+            return {"train": next(iter(names))}
+        of = role if "train" in map(role, names) else role_in
         splits: dict[str, str] = {}
         for name in names:
-            split = role(name)
+            split = of(name)
             if split is not None and splits.setdefault(split, name) != name:
                 raise UsageError(
                     f"{self.name} has the splits {splits[split]} and {name}, which are the same; "
                     "choose with --split."
                 )
         if "train" not in splits:
-            if len(names) == 1 and not splits:
-                return {"train": next(iter(names))}
             raise UsageError(
                 f"none of the splits of {self.name} is called train, only {', '.join(names)}; name "
                 "those to use with --split train,validation,test."
@@ -136,6 +139,13 @@ class Ask:
 def role(name: str) -> str | None:
     """The split that is usually called so; None if there is none."""
     return next((split for split in KNOWN if name.casefold() in KNOWN[split]), None)
+
+
+def role_in(name: str) -> str | None:
+    """The split that a word of a name says, as in seg_train; None if none does, or several."""
+    words = (word.casefold().removesuffix("set") for word in WORD.findall(name))
+    roles = {split for word in words if (split := role(word))}
+    return roles.pop() if len(roles) == 1 else None
 
 
 def split_of(file: Path) -> str:

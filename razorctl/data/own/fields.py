@@ -10,15 +10,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from razorctl.data.own import chats
-from razorctl.data.own.labels import COMMA, UNSAID, as_list, halved, is_missing
+from razorctl.data.own.labels import COMMA, MARKED, UNSAID, as_list, halved, is_missing
 from razorctl.data.own.raw import ADDRESS, NEVER_SKIPPED, OUTSIDE, Reasons
 from razorctl.errors import DataError
+from razorctl.folders import exists
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
 TRUTH = ("true", "false")
+
+
+def file_at(folder: Path, path: str) -> Path:
+    """The file at a path of a table in a folder, which may be written as Windows does."""
+    file = folder / path
+    return folder / path.replace("\\", "/") if "\\" in path and not exists(file) else file
 
 
 @dataclass(frozen=True)
@@ -88,7 +95,7 @@ class Picture(Field):
     def _at(self, value: str | None, folder: Path) -> tuple[str, str | None]:
         """The absolute path of an image, and what is wrong with the one in the file."""
         value = (value or "").strip()
-        path, fault = Path(value), None
+        path, fault = Path(value.replace("\\", "/")), None
         if not value:
             fault = f"no {self.name} path"
         elif "://" in value:
@@ -96,7 +103,7 @@ class Picture(Field):
         elif path.is_absolute() or ".." in path.parts:
             fault = OUTSIDE
         # Absolute, since the rows may be kept and used from another directory.
-        return str(folder.absolute() / path), fault
+        return str(file_at(folder.absolute(), value)), fault
 
 
 class Messages(Field):
@@ -126,6 +133,8 @@ class Number(Field):
         if isinstance(value, str) and COMMA.fullmatch(value):
             points = "numbers have a point, and several labels are a list"
             return None, f"the {column} {value!r} has a comma: {points}"
+        if isinstance(value, str) and MARKED.fullmatch(value):
+            return None, f"the {column} {value!r} has a sign or a comma: write digits and a point"
         return None, f"the {column} {value!r} is no number"
 
     def of_array(self, values: "pa.Array", folder: Path) -> tuple["pa.Array", Reasons | None]:

@@ -220,10 +220,16 @@ def place_fault(root: Path | None, image: str | bytes | None) -> str | None:
     if "://" in image:
         return ADDRESS
     if root is not None:
-        there, folder = Path(os.path.realpath(image)), os.path.realpath(root)
-        if not there.is_relative_to(folder):
+        there, folder = Path(os.path.realpath(image)), Path(os.path.realpath(root))
+        if not there.is_relative_to(folder) and not there.is_relative_to(_blobs(folder)):
             return OUTSIDE
     return _unreadable(image)
+
+
+def _blobs(folder: Path) -> Path:
+    """Where the links of a snapshot in the hub's cache lead; the folder itself if it is in none."""
+    snapshot = next((part for part in folder.parents if part.name == "snapshots"), None)
+    return folder if snapshot is None else snapshot.with_name("blobs")
 
 
 def _unreadable(image: str) -> str | None:

@@ -30,6 +30,8 @@ DECIMAL = re.compile(r"[+-]?\d*\.\d+")
 # Texts that programs write where there is no value.
 UNSAID = ("-", "_", "nan", "NaN", "None", "NULL", "null", "NA", "N/A", "n/a", "<NA>", "#N/A")
 COMMA = re.compile(r"\s*[+-]?\d*,\d+\s*")  # a number with a decimal comma
+# Or with signs of percent, currency or thousands.
+MARKED = re.compile(r"\s*[$€£¥]?\s*[+-]?[\d.,]*\d\s*(?:[%$€£¥]|EUR|USD)?\s*")
 # An item of a list, as JSON, Python or NumPy write it, and a text that is such a list.
 ITEM = re.compile(
     r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[+-]?\d+(?:\.\d*)?|(?i:true|false)(?![^\s,\]])"""

@@ -27,6 +27,7 @@ COLUMNS = (
 OUTSIDE = "outside the folder of its table"
 ADDRESS = "an address, not the path of a file"
 NEVER_SKIPPED = (OUTSIDE, ADDRESS)
+SOUGHT = {"missing": "image", "mask: missing": "mask"}  # reason -> the column of the file
 NOT_UTF8 = "its name is not UTF-8: rename it"
 NAMED = 5  # bad rows that a sentence names
 
@@ -158,7 +159,12 @@ class Raw:
     def with_places(self, faults: Faults) -> Iterator[Fault]:
         """The faults of rows with their places."""
         for split, bad in faults.items():
-            yield from (Fault(self.place(split, row), reason) for row, reason in bad.items())
+            for row, reason in bad.items():
+                place = self.place(split, row)
+                if reason in SOUGHT:
+                    path = str(content(self.splits[split].data.column(SOUGHT[reason])[row].as_py()))
+                    place = place if path.endswith(place) else f"{place}: {path}"
+                yield Fault(place, reason)
 
 
 def content(image: Any) -> Any:

@@ -1,6 +1,5 @@
 """Data that look like what a model is not for: each kind is refused by its name, and no other."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +10,10 @@ from PIL import Image as Pictures
 
 from razorctl import data
 from razorctl.data.own.read import hub as hubs
-from razorctl.errors import DataError, UsageError
+from razorctl.errors import DataError
 from razorctl.job import Job
 from tests import local_hub
-from tests.own import photos, picture, table
+from tests.own import photos, picture, refused, table, written
 
 PROSE = [f"a long text, number {i}" for i in range(8)]
 LISTS, FEW = [["a", "b"]] * 8, [0, 1] * 4
@@ -83,27 +82,6 @@ FINE = {
     "texts with a figure": ({"text": PROSE, "score": [i / 3 for i in range(8)]}, "gpt2"),
     "a review in short": ({"review": PROSE, "summary": PROSE, "mood": FEW}, "bert-base"),
 }
-
-
-def written(columns, kind="jsonl"):
-    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    if kind == "jsonl":
-        Path("a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    elif kind == "json":
-        Path("a.json").write_text(json.dumps(rows))
-    elif kind == "csv":
-        lines = [",".join(json.dumps(value) for value in row.values()) for row in rows]
-        table(Path("a.csv"), lines, ",".join(columns))
-    else:
-        Dataset.from_list(rows).to_parquet(f"a.{kind}")
-    return f"a.{kind}"
-
-
-def refused(model, dataset, **settings):
-    with pytest.raises(UsageError) as error:
-        data.of(Job(model, dataset, **settings))
-    assert error.value.exit_code == 2
-    return str(error.value)
 
 
 @pytest.fixture

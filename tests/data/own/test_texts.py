@@ -231,7 +231,7 @@ CLEAR = {
     ),
     "few values for a causal model": (
         lambda rows: table(Path("a.csv"), [f"{row},x{i % 2}" for i, row in enumerate(rows)], "a,b"),
-        *(("causal-lm", "classification"), None, "causal-lm"),
+        *(("causal-lm", "classification"), "causal-lm", "causal-lm"),
     ),
     "a text beside others": (
         lambda rows: table(Path("a.csv"), [f"{row},{row}" for row in rows], "title,text"),

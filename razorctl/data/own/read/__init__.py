@@ -11,7 +11,7 @@ from razorctl.config.registry import unknown
 from razorctl.data.catalog import DATASETS
 from razorctl.data.own.ask import STDIN, Ask, role
 from razorctl.data.own.raw import NOT_UTF8, Raw
-from razorctl.data.own.read import folder, hub, lines, recognition, sample, tables, texts
+from razorctl.data.own.read import folder, hub, layout, lines, recognition, sample, tables, texts
 from razorctl.errors import DataError, UsageError, raise_lack
 from razorctl.folders import exists, spelled
 from razorctl.models import Modality
@@ -40,7 +40,7 @@ def unlabeled(
         stdin: the lines of standard input.
     """
     files = [file for name in names for file in _files(name, modality)]
-    for is_table, group in groupby(files, key=lambda name: tables.is_table(Path(name))):
+    for is_table, group in groupby(files, key=lambda name: layout.is_table(Path(name))):
         if is_table:
             for name in group:
                 yield tables.unlabeled(replace(ask, name=name), Path(name), modality)
@@ -81,35 +81,60 @@ def _read_path(ask: Ask) -> Raw:
 
 def _raw(ask: Ask, path: Path) -> Raw:
     language = ask.language
-    if language is not None and texts.is_text(path) and not tables.is_table(path):
+    if language is not None and texts.is_text(path) and not layout.is_table(path):
         return texts.raw(ask, path, {path.stem: [path]}, language)
     table = _tables(ask, path)
     if table is not None:
         return tables.raw(ask, table)
-    folder.refuse_kinds(ask, path)
+    inside = folder.Folder.walked(path)
+    folder.refuse_kinds(ask, inside)
     if "segmentation" in ask.tasks and (pairs := folder.pairs(path)) is not None:
         return folder.raw_masks(ask, path, pairs)
-    if language is not None and (files := texts.in_folder(path)):
-        return texts.raw(ask, path, files, language)
+    if not inside.images:
+        return _texts(ask, path, inside.inside)
     if "classification" not in ask.tasks:  # a folder has no other labels
         raise recognition.unserved(ask)
     return folder.raw(ask, path)
+
+
+def _texts(ask: Ask, path: Path, inside: Iterable[Path]) -> Raw:
+    """The texts of a folder without images; raises UsageError if it has more than these.
+
+    inside: this folder and all in it.
+    """
+    language, files = ask.language, texts.in_folder(path)
+    others = [name for name in texts.others(path) if not texts.is_about(Path(name))]
+    if ask.tasks[0] != language and texts.sorted_in(path, files):
+        others = ["a folder of texts for each class"]
+    if language is not None and files and (ask.task or not others):
+        return texts.raw(ask, path, files, language)
+    deeper = sorted(str(here) for here in inside if layout.in_folder(here))
+    if deeper:
+        raise UsageError(f"{ask.name} has no tables itself; name {' or '.join(deeper[:3])}.")
+    if language is not None and files:
+        raise UsageError(
+            f"{ask.name} has more than texts, {', '.join(others[:5])}; write a table, or learn the "
+            f"texts alone with --task {language}."
+        )
+    if "classification" not in ask.tasks:
+        raise recognition.unserved(ask)
+    return folder.raw(ask, path)  # which says what it lacks
 
 
 def _tables(ask: Ask, path: Path) -> tables.Tables | None:
     """The tables at a path; None if it is a folder without tables."""
     name, tagged = ask.name, ask.task == "token-classification"
     if path.is_dir():
-        files = tables.in_folder(path, tagged)
+        files = layout.in_folder(path, tagged)
         return tables.find(ask, files) if files else None
     if path.suffix.casefold() in folder.ARCHIVES:
         what = "file" if path.with_suffix("").suffix not in ("", ".tar") else "folder"
         raise DataError(f"{name} is an archive; unpack it, and name the {what}.")
     if path.suffix.casefold() == ".json" and not lines.has_json_rows(path):
         raise recognition.refuse_document(ask, path)
-    if not tables.is_table(path, tagged):
+    if not layout.is_table(path, tagged):
         documents = texts.SUFFIXES if ask.language is not None else ()
-        kinds = ", ".join(s.removeprefix(".").upper() for s in (*documents, *tables.SUFFIXES))
+        kinds = ", ".join(s.removeprefix(".").upper() for s in (*documents, *layout.SUFFIXES))
         raise UsageError(f"{name} is no table of a known kind; give {kinds} or a folder of images.")
     return tables.find(ask, {path.stem: [path]}, single=True)
 
@@ -119,7 +144,7 @@ def _files(name: str, modality: Modality) -> list[str]:
     top = Path(name)
     if name == STDIN or not top.is_dir():
         return [name]
-    every: Mapping[str, Sequence[Path]] = tables.in_folder(top)
+    every: Mapping[str, Sequence[Path]] = layout.in_folder(top)
     splits = {split: files for split, files in every.items() if role(split)}
     if not splits and modality == "text":
         splits = {**texts.in_folder(top)}
@@ -132,7 +157,7 @@ def _check_text(name: str) -> None:
     if file.suffix.casefold() in sample.SUFFIXES:
         raise UsageError(f"{file} is an image, and the model takes texts; name files of texts.")
     if name != STDIN and not texts.is_text(file):
-        kinds = ", ".join(suffix.removeprefix(".").upper() for suffix in tables.SUFFIXES)
+        kinds = ", ".join(suffix.removeprefix(".").upper() for suffix in layout.SUFFIXES)
         raise UsageError(
             f"{file} is no file of texts; give {kinds}, or TXT with a text on each line."
         )

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
+from razorctl import units
 from razorctl.data.own.ask import Ask
 from razorctl.data.own.raw import TEXT_COLUMNS
 from razorctl.data.own.read import tagged
@@ -68,6 +69,22 @@ def classifier_columns(ask: Ask, sample: Sample) -> TableColumns:
     if len(labels) > 1:
         roles = {f"{FLAG}{number}": column for number, column in enumerate(labels)}
     return TableColumns.of(task, image=image, **_text_roles(texts), **roles)
+
+
+def number_notes(ask: Ask, sample: Sample, found: TableColumns) -> tuple[str, ...]:
+    """A note on numbers that are taken as classes, unless they only number these: 0, 1, 2."""
+    label = found.get("label")
+    if label is None or ask.task is not None or "regression" not in ask.tasks:
+        return ()
+    numbers = sample.numbers(label)
+    count = len({*numbers})
+    numbered = normalized_name(label) in LABELS and {*numbers} == {*range(count)}
+    if count < 3 or numbered or label in sample.classes:
+        return ()
+    return (
+        f"whole numbers in {label} are learned as {units.count(count, 'class')}; --task "
+        "regression learns them as numbers.",
+    )
 
 
 def _task_of(ask: Ask, sample: Sample, labels: Sequence[str]) -> Task:
@@ -203,9 +220,10 @@ def label_candidates(
     signs: tuple[Callable[[str], bool], ...] = (
         lambda column: normalized_name(column) in LABELS,
         lambda column: column in sample.classes,
-        lambda column: not by_name and column in scores and normalized_name(column) in SCORES,
+        lambda column: column in scores and normalized_name(column) in SCORES,
         lambda column: not by_name and column in lists,
         lambda column: not by_name and sample.has_few_values(column),
+        lambda column: not by_name and sample.has_few_values(column, len(sample.values[column])),
         lambda column: (
             not by_name and (_may_be_score(ask, sample, column) or [column] == scores == free)
         ),

@@ -14,19 +14,19 @@ from typing import NamedTuple
 
 from razorctl import documents
 from razorctl.data.own import labels
-from razorctl.data.own.ask import STDIN, Ask, role
+from razorctl.data.own.ask import STDIN, Ask, role, role_in
 from razorctl.data.own.raw import NOT_UTF8, Fault, Raw, not_utf8, walk
 from razorctl.data.own.read.recognition import AUDIO, coco, for_other_models, refused
 from razorctl.data.own.read.sample import SUFFIXES
 from razorctl.data.own.store import text_table
-from razorctl.errors import DataError
-from razorctl.folders import spelled
-from razorctl.tasks import Task
+from razorctl.errors import DataError, UsageError
+from razorctl.folders import shown, spelled
 
 IMAGES = ("images", "image", "img", "jpegimages")  # of several folders the first counts
 MASKS = ("masks", "mask", "segmentationclass", "annotations", "annotation", "labels", "label")
 Parts = Mapping[str, tuple[Path, Path]]  # split as the folder calls it -> its images and its masks
 ARCHIVES = frozenset({".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".zst"})
+NUMBER = re.compile(r"[-_ ]?\d+$")  # ends the name of a fold
 SEEN = 50  # files of a folder that are looked at
 OF_BOXES = ("annotations", "annotation", "labels", "xmls", "xml")  # folders
 YOLO = re.compile(rb"\s*\d+(\s+[\d.eE+-]+){4,}\s*(\n|$)")
@@ -39,6 +39,7 @@ def raw(ask: Ask, folder: Path) -> Raw:
     if it is not clear which splits to use, and DataError if there are no class folders.
     """
     folders = _splits(ask, folder)
+    _check_depth(ask, folder, folders["train"])
     nowhere: list[Fault] = []
     others: set[str] = set()
     splits = {}
@@ -101,19 +102,52 @@ def _named_images(ask: Ask, name: str, stdin: Iterable[str]) -> list[tuple[str, 
 
 def _splits(ask: Ask, folder: Path) -> dict[str, str]:
     """Split -> its folder, which is the whole folder if there are no splits."""
-    folders = _folders(folder)
-    # A folder called train with images in it is a class.
-    parts = [part.name for part in folders if role(part.name) and _folders(part)]
-    if ask.split is not None:
-        parts = [part.name for part in folders]
-    elif "train" not in map(role, parts):
-        return {"train": "."}
-    return ask.splits(parts)
+    # A folder whose only one is called alike stands for that, as archives are unpacked.
+    inside = {part: folders_in(part) for part in folders_in(folder)}
+    alike = {part: [one.name for one in of] == [part.name] for part, of in inside.items()}
+    parts = {part.name: inside[part][0] if alike[part] else part for part in inside}
+    if ask.split is None:
+        # A folder called train with images in it is a class.
+        parts = {name: here for name, here in parts.items() if folders_in(here)}
+        if "train" in map(role, parts):
+            parts = {name: here for name, here in parts.items() if role(name)}
+        elif not (parts := _alike(parts)):
+            return {"train": "."}
+    splits = ask.splits(list(parts))
+    return {split: str(parts[name].relative_to(folder)) for split, name in splits.items()}
 
 
-def _folders(folder: Path) -> list[Path]:
-    paths = (path for path in folder.iterdir() if not path.name.startswith("."))
-    return sorted(path for path in paths if path.is_dir())
+def _alike(parts: Mapping[str, Path]) -> dict[str, Path]:
+    """The folders that are called as splits, or but for a number alike, and share their classes."""
+    stems = [NUMBER.sub("", name) for name in parts]
+    named = [n for n, stem in zip(parts, stems, strict=True) if role_in(n) or stems.count(stem) > 1]
+    inside = [{part.name for part in folders_in(parts[name])} for name in named]
+    alike = len(named) > 1 and len(set.intersection(*inside)) > 1
+    return {name: parts[name] for name in named} if alike else {}
+
+
+def _check_depth(ask: Ask, top: Path, split: str) -> None:
+    """Raises UsageError for a folder above that of the classes, and for one of a class."""
+    whole = here = top / split
+    while len(inside := folders_in(here)) == 1 and not inside[0].is_symlink():
+        here = inside[0]
+    if here != whole and len(inside) > 1 and all(Folder.walked(one).images for one in inside):
+        few = ", ".join(spelled(one.name) for one in inside[:5])
+        raise UsageError(
+            f"all images of {whole} are in {here}, which has the folders {few}; name that if these "
+            "are the classes or the splits."
+        )
+    around = top.absolute().parent
+    if not folders_in(whole) and Folder.walked(whole).images and len(folders_in(around)) > 1:
+        raise UsageError(
+            f"{ask.name} has images and no folders of classes; if it is a class itself, name the "
+            f"folder around it, {around}."
+        )
+
+
+def folders_in(folder: Path) -> list[Path]:
+    """The folders right in a folder that are a user's, in order."""
+    return sorted(path for path in folder.iterdir() if shown(path.name) and path.is_dir())
 
 
 def _images(
@@ -124,7 +158,7 @@ def _images(
     nowhere: gets the class folders without images. others: gets the endings of files that are
     left out.
     """
-    for label in _folders(folder):
+    for label in folders_in(folder):
         loops = folder.resolve().is_relative_to(label.resolve())
         files = [] if loops else [*files_below(label, others)]
         yield from (_row(top, file, label.name) for file in files)
@@ -149,7 +183,7 @@ def _row(top: Path, file: Path, label: str | None) -> dict[str, str | None]:
 def files_below(folder: Path, others: set[str]) -> Iterator[Path]:
     """The images and archives below a folder, in order; `others` as in `_images`."""
     for here, inside, files in walk(folder):
-        inside[:] = sorted(name for name in inside if not name.startswith("."))
+        inside[:] = sorted(filter(shown, inside))
         others.update("links to folders" for name in inside if Path(here, name).is_symlink())
         yield from (path for name in sorted(files) if _counts(path := Path(here, name), others))
 
@@ -157,7 +191,7 @@ def files_below(folder: Path, others: set[str]) -> Iterator[Path]:
 def _counts(file: Path, others: set[str]) -> bool:
     """Whether a file is an image by its name, or may be one, or is an archive."""
     ending = file.suffix.casefold()
-    if file.name.startswith(".") or file.name in ("Thumbs.db", "desktop.ini"):
+    if not shown(file.name):
         return False
     if ending in SUFFIXES or ending in ARCHIVES or not ending:
         return True
@@ -246,10 +280,10 @@ class Folder:
     @classmethod
     def walked(cls, top: Path) -> "Folder":
         inside = {}
-        links = [part for part in _folders(top) if part.is_symlink()]
+        links = [part for part in folders_in(top) if part.is_symlink()]
         for here, folders, files in chain.from_iterable(map(walk, (top, *links))):
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
-            inside[Path(here)] = folders, [name for name in files if not name.startswith(".")]
+            folders[:] = sorted(filter(shown, folders))
+            inside[Path(here)] = folders, [*filter(shown, files)]
         return cls(top, inside)
 
     def files(self, *endings: str) -> Iterator[Path]:
@@ -317,26 +351,12 @@ def _unsorted(folder: Folder) -> Path | None:
     return inside[0] if split and folder.images else None
 
 
-def _sorted_texts(folder: Folder) -> Path | None:
-    """The first of the folders of classes of texts in those of splits."""
-    splits = [folder.top / name for name in folder.inside[folder.top][0] if role(name)]
-    if not splits or folder.images:
-        return None
-    classes = [folder.inside[here][0] for here in splits]
-    alike = set(classes[0]).intersection(*classes)
-    texts = {file.parent for file in folder.files(".txt")}
-    folders = [splits[0] / name for name in classes[0] if name in alike]
-    folders = [here for here in folders if here in texts]
-    return folders[0] if len(folders) > 1 else None
-
-
 class FolderKind(NamedTuple):
     """A kind of folder that no model is for. sign: gives a file or folder that tells, or None."""
 
     what: str
     sign: Callable[[Folder], Path | None]
     mend: str
-    usual: Task | None = None  # the usual task of models that take the folder for something else
 
 
 GIVE_MASKS = "give folders images and masks, or a folder of images for each class"
@@ -347,19 +367,16 @@ FOLDERS = (
     FolderKind("sound", _recorded, "choose other data"),
     FolderKind("images with captions", _captioned, "give a folder of images for each class"),
     FolderKind("images of no class", _unsorted, "give a folder for each class inside it"),
-    FolderKind("a folder of texts for each class", _sorted_texts,
-             "write a table with a text and a label on each row", "classification"),
 )  # fmt: skip
 
 
-def refuse_kinds(ask: Ask, top: Path) -> None:
+def refuse_kinds(ask: Ask, folder: Folder) -> None:
     """Raises UsageError for a folder of one of FOLDERS, and for masks that the model is not for."""
-    folder = Folder.walked(top)
     if folder.has_masks:
         if "segmentation" not in ask.tasks and ask.task is None:
             override = "give --task classification if its folders are classes"
             raise for_other_models(ask, "images with masks", "segmentation", override)
         return
     for kind in FOLDERS:
-        if kind.usual in (None, ask.tasks[0]) and (sign := kind.sign(folder)) is not None:
-            raise refused(ask.name, kind.what, str(sign.relative_to(top)), kind.mend)
+        if (sign := kind.sign(folder)) is not None:
+            raise refused(ask.name, kind.what, str(sign.relative_to(folder.top)), kind.mend)

@@ -15,7 +15,7 @@ from razorctl.data.own import chats, rows
 from razorctl.data.own.ask import Ask
 from razorctl.data.own.raw import Raw
 from razorctl.data.own.read import parquet, recognition
-from razorctl.data.own.read.columns import as_trained
+from razorctl.data.own.read.columns import as_trained, number_notes
 from razorctl.data.own.read.sample import SAMPLE, Sample
 from razorctl.data.own.read.table_columns import TableColumns
 from razorctl.data.own.store import stored
@@ -183,11 +183,11 @@ def _raw(
         modality=columns.modality,
         splits=splits,
         names=split_names,
-        details=columns.details + left_out,
+        details=columns.details(left_out),
         class_names=classes,
         root=folder.parents[1],  # where the links of the hub's cache lead
         task=columns.task,
-        notes=recognition.notes(ask, sample, columns),
+        notes=number_notes(ask, sample, columns),
     )
 
 

@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,6 +17,7 @@ from razorctl.data.own.fields import field_of, worse
 from razorctl.data.own.labels import halved, label_text
 from razorctl.data.own.raw import Fault, refusal
 from razorctl.data.own.read import tagged
+from razorctl.data.own.read.dialects import dialect
 from razorctl.data.own.read.sample import SAMPLE, Sample
 from razorctl.data.own.read.table_columns import TableColumns
 from razorctl.data.own.store import packed, stored
@@ -32,7 +34,6 @@ LOOKED_AT = 200  # lines of such a file, and sentences of one that is
 TAGGED_LINE = re.compile(r"(?:[^\s|]+\|[^\s|]+\|(?:O|[BI]-\w+)\s*)+")
 # What Python writes as JSON, though JSON has it not; NaN is no value.
 CONSTANTS = {"NaN": None, "Infinity": math.inf, "-Infinity": -math.inf}
-LONGEST = 2**31 - 1  # characters of a field
 SPACE = re.compile(r"[ \t\r\n]*")
 ESCAPED = re.compile(r"\\u[dD]")  # what may be half a character
 
@@ -69,18 +70,13 @@ def _ended(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 def _split(file: Path) -> Iterator[tuple[int, list[str]]]:
     """The lines on which rows begin and their fields; the first row is the header."""
-    first = next(decoded(file), "")
-    comma = "\t" if file.suffix.casefold() == ".tsv" else ","
-    if comma not in first:
-        # Spreadsheets of some countries write semicolons.
-        comma = next((other for other in ";\t" if other in first), comma)
-    csv.field_size_limit(LONGEST)  # the library's own limit is shorter than some texts
-    reader = csv.reader(decoded(file), delimiter=comma, strict=True)
+    found = dialect(file, partial(decoded, file))
+    reader = found.rows(decoded(file))
     begin = 1
     try:
         for fields in reader:
             empty = len(fields) == 1 and fields[0].isspace()  # a line of white space
-            if fields and not empty:
+            if fields and not empty and not (found.said and begin == 1):
                 yield begin, fields
             begin = reader.line_num + 1
     except csv.Error as error:
@@ -119,6 +115,8 @@ def json_lines(file: Path) -> Iterator[Line]:
 
 def _json_row(number: int, values: Any, text: str, unit: str = "line") -> Line:
     """The row of a JSON value, with what is wrong with it. text: what it was read from."""
+    if isinstance(values, list) and [*map(type, values)] == [str, dict]:  # as of spaCy
+        values = {"text": values[0], **values[1]}
     if not isinstance(values, dict):
         return Line(number, {}, "no object", unit)
     if ESCAPED.search(text) and (fault := halved(values)):
@@ -336,9 +334,9 @@ def records(file: Path, columns: TableColumns) -> Iterator[dict[str, Any]]:
                 continue
             if name == "label":
                 row[name] = None if line.fault else label_text(value, place, kinds)
+            elif (field := field_of(name)) is None:  # the split
+                row[name] = value if isinstance(value, str) else None
             else:
-                field = field_of(name)
-                assert field is not None
                 row[name], fault = field.of_line(value, column, file.parent)
                 if fault is not None:
                     row["fault"] = worse(row["fault"], fault)

@@ -1,4 +1,4 @@
-"""Rows of Parquet files."""
+"""Rows of Parquet files, and of Arrow files."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,11 +21,24 @@ if TYPE_CHECKING:
 BATCH = 100  # rows; a column of lists in a batch has 2 GB of text at most
 
 
+class Arrow:
+    """An Arrow file of `datasets`, with the interface of a Parquet file."""
+
+    def __init__(self, file: Path) -> None:
+        from datasets import Dataset
+
+        self._table = Dataset.from_file(str(file)).data.table
+        self.schema_arrow = self._table.schema
+
+    def iter_batches(self, size: int, columns: list[str]) -> Iterator["pa.RecordBatch"]:
+        yield from self._table.select(columns).to_batches(size)
+
+
 def _open(file: Path) -> Any:
     from pyarrow.parquet import ParquetFile
 
     with _reading(file):
-        return ParquetFile(file, memory_map=True)
+        return Arrow(file) if file.suffix == ".arrow" else ParquetFile(file, memory_map=True)
 
 
 def features(file: Path) -> "Features":

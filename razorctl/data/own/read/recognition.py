@@ -4,20 +4,19 @@ import mmap
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from razorctl import documents, models, units
+from razorctl import documents, models
 from razorctl.data.own.ask import Ask
-from razorctl.data.own.labels import WHOLE
 from razorctl.data.own.read import columns, conversations
-from razorctl.data.own.read.columns import LABELS, SCORES, TEXTS
+from razorctl.data.own.read.columns import LABELS, TEXTS
 from razorctl.data.own.read.sample import SAMPLE, Sample, normalized_name
 from razorctl.data.own.read.table_columns import TableColumns
 from razorctl.errors import UsageError
-from razorctl.tasks import OF_ROWS, Task
+from razorctl.tasks import LANGUAGE, OF_ROWS, Task
 
 AUDIO = frozenset(f".{ending}" for ending in ("wav", "flac", "mp3", "ogg", "opus", "m4a", "aac"))
 LANGUAGES = frozenset(("en", "de", "fr", "es", "it", "pt", "nl", "ru", "zh", "ja", "ar", "hi"))
@@ -25,6 +24,9 @@ ANSWERS = "|".join(conversations.ANSWER)
 CORNERS = ("xmin|x_min|x1", "ymin|y_min|y1", "xmax|x_max|x2", "ymax|y_max|y2")
 SOURCE = "source|src|input|source_text|input_text"
 TARGET = "target|tgt|output|target_text|output_text"
+LONG, SHORT = "text|document|article|dialogue", "summary|highlights"
+START, END = "start|start_offset|start_char|begin", "end|end_offset|end_char"
+JOINED = re.compile(r"\w+(\s*[,;:|^~]+\s*\w+)+")  # the name of a column that may be several
 LARGEST = 256 << 20  # bytes of a JSON document that is read to tell what it has
 COCO = (rb'"images"\s*:', rb'"annotations"\s*:', rb'"(bbox|segmentation)"\s*:')
 CONVERT = (
@@ -45,6 +47,11 @@ def table_columns(ask: Ask, sample: Sample) -> TableColumns:
     Raises what `classifier_columns` raises, and UsageError if the table does not serve the given
     task or is of one of KINDS.
     """
+    found = _columns_of(ask, sample)
+    return replace(found, unused=tuple(c for c in sample.values if c not in found.renamed))
+
+
+def _columns_of(ask: Ask, sample: Sample) -> TableColumns:
     tasks = ask.tasks
     refuse_kinds(ask, sample)
     chat = None if Table(ask, sample).clear else conversations.columns_of(ask, sample)
@@ -63,32 +70,12 @@ def table_columns(ask: Ask, sample: Sample) -> TableColumns:
                 return TableColumns.of("segmentation", image=image, mask=mask)
             override = "name the column of classes with --label-column"
             raise for_other_models(ask, "images with masks", "segmentation", override)
-    language = ask.language
-    if language is not None:
-        text = columns.single_text(ask, sample)
-        if text is not None and not _may_be_classes(ask, sample, text):
-            if ask.label_column is not None:
-                raise UsageError(f"{language} learns from texts alone; leave --label-column out.")
-            return TableColumns.of(language, text=text)
+    text = None if ask.language is None else columns.single_text(ask, sample)
+    if text is not None and (alone := _text_alone(ask, sample, text)) is not None:
+        return alone
     if not {*OF_ROWS} & {*tasks}:
         raise unserved(ask, f", only the columns {', '.join(sample.values)}")
     return columns.classifier_columns(ask, sample)
-
-
-def notes(ask: Ask, sample: Sample, found: TableColumns) -> tuple[str, ...]:
-    """A note on whole numbers that are taken as classes, though their column is one of scores."""
-    label = found.get("label")
-    if label is None or ask.task is not None or "regression" not in ask.tasks:
-        return ()
-    values = {str(value) for value in sample.present(label)}
-    if normalized_name(label) not in SCORES or len(values) < 3:
-        return ()
-    if not all(map(WHOLE.fullmatch, values)):
-        return ()
-    return (
-        f"whole numbers in {label} are learned as {units.count(len(values), 'class')}; --task "
-        "regression learns them as numbers.",
-    )
 
 
 def _tagged(ask: Ask, sample: Sample) -> TableColumns | None:
@@ -106,12 +93,32 @@ def _tagged(ask: Ask, sample: Sample) -> TableColumns | None:
     return None
 
 
-def _may_be_classes(ask: Ask, sample: Sample, text: str) -> bool:
-    """Whether texts may have labels for a classifier, which the model can be."""
-    if not {*OF_ROWS} & {*ask.tasks}:
-        return False
-    by_name = ask.tasks[0] == ask.language
-    return bool(columns.label_candidates(ask, sample, [text], by_name=by_name))
+def _text_alone(ask: Ask, sample: Sample, text: str) -> TableColumns | None:
+    """The column of texts that a language model learns; None if others may be labels.
+
+    It is never taken because nothing else is found: raises UsageError for a table with more columns
+    of which none is clearly the label, unless the task or, for a language model, the text is given.
+    """
+    language, classifies = ask.language, bool({*OF_ROWS} & {*ask.tasks})
+    usual = ask.tasks[0] == language
+    if classifies and columns.label_candidates(ask, sample, [text], by_name=usual):
+        return None
+    assert language is not None
+    if ask.label_column is not None:
+        raise UsageError(f"{language} learns from texts alone; leave --label-column out.")
+    others = [column for column in sample.values if column != text]
+    if not (others or ask.task or ask.text_column) and JOINED.fullmatch(text):
+        raise UsageError(
+            f"{ask.name} has one column, {text}, which looks like several; write them with commas, "
+            f"or learn each line as a text with --task {language}."
+        )
+    if others and classifies and not (usual and ask.text_column):
+        raise UsageError(
+            f"{ask.name} has texts in {text}, and none of its other columns is clearly the label: "
+            f"{', '.join(others)}; name one with --label-column, or learn the texts alone with "
+            f"--task {language}."
+        )
+    return TableColumns.of(language, text=text)
 
 
 def unserved(ask: Ask, more: str = "") -> UsageError:
@@ -171,7 +178,7 @@ class Table:
 
     @cached_property
     def names(self) -> dict[str, str]:
-        """The normalized_name name of each column -> the column."""
+        """The normalized name of each column -> the column."""
         return {normalized_name(column): column for column in self.sample.values}
 
     def columns_for(self, *roles: str) -> list[str]:
@@ -189,6 +196,13 @@ class Table:
         free = {*self.sample.values} - {*inputs} - self.sample.images
         unclear = any(len(self.sample.values[column]) < 2 for column in free)
         return unclear or bool(columns.label_candidates(self.ask, self.sample, inputs))
+
+    def written_from(self, one: str, other: str) -> Sequence[str]:
+        """The columns of texts and of others made of these; none if there may be a label."""
+        names = self.columns_for(one, other)
+        instructed = self.columns_for("instruction")  # Alpaca's, with its input and output
+        varied = self.sample.varied(*names) and not instructed
+        return names if varied and not self.may_have_label(*names) else ()
 
     @cached_property
     def images(self) -> list[str]:
@@ -258,17 +272,6 @@ def _translations(table: Table) -> Sequence[str]:
     return spoken if len(spoken) > 1 and table.sample.varied(*spoken) else ()
 
 
-def _summaries(table: Table) -> Sequence[str]:
-    names = table.columns_for("text|document|article|dialogue", "summary|highlights")
-    return names if table.sample.varied(*names) and not table.may_have_label(*names) else ()
-
-
-def _targets(table: Table) -> Sequence[str]:
-    names = table.columns_for(SOURCE, TARGET)
-    instructed = table.columns_for("instruction")  # Alpaca's, with its input and output
-    return names if table.sample.varied(*names) and not instructed else ()
-
-
 def _boxes(table: Table) -> Sequence[str]:
     image = table.images[:1]
     if not image:
@@ -304,7 +307,17 @@ def _sounds(table: Table) -> Sequence[str]:
     return sounds or [c for c in table.columns_for("audio") if not table.sample.varied(c)]
 
 
+def _spans(table: Table) -> Sequence[str]:
+    ask = table.ask
+    named = [c for c in table.sample.values if not ask.columns or c == ask.label_column]
+    listed = [*filter(table.sample.has_spans, named)]
+    flat = [] if ask.columns else table.columns_for("text|sentence", START, END)
+    return () if ask.task in LANGUAGE else listed or flat
+
+
 KINDS = (
+    Kind("entities by their first and last characters (spans)", _spans,
+         "write a CoNLL file, or lists of the tokens and the tags of each sentence"),
     Kind("conversations with images, videos or sounds", _seen,
          "name conversations without them, or a column of texts with --text-column"),
     Kind("messages that are the nodes of trees (OASST)",
@@ -330,17 +343,16 @@ KINDS = (
          "write a CoNLL file, or lists of the tokens and the tags of each sentence"),
     Kind("questions with a choice of answers (multiple choice)", _choices, CONVERT),
     Kind("texts and translations", _translations, CONVERT),
-    Kind("texts and summaries", _summaries, CONVERT),
-    Kind("sources and targets (text to text)", _targets, CONVERT),
+    Kind("texts and summaries", lambda table: table.written_from(LONG, SHORT), CONVERT),
+    Kind("sources and targets (text to text)",
+         lambda table: table.written_from(SOURCE, TARGET), CONVERT),
 )  # fmt: skip
 
 
 def refuse_kinds(ask: Ask, sample: Sample) -> None:
     """Raises UsageError for a table of one of KINDS, unless its columns are given or clear."""
     table = Table(ask, sample)
-    if ask.columns or table.clear:
-        return
-    for kind in KINDS:
+    for kind in KINDS[:1] if ask.columns or table.clear else KINDS:
         if names := kind.signs(table):
             many = "s" if len(names) > 1 else ""
             raise refused(ask.name, kind.what, f"its column{many} {', '.join(names)}", kind.mend)

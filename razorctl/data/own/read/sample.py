@@ -2,13 +2,15 @@
 
 import math
 import os
+import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from razorctl.data.own.labels import COMMA, as_list, begins_list
+from razorctl.data.own.fields import file_at
+from razorctl.data.own.labels import COMMA, MARKED, as_list, begins_list
 
 IMAGES = frozenset(
     {"image", "images", "img", "file", "file_name", "filename", "path", "filepath", "file_path"}
@@ -21,7 +23,8 @@ SUFFIXES = frozenset(
         *("ppm", "pgm", "pbm", "pnm", "jp2"),
     )
 )
-CLASSES = 100  # more values than that are no classes, unless the column is called so
+CLASSES = 100  # a column of more values is taken as classes only where no other may be
+SPAN = re.compile(r"[\[(]\d+,\s*\d+,\s*(['\"])\w+\1[\])]")  # as Python writes one
 SAMPLE = 1000  # rows that columns are detected from
 LOOKED_UP = 50  # values of a column that are looked up as files
 
@@ -65,7 +68,7 @@ class Sample:
     def has_decimals(self, column: str) -> bool:
         """Whether half of the values of a column or more are numbers, one of them no whole one.
 
-        Numbers with a decimal comma count, so that they are refused where they are read.
+        Numbers with commas or signs count, so that they are refused where they are read.
         """
         return not all(map(float.is_integer, self.numbers(column)))
 
@@ -75,14 +78,17 @@ class Sample:
         numbers = [number for number in map(_number, values) if number is not None]
         return numbers if 2 * len(numbers) >= len(values) else []
 
-    def has_few_values(self, column: str) -> bool:
-        """Whether the values of a column may be classes: texts or whole numbers, each repeated."""
+    def has_few_values(self, column: str, most: int = CLASSES) -> bool:
+        """Whether the values of a column may be classes: texts or whole numbers, each repeated.
+
+        most: more values than that are none.
+        """
         values = [value for value in self.present(column) if value == value]  # NaN is none
         kinds = all(
             type(value) in (str, int, bool) or (type(value) is float and value.is_integer())
             for value in values
         )
-        return kinds and 2 <= len(set(values)) <= min(CLASSES, len(values) // 2)
+        return kinds and 2 <= len(set(values)) <= min(most, len(values) // 2)
 
     def has_lists(self, column: str, kind: type = object) -> bool:
         """Whether most values of a column are lists, of which most have values of a kind alone.
@@ -96,6 +102,10 @@ class Sample:
         alike = [part for part in filled if all(isinstance(value, kind) for value in part)]
         most = 2 * len(begun) > len(values) and 2 * len(alike) >= len(filled)
         return bool(lists) and most
+
+    def has_spans(self, column: str) -> bool:
+        """Whether a value of a column has parts of a text by their first and last characters."""
+        return any(_is_span(as_list(value) or value) for value in self.values[column])
 
     def has_flags(self, column: str) -> bool:
         """Whether a column is of 0 and 1, or of true and false."""
@@ -114,7 +124,7 @@ class Sample:
         if normalized_name(column) in names and all(endings):
             return True
         files = [
-            is_image and os.path.isfile(self.root / path)  # noqa: PTH113
+            is_image and os.path.isfile(file_at(self.root, path))  # noqa: PTH113
             for is_image, path in zip(endings, paths, strict=True)
         ]
         return 2 * sum(files) >= len(paths)
@@ -126,12 +136,26 @@ class Sample:
         return typed or [column for column in free if self.has_images(column)]
 
 
+def _is_span(value: Any) -> bool:
+    """Whether a value is a span of a text as tools write it, or has one at any depth."""
+    if isinstance(value, Mapping):
+        named = all(any(str(key).startswith(end) for key in value) for end in ("start", "end"))
+        return named or any(map(_is_span, value.values()))
+    if isinstance(value, str):
+        return value.lstrip()[:1] in ("[", "{", "(") and SPAN.search(value) is not None
+    parts = value if isinstance(value, list) else []
+    kinds = sorted(type(part).__name__ for part in parts)
+    return kinds == ["int", "int", "str"] or any(map(_is_span, parts))
+
+
 def _number(value: Any) -> float | None:
     """The finite number that a value is, or that a text stands for; None if it is none."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     if isinstance(value, str) and COMMA.fullmatch(value):
         value = value.replace(",", ".")
+    elif isinstance(value, str) and MARKED.fullmatch(value):
+        value = re.sub(r"[^\d.+-]", "", value)
     with suppress(ValueError, OverflowError):
         number = float(value)
         return number if math.isfinite(number) else None

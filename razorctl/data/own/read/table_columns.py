@@ -14,6 +14,7 @@ ROLES: Mapping[Task, str] = {
     "multi-label": "labels",
     "token-classification": "tags",
 }
+UNUSED = 10  # columns that are not used, in a sentence
 FLAG = "flag."  # begins the roles of columns of 0 and 1, one for each label
 # Words for roles.
 WORDS = {
@@ -28,11 +29,12 @@ class TableColumns:
     """The columns of a table that a task uses.
 
     roles: each role, a name of a column of `Raw`, with the column of the table. There is no `label`
-    if labels are not read.
+    if labels are not read. unused: the other columns of the table.
     """
 
     roles: tuple[tuple[str, str], ...]
     task: Task = "classification"
+    unused: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, task: Task = "classification", /, **roles: str | None) -> "TableColumns":
@@ -70,12 +72,13 @@ class TableColumns:
         names = ("messages" if role in chats.PARTS else role for role, _ in self.roles)
         return list(dict.fromkeys(names))
 
-    @property
-    def details(self) -> str:
-        """The columns, as the end of a sentence."""
+    def details(self, more: str = "") -> str:
+        """The columns, as the end of a sentence; more: what comes before those that are unused."""
         words: dict[str, list[str]] = {}
         for role, column in self.roles:
             word = WORDS.get(role.partition(".")[0], role)
             name = f"column {column}" if column.isdigit() else column
             words.setdefault(word, []).append(name)
-        return ", ".join(f"{word} in {' and '.join(columns)}" for word, columns in words.items())
+        used = ", ".join(f"{word} in {' and '.join(columns)}" for word, columns in words.items())
+        unused = ", ".join(self.unused[:UNUSED]) + (", ..." if len(self.unused) > UNUSED else "")
+        return f"{used}{more}" + (f"; not used: {unused}" if unused else "")

@@ -1,74 +1,31 @@
 """Tables: one file, or a folder with a file or several for each split."""
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from razorctl import units
 from razorctl.data.own import labels, rows
-from razorctl.data.own.ask import Ask, role, split_of
-from razorctl.data.own.raw import NOT_UTF8, Raw
+from razorctl.data.own.ask import Ask, role_in
+from razorctl.data.own.raw import Raw
 from razorctl.data.own.read import conversations, lines, parquet, recognition
-from razorctl.data.own.read.columns import as_trained, unlabeled_columns
+from razorctl.data.own.read.columns import as_trained, number_notes, unlabeled_columns
 from razorctl.data.own.read.sample import SUFFIXES as IMAGE_SUFFIXES
-from razorctl.data.own.read.sample import Sample
+from razorctl.data.own.read.sample import Sample, normalized_name
 from razorctl.data.own.read.table_columns import TableColumns
+from razorctl.data.own.store import stored
 from razorctl.errors import DataError, UsageError
-from razorctl.folders import spelled
 from razorctl.models import Modality
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from datasets import Dataset
 
-METADATA = "metadata"  # as the hub's sets of images call it
-SUFFIXES = (*lines.READERS, ".parquet")
 
-
-def is_table(file: Path, tagged: bool = False) -> bool:
-    """Whether a file is a table; tagged: whether text files are known to have tokens with tags."""
-    kinds = (*SUFFIXES, *lines.UNSAID) if tagged else SUFFIXES
-    known = file.suffix.casefold() in kinds and os.path.isfile(file)  # noqa: PTH113
-    return known or lines.of_tokens(file) is not None
-
-
-def in_folder(folder: Path, tagged: bool = False) -> dict[str, list[Path]]:
-    """Split -> its tables in a folder: of known splits, or a list of images, or its only table.
-
-    A list of images is called METADATA, and lies beside them in the folder or in those of splits.
-    An only table counts if there is at most one folder, since several may be classes. Empty if the
-    folder has no such tables. tagged: as of `is_table`.
-    """
-    splits: dict[str, list[Path]] = {}
-    here = sorted(folder.iterdir())
-    folders = [path for path in here if path.is_dir() and path.name[0] != "."]
-    files = [file for file in here if _may_be_table(file) and is_table(file, tagged)]
-    # A JSON file beside other tables, or beside folders of images, says something of these.
-    tables = [file for file in files if file.suffix.casefold() != ".json"]
-    if not tables and not folders:
-        tables = [file for file in files if lines.has_json_rows(file)]
-    for file in tables:
-        if spelled(file.name) != file.name:
-            raise DataError(f"{folder / spelled(file.name)}: {NOT_UTF8}.")
-        splits.setdefault(split_of(file), []).append(file)
-    if any(map(role, splits)):
-        return splits
-    listed = {part.name: _lists(part) for part in folders if role(part.name) and _lists(part)}
-    if any(role(split) == "train" for split in listed):
-        return listed
-    only = _lists(folder) or (tables if len(folders) < 2 else [])
-    return {"train": only} if len(only) == 1 else {}
-
-
-def _may_be_table(file: Path) -> bool:
-    """Whether a file has an ending of tables, or is called as a split and may be one of tokens."""
-    return file.suffix.casefold() in SUFFIXES or role(split_of(file)) is not None
-
-
-def _lists(folder: Path) -> list[Path]:
-    """The list of the images in a folder."""
-    files = (folder / f"{METADATA}{ending}" for ending in (".csv", ".jsonl", ".parquet"))
-    return [*filter(is_table, files)]
+SPLIT_COLUMNS = ("split", "subset", "partition", "data_split", "dataset_split")
 
 
 class Reader(Protocol):
@@ -80,7 +37,7 @@ class Reader(Protocol):
 
 
 def reader(file: Path) -> Reader:
-    return parquet if file.suffix.casefold() == ".parquet" else lines
+    return parquet if file.suffix.casefold() in (".parquet", ".arrow") else lines
 
 
 @dataclass(frozen=True)
@@ -122,8 +79,11 @@ def find(ask: Ask, candidates: Mapping[str, Sequence[Path]], *, single: bool = F
         candidates: split as the folder calls it -> its tables.
         single: whether it is one file, which is to be split whatever its name.
     """
-    if single:
-        if ask.split is not None:
+    only = next(iter(candidates.values()))[0] if len(candidates) == 1 else None
+    sample = None if only is None else reader(only).sample(only)
+    by_column = None if sample is None else _split_column(ask, sample)
+    if single or by_column:
+        if ask.split is not None and not by_column:
             raise UsageError(f"{ask.name} has no splits to choose from; leave --split out.")
         splits = {"train": next(iter(candidates))}
     else:
@@ -138,10 +98,13 @@ def find(ask: Ask, candidates: Mapping[str, Sequence[Path]], *, single: bool = F
         )
     root = Path(os.path.commonpath([file.parent for file in every]))
     read = reader(every[0])
-    first = read.sample(every[0])
+    first = read.sample(every[0]) if sample is None else sample
     if not first.images and not any(map(len, first.values.values())):
         raise DataError(f"{every[0]} has no rows; give a file with rows.")
-    columns = recognition.table_columns(as_trained(ask, first), first)
+    rest = {name: values for name, values in first.values.items() if name != by_column}
+    columns = recognition.table_columns(as_trained(ask, first), replace(first, values=rest))
+    if by_column:
+        columns = replace(columns, roles=(*columns.roles, ("split", by_column)))
     samples = {file: read.sample(file) for file in every[1:]}
     files, left_out = _labeled(ask, files, first, samples, columns)
     every = [file for part in files.values() for file in part]
@@ -155,8 +118,8 @@ def find(ask: Ask, candidates: Mapping[str, Sequence[Path]], *, single: bool = F
         raise DataError(
             f"the tables of {ask.name} number their classes otherwise; write them anew."
         )
-    names = {split: part[0].name for split, part in files.items()}
-    notes = recognition.notes(ask, first, columns)
+    names = {split: str(part[0].relative_to(root)) for split, part in files.items()}
+    notes = number_notes(ask, first, columns)
     if kinds <= {".csv", ".tsv"}:
         notes += _header_note(every[0], first, columns)
     return Tables(files, names, columns, class_names[0], root, notes, left_out)
@@ -167,8 +130,13 @@ def raw(ask: Ask, tables: Tables) -> Raw:
     columns = tables.columns
     read = reader(tables.files["train"][0])
     splits = {split: read.rows(files, columns) for split, files in tables.files.items()}
-    names = {**tables.names}
-    details = columns.details + tables.left_out + rows.unlabeled_out(ask, splits, names)
+    names, details = {**tables.names}, tables.left_out
+    if columns.get("split"):
+        total = len(splits["train"])
+        splits, names = _by_column(ask, tables.files["train"], splits["train"])
+        left = total - sum(map(len, splits.values()))
+        details += f", without {units.count(left, 'row')} of other splits" if left else ""
+    details = columns.details(details + rows.unlabeled_out(ask, splits, names))
     return Raw(
         name=ask.name,
         modality=columns.modality,
@@ -192,7 +160,37 @@ def unlabeled(ask: Ask, file: Path, modality: Modality) -> Raw:
     fed = chat is not None and ask.task == "causal-lm"
     columns = chat if chat and fed else unlabeled_columns(asked, first, modality)
     splits = {"test": read.rows([file], columns)}
-    return Raw(ask.name, modality, splits, {"test": file.name}, columns.details, root=file.parent)
+    return Raw(ask.name, modality, splits, {"test": file.name}, columns.details(), root=file.parent)
+
+
+def _split_column(ask: Ask, sample: Sample) -> str | None:
+    """The column of a table that says the split of each row; None if there is none."""
+    used = (ask.label_column, ask.text_column, ask.image_column)
+    for column in sample.values:
+        values = sample.texts(column) if normalized_name(column) in SPLIT_COLUMNS else []
+        if column not in used and "train" in map(role_in, values):
+            return column
+    return None
+
+
+def _by_column(
+    ask: Ask, files: Sequence[Path], rows: "Dataset"
+) -> tuple[dict[str, "Dataset"], dict[str, str]]:
+    """The rows of each split that a column says, and what it is called there."""
+    import pyarrow.compute as pc
+
+    said = rows.unique("split")
+    names = ask.splits([name for name in said if name])
+
+    def batches(name: str) -> Iterator["pa.RecordBatch"]:
+        for batch in rows.data.table.to_batches():
+            yield batch.filter(pc.equal(batch.column("split"), name))
+
+    schema = rows.data.schema
+    return {
+        split: stored(files, schema, partial(batches, name), schema.names, name)
+        for split, name in names.items()
+    }, names
 
 
 def _labeled(

@@ -1,23 +1,31 @@
 """Plain texts: files of documents for language modelling, folders of them, and files of lines."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from razorctl.data.own.ask import STDIN, Ask, role, split_of
 from razorctl.data.own.raw import Raw, not_utf8, walk
 from razorctl.data.own.read.lines import decoded, of_tokens
-from razorctl.data.own.read.sample import SUFFIXES as IMAGES
+from razorctl.data.own.read.sample import SAMPLE
 from razorctl.data.own.store import packed, stored, text_table
 from razorctl.errors import DataError, UsageError
-from razorctl.folders import spelled
+from razorctl.folders import shown, spelled
 from razorctl.tasks import Task
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 SUFFIXES = (".txt", ".text", ".md")
+ROWS = {  # what all lines have that are rows, or the first one, for a sentence
+    "its header": re.compile(r"\w+([,;|\t]\w+)+"),
+    "an object of JSON on each line": re.compile(r"\{.*\}"),
+    "a __label__ before each text": re.compile(r"__label__.*"),
+    "tabs, ; or | in each line": re.compile(r".+[\t;|].+"),
+}
 GAP = 2  # empty lines in a row that end a document
 Files = Mapping[str, Sequence[Path]]  # split as the data call it -> its files
 
@@ -29,21 +37,51 @@ def is_text(file: Path) -> bool:
 def in_folder(folder: Path) -> Files:
     """Split -> its files: of the splits that files or folders are called, or else all as one.
 
-    Empty if there are no texts, or images are among them.
+    Empty if there are no texts.
     """
-    every: list[Path] = []
-    for here, inside, files in walk(folder):
-        inside[:] = sorted(name for name in inside if not name.startswith("."))
-        every += [Path(here, name) for name in sorted(files) if not name.startswith(".")]
-    if any(file.suffix.casefold() in IMAGES for file in every):
-        return {}
     splits: dict[str, list[Path]] = {}
-    texts = [file for file in every if is_text(file)]
+    texts = [file for file in _files(folder) if is_text(file) and not is_about(file)]
     for file in texts:
         splits.setdefault(_split(folder, file), []).append(file)
     if "train" in map(role, splits):
         return {split: files for split, files in splits.items() if role(split)}
     return {folder.resolve().name: texts} if texts else {}
+
+
+def others(folder: Path) -> list[str]:
+    """The endings of the files in a folder that are no texts, and the names of those on others."""
+    left = (file for file in _files(folder) if is_about(file) or not is_text(file))
+    return sorted({file.name if is_about(file) else file.suffix or file.name for file in left})
+
+
+def is_about(file: Path) -> bool:
+    """Whether a file is about others by its name, which is never data of a folder."""
+    return file.stem.casefold() in ("readme", "license")
+
+
+def sorted_in(folder: Path, files: Files) -> bool:
+    """Whether texts are in several folders that are no splits, and may be classes."""
+    inside = {file.parent for part in files.values() for file in part} - {folder}
+    return sum(not role(here.name) for here in inside) > 1
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """The files in a folder, in order."""
+    for here, inside, files in walk(folder):
+        inside[:] = sorted(filter(shown, inside))
+        yield from (Path(here, name) for name in sorted(filter(shown, files)))
+
+
+def _refuse_rows(ask: Ask, file: Path, task: Task) -> None:
+    """Raises UsageError for a file whose first lines are rows of a table."""
+    head = [line.strip() for line in islice(decoded(file), SAMPLE) if line.strip()]
+    lines = {sign: head[:1] if sign == "its header" else head for sign in ROWS}
+    signs = [sign for sign, row in ROWS.items() if all(map(row.fullmatch, lines[sign]))]
+    if signs and len(head) > 2:
+        raise UsageError(
+            f"{ask.name} looks like a table, by {signs[0]}; call it .csv, .tsv or .jsonl, with a "
+            f"name for each column, or learn its lines as texts with --task {task}."
+        )
 
 
 def _split(folder: Path, file: Path) -> str:
@@ -76,6 +114,8 @@ def raw(ask: Ask, path: Path, files: Files, task: Task) -> Raw:
     chosen = {"train": next(iter(files))} if whole else ask.splits(list(files))
     schema = pa.schema([("text", pa.large_string()), ("place", pa.string())])
     top = path if path.is_dir() else path.parent
+    if ask.task is None and len(files[chosen["train"]]) == 1:
+        _refuse_rows(ask, files[chosen["train"]][0], task)
 
     def batches(part: Sequence[Path]) -> Iterator["pa.RecordBatch"]:
         several = len(part) == 1
@@ -88,6 +128,8 @@ def raw(ask: Ask, path: Path, files: Files, task: Task) -> Raw:
         names[split] = spelled(part[0].name) if len(part) == 1 else name
         if len(part) == 1:
             details = f"text, with {GAP} empty lines between documents"
+    if path.is_dir() and (left := others(path)):
+        details += f", without its {', '.join(left)}"
     return Raw(ask.name, "text", splits, names, details, task=task)
 
 
