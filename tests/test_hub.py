@@ -311,7 +311,8 @@ def test_a_repository_cannot_name_other_files(path, hub):
 
     local_hub.cache(hub, "dataset", "films/paths", write)
     with pytest.raises(
-        DataError, match=r"hf:films/paths has 4 bad rows: train, row 0 .(outside the|an address)"
+        DataError,
+        match=r"hf:films/paths has 4 bad rows: train, row 0, .* .(outside the|an address)",
     ):
         data.of(Job("vit-micro", "hf:films/paths", skip_bad=True)).load()
 
@@ -329,7 +330,5 @@ def test_splits_without_labels_are_not_used(hub):
         "text in sentence, label in label, without test, which has no labels"
     )
     assert source.load().test is None
-    with pytest.raises(
-        DataError, match=r"2 bad rows: test, row 0 .no label., test, row 1 .no label"
-    ):
+    with pytest.raises(DataError, match=r"2 bad rows: test, row 0, test, row 1 .no label: -1"):
         data.of(Job("bert-base", "hf:films/contest", split="train,validation,test"))

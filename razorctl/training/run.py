@@ -77,6 +77,8 @@ class Run(PreparedRun, Iterator[Step]):
         self.trial = self.learner.trial
         if newest is not None:
             self._go_on(self.learner.load(newest.path))
+            if newest.step == self.job.steps and not self.history[-1].metrics:
+                self.history[-1] = self._evaluated(self.history[-1])  # which has failed before
         self._steps, self._between = self._train(), False
         self._frozen: bool | None = None  # by this run; None until a step has been taken
         with processes.together():
@@ -212,13 +214,14 @@ class Run(PreparedRun, Iterator[Step]):
             grad_norm=norm.item(),
         )
         try:
-            evaluation = self.evaluation() if due else None
+            return self._evaluated(taken) if due else taken
         except Exception:
             self.history.append(taken)  # the weights have changed
             raise
-        if evaluation is None:
-            return taken
-        figures = evaluation.figures
+
+    def _evaluated(self, taken: Step) -> Step:
+        """The step with the figures of an evaluation after it."""
+        figures = (evaluation := self.evaluation()).figures
         accuracy, test_loss = figures.get("accuracy"), figures.get("loss")
         taken = replace(taken, accuracy=accuracy, test_loss=test_loss, metrics=figures)
         if self._is_best(taken):

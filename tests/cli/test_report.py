@@ -214,7 +214,7 @@ def test_less_perplexity_is_better():
 
 
 def test_a_target_has_the_unit_of_its_column():
-    write("a", accuracies=(0.2, 0.8), task="regression", figure="pearson")
+    write("a", accuracies=(0.2, 0.8), task="regression", metric="pearson", figure="pearson")
     assert "until Pearson r stays at 79.20 or more." in " ".join(compare("a").stdout.split())
 
 

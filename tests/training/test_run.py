@@ -287,6 +287,30 @@ def test_a_failed_save_leaves_no_half_file(tmp_path, monkeypatch):
     assert not list((tmp_path / "run/checkpoints").iterdir())
 
 
+@pytest.mark.parametrize("evaluate_every", [2, 3])
+def test_a_last_evaluation_that_failed_is_made_when_the_run_goes_on(evaluate_every, tmp_path):
+    job = replace(JOB, evaluate_every=evaluate_every)
+    whole = train(tmp_path / "whole", job).result()
+    run, right, left = finetune(job, out=tmp_path / "run", device="cpu"), Run.evaluation, [1]
+
+    def evaluation(run, rows=None):
+        if len(run.history) == 2 and left.pop():
+            raise OSError(24, "Too many open files")
+        return right(run, rows)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Run, "evaluation", evaluation)
+        with pytest.raises(OSError, match="Too many"):
+            list(run)
+    resumed = finetune(job, out=tmp_path / "run", device="cpu", resume=True)
+    assert list(resumed) == []
+    result = resumed.result()
+    assert result["metrics"] == whole["metrics"]
+    assert result["by_class"] == whole["by_class"]
+    last = (tmp_path / "run/metrics.jsonl").read_text().splitlines()[-1]
+    assert json.loads(last)["metrics"] == whole["metrics"]
+
+
 def test_what_lives_as_long_as_a_run_is_hidden_from_collections_once(tmp_path, monkeypatch):
     gc = Mock(**{"get_freeze_count.return_value": 0})
     monkeypatch.setattr("razorctl.training.run.gc", gc)

@@ -158,6 +158,10 @@ class Checked:
     def _enough(self, faults: Faults) -> dict[str, "np.ndarray[Any, Any]"]:
         """Split -> the good rows; raises DataError if they are not enough."""
         good = rows.good(self.targets.numbers, faults)
+        for split, own in good.items():
+            if not len(own) and faults.get(split):  # all rows are bad
+                bad = [*self.raw.with_places({split: faults[split]})]
+                skip_or_refuse(self.raw.name, bad, skip_bad=False)
         rows.check_enough(self.raw, self.classes, self.targets.numbers, good)
         targets.check(self.raw, self.targets, good)
         return good

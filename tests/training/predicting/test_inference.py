@@ -379,7 +379,7 @@ def test_bad_rows_are_all_named_or_left_out(runs, tmp_path, monkeypatch):
     Path("d/car/0.jpg").write_bytes(b"")
     table(Path("a.csv"), ["d/car/1.jpg,1", "d/bus/9.jpg,2"], "image,n")
     job = replace(runs["photos"].job, dataset="")
-    lines = ("d/car/0.jpg (zero bytes)", "a.csv, line 3 (missing)")
+    lines = ("d/car/0.jpg (zero bytes)", f"a.csv, line 3: {tmp_path}/d/bus/9.jpg (missing)")
     with pytest.raises(DataError, match="has 2 bad rows: ") as error:
         whole.unlabeled(["d", "a.csv"], job, "image")
     assert all(line in str(error.value) for line in lines)
