@@ -124,11 +124,9 @@ class Architecture:
         with torch.device("meta"), warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
             warnings.simplefilter("ignore")  # no weight is copied
             try:
-                for number in (own, own + 1):  # of others the classifier is left out, by its name
+                for others in ({}, {"num_classes": own + 1}):  # which leave the classifier out
                     overlay = self._classifier()
-                    create_model(
-                        *(self.source, True), pretrained_cfg_overlay=overlay, num_classes=number
-                    )
+                    create_model(self.source, True, pretrained_cfg_overlay=overlay, **others)
             except RuntimeError as error:  # torch names the model, then all that is missing
                 if lacks_memory(error):
                     raise
