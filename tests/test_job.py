@@ -58,11 +58,13 @@ def test_learning_rate_and_weight_decay_are_those_for_the_optimizer():
     assert rates({"sgd": own["sgd"]}, optimizer="adamw") == (1e-4, 0.01)  # no figure of its own
 
 
-@pytest.mark.parametrize("part", ["adapters", "bias", "head"])
-def test_a_part_that_is_trained_alone_has_a_learning_rate_of_its_own(part):
-    own = {"adamw": {"learning_rate": 2e-5}}
-    job = Job("m", "d", optimizer="adamw")
-    assert job.resolved(own, 1000, part).learning_rate == pytest.approx(2e-4)
+@pytest.mark.parametrize(("part", "factor"), [("adapters", 3), ("bias", 10), ("head", 10)])
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw8bit"])
+def test_a_part_that_is_trained_alone_has_a_learning_rate_of_its_own(optimizer, part, factor):
+    own = {"adamw": {"learning_rate": 2e-5}, "sgd": {"learning_rate": 0.2}}
+    job = Job("m", "d", optimizer=optimizer)
+    assert job.resolved(own, 1000, part).learning_rate == pytest.approx(2e-5 * factor)
+    assert Job("m", "d", optimizer="sgd").resolved(own, 1000, part).learning_rate == 0.2
     given = dataclasses.replace(job, learning_rate=0.1)
     assert given.resolved(own, 1000, part).learning_rate == 0.1
 

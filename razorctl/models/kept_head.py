@@ -2,6 +2,7 @@
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("razorctl.models")
 
 UNNAMED = re.compile(r"LABEL_\d+|\d+")  # names of classes that say nothing
-# First words of the names of weights of heads, beside what `get_classifier` of timm names.
+# First words of the names that timm and transformers give the weights of heads.
 HEADS = (
     *("classifier.", "score.", "classification_head.", "head.", "fc."),
     *("decode_head.classifier.", "auxiliary_head.classifier."),
@@ -32,9 +33,14 @@ class KeptHead:
     weights: Mapping[str, "Tensor"]
 
     def rows(self, classes: Sequence[str]) -> list[int | None]:
-        """For each class the row of the class of that name, in any case; None if there is none."""
-        numbers = {name.casefold(): number for number, name in enumerate(self.names)}
-        return [numbers.get(name.casefold()) for name in classes]
+        """For each class the row of the class of that name; None if there is none.
+
+        A name in other case counts where only one stored name is spelled so.
+        """
+        exact = {name: number for number, name in enumerate(self.names)}
+        spelled = Counter(map(str.casefold, self.names))
+        alike = {n.casefold(): number for n, number in exact.items() if spelled[n.casefold()] == 1}
+        return [exact.get(name, alike.get(name.casefold())) for name in classes]
 
     def put(self, model: "nn.Module", classes: Sequence[str], what: str) -> None:
         """Gives the head of a model the stored rows of its classes, and new ones to the others.
@@ -44,6 +50,8 @@ class KeptHead:
         import torch
 
         rows, own = self.rows(classes), model.state_dict()
+        known = [name for name, row in zip(classes, rows, strict=True) if row is not None]
+        placed = False
         with torch.no_grad():
             for name, stored in self.weights.items():
                 weight = own.get(name)
@@ -56,15 +64,13 @@ class KeptHead:
                     if row is not None:
                         new[number] = stored[row]
                 weight.copy_(new)
-        new_names = [name for name, row in zip(classes, rows, strict=True) if row is None]
-        if len(new_names) == len(classes):
+                placed = True
+        if not (placed and known):
             log.warning("the classifier of %s is new; it is trained from random weights", what)
-        elif new_names:
-            known = [name for name in classes if name not in new_names]
-            log.warning(
-                "the classifier of %s keeps the rows of %s; those of %s are new",
-                *(what, _listed(known), _listed(new_names)),
-            )
+            return
+        others = [name for name in classes if name not in known]
+        new_rows = f"; those of {_listed(others)} are new" if others else ""
+        log.warning("the classifier of %s keeps the rows of %s%s", what, _listed(known), new_rows)
 
 
 def _listed(names: Sequence[str]) -> str:

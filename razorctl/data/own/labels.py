@@ -42,7 +42,7 @@ WRITTEN = re.compile(rf"\s*\[\s*(?:(?:{ITEM.pattern})(?:[\s,]+|(?=\s*\])))*\]\s*
 def class_numbers(raw: Raw, bad: Faults) -> tuple[tuple[str, ...], Numbers, list[str]]:
     """The class names, the number of each row's class, -1 without a label, and notes on labels.
 
-    Classes are those of their type, or all labels of rows that are not bad, in the order of numbers
+    Classes come from their type, or from the labels of rows that are not bad, in order of numbers
     or letters. Of tasks without labels all numbers are 0. Raises DataError if labels are not
     classes or not of one type.
     """

@@ -127,7 +127,7 @@ def _alike(parts: Mapping[str, Path]) -> dict[str, Path]:
 
 
 def _check_depth(ask: Ask, top: Path, split: str) -> None:
-    """Raises UsageError for a folder above that of the classes, and for one of a class."""
+    """Raises UsageError for a folder above the folder of classes, or inside it."""
     whole = here = top / split
     while len(inside := folders_in(here)) == 1 and not inside[0].is_symlink():
         here = inside[0]

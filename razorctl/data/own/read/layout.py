@@ -57,7 +57,7 @@ def _saved(folder: Path) -> Found:
 
 
 def _on_card(folder: Path) -> Found:
-    """The files that the card of a repository names, and those of other splits beside them."""
+    """The files that the card of a repository names, and files of other splits beside them."""
     configs = _configs(folder / CARD)
     default = [c for c in configs if c.get("default") or c.get("config_name") == "default"]
     if len(configs) > 1 and not default:
