@@ -111,6 +111,11 @@ class Job:
             of them. No plan predicts what it keeps.
         image_column, text_column, label_column: the columns that are used; None detects them. A
             pair of texts is in two columns, `a,b`.
+        mask_values: the values of masks that are classes: `0-20`, or `0=ground,255=car` with names.
+            255 stands for no class unless it is one of them. None takes the values that the
+            training masks have.
+        mask_colors: the colors of masks that are classes, with names: `000000,ff0000=car`. The name
+            `ignore` is that of what is no class, as in `mask_values`.
         split: the names of the splits that are used, `train,validation,test`. One that is left out
             at the end, or is empty, is not used; None detects them.
         validation: share of the training rows that is held out if there is no validation split.
@@ -161,6 +166,8 @@ class Job:
     image_column: str | None = None
     text_column: str | None = None
     label_column: str | None = None
+    mask_values: str | None = None
+    mask_colors: str | None = None
     split: str | None = None
     validation: float | None = None
     skip_bad: bool = False

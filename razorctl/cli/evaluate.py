@@ -20,7 +20,10 @@ from razorctl.cli.views import common as views
 from razorctl.cli.views import evaluate as view
 from razorctl.errors import UsageError
 
-COLUMNS = ("image_column", "text_column", "label_column", "skip_bad")
+COLUMNS = (
+    *("image_column", "text_column", "label_column", "mask_values", "mask_colors"),
+    "skip_bad",
+)
 
 
 @with_options(*COLUMNS, first=("split", "weights", "batch_size", "device", "json"))

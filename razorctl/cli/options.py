@@ -193,6 +193,16 @@ JOB = _typed(
         default="detected",
         metavar="COLUMN",
     ),
+    mask_values=_data_option(
+        help="Values of masks that are classes: 0,255=car, or 0-20.",
+        default="those that occur",
+        metavar="VALUES",
+    ),
+    mask_colors=_data_option(
+        help="Colors of masks that are classes: 000000,ff0000=car.",
+        default="none",
+        metavar="COLORS",
+    ),
     split=_data_option(
         help="Splits to use: train,validation,test.", default="detected", metavar="NAMES"
     ),
@@ -209,8 +219,8 @@ JOB = _typed(
     ),
 )
 DATA_SETTINGS = (
-    *("image_column", "text_column", "label_column", "split", "validation", "skip_bad"),
-    "streaming",
+    *("image_column", "text_column", "label_column", "mask_values", "mask_colors"),
+    *("split", "validation", "skip_bad", "streaming"),
 )
 RECIPE = _typed(
     Recipe,

@@ -21,7 +21,10 @@ from razorctl.recipe import Recipe
 GIVEN = ("COMMANDLINE", "ENVIRONMENT")  # sources of a parameter that the call itself sets
 AUTO = "auto"  # the batch size that stands for the largest that a plan allows
 # What says how one's own data are read, with its defaults.
-OF_DATA = {"image_column": None, "text_column": None, "label_column": None, "skip_bad": False}
+OF_DATA: dict[str, Any] = {
+    **dict.fromkeys(("image_column", "text_column", "label_column", "mask_values", "mask_colors")),
+    "skip_bad": False,
+}
 # Of a settings file; a run, a comparison and a preset add tables of their own.
 TABLES = ("job", "recipe", "environment", "limits", "runs", "summary")
 OF_OPTIMIZER = ("learning_rate", "momentum", "weight_decay")  # each value suits one optimizer only

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from razorctl import units
+from razorctl.config import mask_classes
 from razorctl.errors import UsageError
 
 BALANCED = "balanced"  # class weights that follow from the rows
@@ -107,6 +108,12 @@ def check_pairs(job: Any) -> None:
         raise UsageError("steps and epochs cannot both be set; give one of them.")
     if job.image_column is not None and job.text_column is not None:
         raise UsageError("a model takes images or texts; give an image or a text column.")
+    if job.mask_values is not None and job.mask_colors is not None:
+        raise UsageError("pixels of masks are values or colors; give one of them.")
+    if job.mask_values is not None:
+        mask_classes.parse(job.mask_values, colors=False)
+    if job.mask_colors is not None:
+        mask_classes.parse(job.mask_colors, colors=True)
     if job.activation_memory_budget is not None and not job.compile:
         raise UsageError(
             "an activation memory budget is kept by compiled steps; add --compile, or leave "

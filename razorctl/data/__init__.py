@@ -18,7 +18,10 @@ from razorctl.job import BY_ROWS, Job
 from razorctl.models import Modality
 from razorctl.tasks import FIGURES, Task
 
-SETTINGS = ("image_column", "text_column", "label_column", "split", "validation")  # of one's own
+SETTINGS = (  # of one's own data
+    *("image_column", "text_column", "label_column", "mask_values", "mask_colors"),
+    *("split", "validation"),
+)
 USUAL: dict[tuple[Task, Modality], str] = {
     ("classification", "image"): "cifar100",
     ("classification", "text"): "rte",

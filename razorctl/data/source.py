@@ -19,7 +19,7 @@ class Splits:
     `text` and sometimes a `text_pair`. For regression the label is a number, and `classes` its
     name; for multi-label it is a list of 0 or 1 for each class. For token-classification rows have
     `tokens`, and the label is a list of the number of each tag. One for segmentation has an `image`
-    and a `mask` of the same size, whose values `models.masks` says, and may have a `first` as
+    and a `mask` of the same size, whose values `models.masks` says, and may have `mask_classes` as
     there. Images may have a `white`, the level of white in their set as `models.images` has it.
     One for language modelling has a `text`, or `messages`, as `own.chats` has them; it has no
     classes.

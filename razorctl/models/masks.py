@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from razorctl.config import mask_classes
+from razorctl.config.mask_classes import IGNORED
 from razorctl.models import Rows
 from razorctl.models.images import converted, levels
 from razorctl.tasks import NO_LABEL
@@ -13,30 +15,53 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
-IGNORED = 255  # the value of a pixel without a class
 MODES = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L", "I;16N")  # one channel of whole numbers
+COLORS = ("RGB", "RGBA")
 AREA = (0.25, 1.0)  # of an image, that a random crop has
 Part = tuple[Mapping[str, int], bool]  # the box of an image that is used, and whether it is flipped
 JITTER = 0.4  # largest share by which brightness, contrast and saturation change
 
 
-def values(mask: "Image") -> "np.ndarray[Any, Any]":
-    """The values [height, width] of a mask of one of MODES, int64; of a palette, its indices."""
+def values(mask: "Image", colors: bool = False) -> "np.ndarray[Any, Any]":
+    """The values [height, width] of a mask, int64: 0xRRGGBB for `colors`.
+
+    Without `colors`, those of a mask of one of MODES; of a palette, its indices.
+    """
     import numpy as np
 
-    return np.asarray(mask).astype(np.int64)
+    if not colors:
+        return np.asarray(mask).astype(np.int64)
+    pixels = np.asarray(mask.convert("RGB")).astype(np.int64)
+    return pixels[..., 0] << 16 | pixels[..., 1] << 8 | pixels[..., 2]
 
 
-def mask_labels(mask: "Image", first: int = 0) -> "np.ndarray[Any, Any]":
-    """The labels [height, width] of a mask, int64: values less `first`, or NO_LABEL.
+def occurring(mask: "Image") -> list[int]:
+    """The values that a mask has, of its colors if it is of COLORS; ascending."""
+    import numpy as np
 
-    first: the value of the first class; IGNORED and what is less have no class.
+    pixels = values(mask, mask.mode in COLORS)
+    few = mask.mode not in COLORS and pixels.min() >= 0 and pixels.max() < 1 << 16
+    found = np.bincount(pixels.ravel()).nonzero()[0] if few else np.unique(pixels)
+    return [*map(int, found)]
+
+
+def mask_labels(mask: "Image", classes: str = "") -> "np.ndarray[Any, Any]":
+    """The labels [height, width] of a mask, int64: numbers of classes, or NO_LABEL.
+
+    classes: as `mask_classes.parse` reads it; without it, the values but IGNORED are the numbers.
     """
-    labels = values(mask)
-    ignored = (labels == IGNORED) | (labels < first)
-    labels -= first
-    labels[ignored] = NO_LABEL
-    return labels
+    import numpy as np
+
+    if not classes:
+        labels = values(mask)
+        labels[labels == IGNORED] = NO_LABEL
+        return labels
+    of = mask_classes.parse(classes)
+    known = sorted(value for value, number in of.numbers.items() if number is not None)
+    pixels = values(mask, of.colors)
+    at = np.searchsorted(known, pixels).clip(max=len(known) - 1)
+    numbers = np.array([of.numbers[value] for value in known])
+    return np.where(np.array(known)[at] == pixels, numbers[at], NO_LABEL)
 
 
 def transform(config: Mapping[str, Any]) -> Callable[[Rows], Rows]:
@@ -44,7 +69,7 @@ def transform(config: Mapping[str, Any]) -> Callable[[Rows], Rows]:
 
     config: as in `models.images`; images are not cropped but changed in shape.
     Inputs are [channels, height, width], fp32; labels [height, width], int64, and NO_LABEL where
-    a pixel has no class. Rows may have a `first`, as in `mask_labels`, and may lack masks.
+    a pixel has no class. Rows may have `mask_classes`, as in `mask_labels`, and may lack masks.
     """
     return partial(_prepared, config, _whole, _same)
 
@@ -94,16 +119,16 @@ def _prepared(
         parts.append(part(plain))
         batch["inputs"].append(_pixels(config, colors(_resized(plain, parts[-1], size, smooth))))
     if "mask" in rows:
-        firsts = rows.get("first", [0] * len(parts))
+        classes = rows.get("mask_classes", [""] * len(parts))
         batch["labels"] = [
             # Without the shift by half a pixel that the mode `nearest` has.
             _resized(
-                torch.from_numpy(mask_labels(mask, first))[None],
+                torch.from_numpy(mask_labels(mask, of))[None],
                 own,
                 size,
                 InterpolationMode.NEAREST_EXACT,
             )[0]
-            for mask, first, own in zip(rows["mask"], firsts, parts, strict=True)
+            for mask, of, own in zip(rows["mask"], classes, parts, strict=True)
         ]
     return batch
 

@@ -34,9 +34,9 @@ def class_counts(
     if job.task != "segmentation" or job.class_weights is None:
         return None
     progress("counting the pixels of each class")
-    counts, names = np.zeros(classes, np.int64), {"mask", "first"} & {*rows.column_names}
+    counts, names = np.zeros(classes, np.int64), {"mask", "mask_classes"} & {*rows.column_names}
     for row in rows.select_columns(sorted(names)):
-        labels = mask_labels(row["mask"], row.get("first", 0))
+        labels = mask_labels(row["mask"], row.get("mask_classes", ""))
         counts += np.bincount(labels[labels >= 0], minlength=classes)
     return counts
 

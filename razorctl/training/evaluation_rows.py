@@ -44,7 +44,11 @@ def rows_of_run(
     run = Path(run)
     result, job = run_files.finished_run(run)
     # Of rows that an older razorctl streamed it has no digests, as of those of one older still.
-    splits = digested(data.of(replace(job, streaming=False)).load(progress))
+    job = replace(job, streaming=False)
+    classes = result["classes"]
+    if job.task == "segmentation" and classes == [*map(str, range(len(classes)))]:
+        job = _by_values(job, classes)  # an older razorctl took all values up to the highest
+    splits = digested(data.of(job).load(progress))
     before, now = run_files.read_split(run), run_files.split_document(splits)
     if "digests" not in before:
         now = {name: value for name, value in now.items() if name not in ("digests", "white")}
@@ -54,9 +58,7 @@ def rows_of_run(
             "held out; undo that, or name data to evaluate."
         )
     name = split or result["split"]
-    return LabeledRows(
-        _renumbered(job.dataset, splits, name, result["classes"]), name, splits.skipped
-    )
+    return LabeledRows(_renumbered(job.dataset, splits, name, classes), name, splits.skipped)
 
 
 def rows_of_job(
@@ -84,11 +86,24 @@ def rows_of_job(
     return LabeledRows(*whole.labeled(job, modality, result["classes"], progress, white, trained))
 
 
+def _by_values(job: Job, classes: Sequence[str]) -> Job:
+    """The job, whose masks have classes that are called by their values, unless it says others."""
+    if job.dataset in data.DATASETS or job.mask_values or job.mask_colors:
+        return job
+    return replace(job, mask_values=",".join(classes))
+
+
 def _all(job: Job, trained: Job, classes: list[str], progress: models.Progress) -> LabeledRows:
     """The test split of texts or masks, or else the validation split, or else all rows."""
     from datasets import concatenate_datasets
 
     splits = own.find(job, trained).load(progress)
+    if (
+        [*splits.classes] != classes
+        and job.task == "segmentation"
+        and all(map(str.isdecimal, classes))
+    ):
+        splits = own.find(_by_values(job, classes), trained).load(progress)
     if [*splits.classes] != classes:
         raise DataError(
             f"{job.dataset} has other classes than the run was trained on; name other data."

@@ -11,6 +11,7 @@ end, resumed, with the weights of one that nothing has disturbed. The script wri
 results/faults.json, and exits with 1 if any of this does not hold. It needs Linux and strace.
 """
 
+import gc
 import json
 import os
 import re
@@ -33,6 +34,7 @@ from PIL import Image
 from record import head, options, write
 from timm import create_model
 from timm.models import save_for_hf
+from torch import Tensor
 
 from razorctl.cli.app import app
 from razorctl.training.checkpoints import Checkpoints
@@ -210,7 +212,7 @@ class Case:
         found += ["a traceback"] * ("Traceback" in said)
         found += [f"{errors} sentences"] * (code > 0 and errors != 1)
         if self.resumes:
-            return code, found + self._unresumable(now)
+            return code, found + self._unresumable(code, now)
         lost = sorted(name for name in self.before if now.get(name) != self.before[name])
         found += [f"lost or changed: {lost}"] * bool(lost)
         output, whole = (_below("out", each) for each in (now, self.whole))
@@ -225,14 +227,16 @@ class Case:
             found.append(f"left: {strays}")
         return code, found
 
-    def _unresumable(self, now: Mapping[str, str]) -> list[str]:
-        """Faults of the run, once it is resumed undisturbed."""
+    def _unresumable(self, code: int, now: Mapping[str, str]) -> list[str]:
+        """Faults of the run, once it is resumed undisturbed, unless it has ended with 0."""
         mine = [name for name in self.before if name.split("/")[0] != "begun"]
         found = [f"lost or changed: {name}" for name in mine if now.get(name) != self.before[name]]
-        process = forked(self.place, self.words)
-        os.kill(process, signal.SIGCONT)
-        if code := os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]):
-            return [*found, f"it ends with {code}: {(self.place / 'stderr').read_text()[-300:]}"]
+        if code:
+            process = forked(self.place, self.words)
+            os.kill(process, signal.SIGCONT)
+            if code := os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]):
+                said = (self.place / "stderr").read_text()[-300:]
+                return [*found, f"it ends with {code}: {said}"]
         now = self.now()
         whole = [f"begun/{name}" for name in ("model.safetensors", "config.json")]
         found += [f"another {name}" for name in whole if now.get(name) != self.whole[name]]
@@ -245,7 +249,7 @@ def _below(folder: str, found: Mapping[str, str]) -> dict[str, str]:
 
 
 def prepare(origin: Path) -> None:
-    """Makes the data and the runs, and calls each command once in this process."""
+    """Makes the data and the runs, in children."""
     os.chdir(origin)
     photos(Path("data"))
     shapes(Path("shapes"))
@@ -265,7 +269,7 @@ def prepare(origin: Path) -> None:
 
 
 def child(words: Sequence[str], saved: int | None = None) -> None:
-    """Calls a command in a child, and imports what it has imported; torch must not train here.
+    """Calls a command in a child, and imports what it has imported.
 
     saved: the step after whose save it is killed.
     """
@@ -289,6 +293,19 @@ def child(words: Sequence[str], saved: int | None = None) -> None:
             import_module(name)
 
 
+def warm(words: Sequence[str]) -> None:
+    """Calls a command here up to its first backward pass, after which autograd cannot be forked."""
+    whole = Tensor.backward
+
+    def backward(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    Tensor.backward = backward  # type: ignore[method-assign]
+    code = called(words)
+    Tensor.backward = whole  # type: ignore[method-assign]
+    assert code in (0, 128 + signal.SIGINT), (words, code)
+
+
 def main() -> None:
     parser = options(__doc__, "faults")
     parser.add_argument("--commands", nargs="+", default=list(COMMANDS), choices=COMMANDS)
@@ -307,12 +324,13 @@ def main() -> None:
         origin = top / "origin"
         origin.mkdir()
         prepare(origin)
-        for name in args.commands:  # imports what the command needs
+        for name in args.commands:
             shutil.copytree(origin, top / "warm")
             os.chdir(top / "warm")
-            child(COMMANDS[name])
+            warm(COMMANDS[name])
             os.chdir(origin)
             shutil.rmtree(top / "warm")
+        gc.freeze()  # no child looks at the objects of libraries
         document = {**head(device_name(), "torch"), "commands": {}}
         for name in args.commands:
             case, codes, bad = Case(name, origin, top), Counter[int](), []

@@ -183,7 +183,7 @@ def test_scenes_have_a_mask_without_the_class_of_all_others(hub):
     assert (len(splits.train), splits.validation, len(splits.test)) == (3, None, 2)
     row = splits.train[1]
     assert row["image"].getpixel((0, 0)) == (1, 2, 50)
-    assert masks.mask_labels(row["mask"], row["first"]).tolist() == [[-100, 0, 149]] * 2
+    assert masks.mask_labels(row["mask"], row["mask_classes"]).tolist() == [[-100, 0, 149]] * 2
 
 
 def test_scenes_of_other_columns_are_refused(hub):

@@ -37,7 +37,9 @@ def test_weights_have_the_ratios_that_are_given_and_a_mean_of_1(given, ratios):
 
 def test_pixels_of_masks_are_counted():
     masks = [np.uint8([[1, 1, 3], [0, 255, 2]]), np.uint8([[1, 3, 3]])]  # 0 and 255 do not count
-    rows = Dataset.from_dict({"mask": [Image.fromarray(m) for m in masks], "first": [1, 1]})
+    rows = Dataset.from_dict(
+        {"mask": [Image.fromarray(m) for m in masks], "mask_classes": ["1-3"] * 2}
+    )
     of_pixels = job("balanced", "segmentation")
     assert [*class_counts(rows, 3, of_pixels, lambda _: None)] == [3, 1, 3]
     assert class_counts(rows, 3, job(None, "segmentation"), lambda _: None) is None

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Optional
 
 from razorctl import models
+from razorctl.config import mask_classes
+from razorctl.config.mask_classes import MaskClasses
 from razorctl.errors import UsageError
 from razorctl.job import Job
 from razorctl.tasks import LANGUAGE, Task
@@ -36,6 +38,8 @@ class Ask:
     image_column: str | None = None
     text_column: str | None = None
     label_column: str | None = None
+    mask_values: str | None = None
+    mask_colors: str | None = None
     split: str | None = None
     validation: float | None = None
     skip_bad: bool = False
@@ -74,6 +78,14 @@ class Ask:
     def columns(self) -> bool:
         """Whether a column is given."""
         return any((self.image_column, self.text_column, self.label_column))
+
+    @property
+    def mask_classes(self) -> MaskClasses | None:
+        """What the pixels of masks mean; None if neither the job nor that of the run says it."""
+        if self.mask_values or self.mask_colors:
+            text = self.mask_values or self.mask_colors or ""
+            return mask_classes.parse(text, colors=self.mask_values is None)
+        return None if self.trained is None else self.trained.mask_classes
 
     def splits(self, names: Collection[str]) -> dict[str, str]:
         """`train`, `validation` and `test`, as far as they are used -> the name in the data.

@@ -1,69 +1,200 @@
 """Masks of images: the classes in them, and those that cannot be used."""
 
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from razorctl import units
-from razorctl.data.own import contents, images
+from razorctl.config import mask_classes
+from razorctl.config.mask_classes import IGNORED, MOST, MaskClasses
+from razorctl.data.own import contents, images, rows
+from razorctl.data.own.ask import Ask
 from razorctl.data.own.images import Findings
-from razorctl.data.own.raw import NEVER_SKIPPED, Faults, Raw
-from razorctl.errors import raise_lack
+from razorctl.data.own.raw import NAMED, NEVER_SKIPPED, Faults, Raw, skip_or_refuse
+from razorctl.errors import DataError, raise_lack
 from razorctl.models import Progress, masks
+
+BINARY = [0, IGNORED]  # values that are two classes where masks have no others
+COLORED = (
+    "of colors: save one channel whose values are classes, or say the colors with --mask-colors"
+)
+DEEP = "of one channel, whose values are not colors: say them with --mask-values"
 
 
 def findings(raw: Raw, faults: Faults, progress: Progress = lambda _: None) -> Findings:
-    """The fault of each mask, or "", with the highest of its classes and its content.
+    """The fault of each mask, or "", with its values in words and its content.
 
-    Rows with a fault are not looked at.
+    A word is `3`, `3#ff0000` of a palette, `3#` of more than 8 bits, or `#ff0000` of colors. Rows
+    with a fault are not looked at.
     """
     look = partial(_look, raw.root)
     columns = ("image", "mask")
-    return images.cached_findings(raw, faults, progress, columns, look, tuple[str, int, int])
+    return images.cached_findings(raw, faults, progress, columns, look, tuple[str, str, int])
 
 
-def mask_faults(findings: Findings, classes: int) -> dict[str, dict[int, str]]:
-    """The rows whose masks cannot be used, by their findings and the number of classes."""
-    count = units.count(classes, "class")
+def with_classes(raw: Raw, ask: Ask) -> Raw:
+    """The rows with their classes: those that are said, or else the values of the training masks.
+
+    Reads the masks only in the second case. Raises DataError if they have no classes.
+    """
+    said, names = ask.mask_classes, raw.class_names
+    if said is not None and names is not None and not said.named:
+        if len(names) != len(said.names):
+            raise DataError(
+                f"{raw.name} has the names of {units.count(len(names), 'class')}, and "
+                f"{len(said.names):,} are said by values or colors of masks; say as many."
+            )
+        said = replace(said, names=names)
+    if said is not None:
+        return replace(raw, class_names=said.names, mask_classes=str(said))
+    return _by_values(raw) if names is None else raw
+
+
+def _by_values(raw: Raw) -> Raw:
+    bad = rows.faults(raw)
+    looked = findings(raw, bad)
+    faults = mask_faults(raw, looked)
+    values = sorted(_values(looked["train"], faults["train"]))
+    if not values:
+        every = {split: {**bad[split], **faults[split]} for split in bad}
+        skip_or_refuse(raw.name, [*raw.with_places(every)], skip_bad=False)
+    classes = values if values == BINARY else [value for value in values if value != IGNORED]
+    if len(classes) < 2 or classes[-1] >= MOST:
+        has = f"values up to {classes[-1]:,}" if len(classes) > 1 else "no class"
+        has += f" but {classes[0]}" if len(classes) == 1 else ""
+        raise DataError(
+            f"the masks of {raw.name} have {has}, besides {IGNORED} for pixels to ignore; write "
+            "the classes as 0, 1, 2 and so on, or name their values with --mask-values."
+        )
+    of = mask_classes.of_values(classes)
+    if classes == [*range(len(classes))]:
+        return replace(raw, class_names=of.names)
+    few = ", ".join(of.names[:NAMED]) + ", ..." * (len(classes) > NAMED)
+    note = f"the masks of {raw.name} have {len(classes):,} values, {few}: each is a class"
+    note += f", and {IGNORED} is ignored" * (IGNORED in values and values != BINARY)
+    notes = (*raw.notes, f"{note}; --mask-values says otherwise.")
+    return replace(raw, class_names=of.names, mask_classes=str(of), notes=notes)
+
+
+def mask_faults(raw: Raw, looked: Findings) -> dict[str, dict[int, str]]:
+    """The rows whose masks cannot be used, by their findings.
+
+    raw: with the classes, as far as they are known. Raises DataError for palettes that differ, and
+    for 0 and 255 alone as the values of two classes with names.
+    """
+    if not raw.mask_classes:
+        _check_palettes(raw, looked)
+    of = mask_classes.parse(raw.mask_classes) if raw.mask_classes else None
+    if of is None and raw.class_names is not None:
+        of = mask_classes.of_values(range(len(raw.class_names)), raw.class_names)
+        if len(of.names) == 2 and sorted(_values(looked["train"])) == BINARY:
+            raise DataError(
+                f"the masks of {raw.name} have the values 0 and {IGNORED} alone, and {IGNORED} is "
+                f"of no class; if it is, say so with --mask-values 0,{IGNORED}."
+            )
     faults: dict[str, dict[int, str]] = {}
-    for split, rows in findings.items():
+    for split, rows_of in looked.items():
         faults[split] = {}
-        for row, (fault, highest, _) in rows.items():
+        for row, (fault, words, _) in rows_of.items():
+            if not fault and (own := _class_fault(words.split(), of)):
+                fault = f"mask: {own}"
             if fault:
                 faults[split][row] = fault
-            elif highest >= classes:
-                faults[split][row] = f"mask: the value {highest}, beyond those of {count}"
     return faults
 
 
-def _look(root: Path | None, image: Any, mask: Any) -> tuple[str, int, int]:
-    highest = -1
+def _class_fault(words: Sequence[str], of: MaskClasses | None) -> str | None:
+    """What is wrong with the values of a mask; None if they are known classes."""
+    colors = of is not None and of.colors
+    values = [_color(word) if colors else _value(word) for word in words]
+    if None in values:
+        return DEEP if colors else COLORED
+    if of is None:
+        return None
+    shown = {value: mask_classes.shown(value, colors) for value in values if value is not None}
+    if others := sorted(shown.keys() - of.numbers.keys()):
+        what, count = "color" if colors else "value", units.count(len(of.names), "class")
+        return f"the {what} {shown[others[-1]]}, beyond those of {count}"
+    if all(of.numbers[value] is None for value in shown):
+        return f"no pixel of a class, only {', '.join([*shown.values()][:NAMED])}"
+    return None
+
+
+def _values(looked: Mapping[int, tuple[str, str, int]], bad: Container[int] = ()) -> set[int]:
+    """The values in masks that are good."""
+    words = (of[1].split() for row, of in looked.items() if row not in bad)
+    return {value for word in chain.from_iterable(words) if (value := _value(word)) is not None}
+
+
+def _value(word: str) -> int | None:
+    value = word.split("#")[0]
+    return int(value) if value else None
+
+
+def _color(word: str) -> int | None:
+    value, color, digits = word.partition("#")
+    if color:
+        return int(digits, 16) if digits else None
+    return int(value) * 0x010101
+
+
+def _check_palettes(raw: Raw, looked: Findings) -> None:
+    """Raises DataError for a value that has one color in a file and another one in the next."""
+    first: dict[str, tuple[str, str]] = {}
+    for split, rows_of in looked.items():
+        for row, (_, words, _) in rows_of.items():
+            for value, color, digits in (word.partition("#") for word in words.split()):
+                if not (value and color and digits):
+                    continue
+                place, other = first.setdefault(value, (raw.place(split, row), digits))
+                if digits != other:
+                    raise DataError(
+                        f"the masks of {place} and {raw.place(split, row)} have other palettes: "
+                        f"{value} is #{other} in one and #{digits} in the other; say with "
+                        f"--mask-colors what colors mean, or with --mask-values what values do."
+                    )
+
+
+def _look(root: Path | None, image: Any, mask: Any) -> tuple[str, str, int]:
+    words: list[str] = []
 
     def see(opened: Any) -> str | None:
-        nonlocal highest
         if opened.format in ("JPEG", "MPO"):
             return "a JPEG, which changes values: save it as PNG"
-        if opened.mode not in masks.MODES:
+        if opened.mode not in masks.MODES + masks.COLORS:
             return f"of mode {opened.mode}: save one channel whose values are classes, as PNG"
         size = None if images.place_fault(root, image) else _size(image)
         if size not in (None, opened.size):
             sizes = (f"{width} x {height}" for width, height in (opened.size, size))
             return " pixels, and its image ".join(sizes)
-        values = masks.values(opened)
-        classes = values[values != masks.IGNORED]
-        if not len(classes):
-            return f"no pixel of a class, only {masks.IGNORED}"
-        if classes.min() < 0:
-            return f"the value {classes.min()}: write classes as 0, 1, 2 and so on"
-        highest = int(classes.max())
+        values = masks.occurring(opened)
+        if values[0] < 0:
+            return f"the value {values[0]}: write classes as 0, 1, 2 and so on"
+        if len(values) > MOST:
+            return f"more than {MOST:,} values, which are no classes"
+        words.extend(_words(opened, values))
         return None
 
     if mask is None:
-        return "no mask", highest, 0
+        return "no mask", "", 0
     fault = images.image_fault(root, mask, see, values=True)
     if fault is not None:
-        return fault if fault in NEVER_SKIPPED else f"mask: {fault}", highest, 0
-    return "", highest, contents.image_content(mask)
+        return fault if fault in NEVER_SKIPPED else f"mask: {fault}", "", 0
+    return "", " ".join(words), contents.image_content(mask)
+
+
+def _words(opened: Any, values: Sequence[int]) -> list[str]:
+    """The values of a mask in words, as `findings` has them."""
+    if opened.mode in masks.COLORS:
+        return [mask_classes.shown(value, True) for value in values]
+    if opened.mode in ("P", "1"):
+        palette = opened.getpalette() or [0, 0, 0, 255, 255, 255]
+        colors = [bytes(palette[3 * value : 3 * value + 3]).hex() for value in values]
+        return [f"{value}#{color:0>6}" for value, color in zip(values, colors, strict=True)]
+    return [f"{value}{'' if opened.mode == 'L' else '#'}" for value in values]
 
 
 def _size(image: Any) -> tuple[int, int] | None:

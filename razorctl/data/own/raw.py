@@ -132,6 +132,8 @@ class Raw:
         cut: whether the two training rows are one text, whose end is what can be held out.
         blanks: whether texts may be blank, which are then left out.
         sorted: whether no text stands for no label, as where labels are folders.
+        mask_classes: what the pixels of masks mean, as `mask_classes.parse` reads it; "" if values
+            are numbers of classes.
     """
 
     name: str
@@ -148,6 +150,7 @@ class Raw:
     cut: bool = False
     blanks: bool = False
     sorted: bool = False
+    mask_classes: str = ""
 
     def place(self, split: str, row: int) -> str:
         """The file or the line of a row, for a sentence."""

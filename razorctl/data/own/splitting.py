@@ -10,16 +10,13 @@ from razorctl.data.own.images import Findings
 from razorctl.data.own.raw import COLUMNS, Faults, Raw, skip_or_refuse
 from razorctl.data.own.targets import Targets
 from razorctl.data.source import Splits
-from razorctl.errors import DataError
+from razorctl.errors import DataError, UsageError
 from razorctl.models import Progress
 from razorctl.models.images import white
-from razorctl.models.masks import IGNORED
 from razorctl.tasks import LABELED, LANGUAGE
 
 if TYPE_CHECKING:
     import numpy as np
-
-MOST = 1000  # classes of masks without names; more are no classes but numbers of objects, say
 
 
 def held_out_count(rows: int, share: float) -> int:
@@ -177,7 +174,7 @@ class Checked:
                 faults[split] = dict(sorted({**faults[split], **bad}.items()))
         if self.raw.task == "segmentation":
             on_masks = masks.findings(self.raw, self.faults, progress)
-            for split, bad in masks.mask_faults(on_masks, len(self.classes)).items():
+            for split, bad in masks.mask_faults(self.raw, on_masks).items():
                 faults[split] = dict(sorted({**bad, **faults[split]}.items()))
         lines = [*self.raw.nowhere, *self.raw.with_places(faults)]
         every = sum(map(len, self.raw.splits.values())) + len(self.raw.nowhere)
@@ -222,8 +219,11 @@ class Checked:
         import numpy as np
 
         columns = {"label": labels[split]} if (labels := self.targets.labels) else {}
+        count = len(self.raw.splits[split])
         if white is not None:
-            columns["white"] = np.full(len(self.raw.splits[split]), white)
+            columns["white"] = np.full(count, white)
+        if self.raw.mask_classes:
+            columns["mask_classes"] = np.full(count, self.raw.mask_classes)
         return select_rows(self.raw, split, numbers, **columns)
 
     def _record(self, held_out: "np.ndarray[Any, Any]", faults: Faults) -> dict[str, Any]:
@@ -243,10 +243,12 @@ def checked(ask: Ask, raw: Raw) -> Checked:
     for split, name in raw.names.items():
         if not len(raw.splits[split]):
             raise DataError(f"{name} of {raw.name} has no rows; add some, or name other splits.")
+    if raw.task != "segmentation" and (ask.mask_values or ask.mask_colors):
+        raise UsageError(f"{raw.name} has no masks; leave --mask-values and --mask-colors out.")
     if raw.task in LANGUAGE:
         raw = _divided(ask, raw)
     elif raw.task == "segmentation":
-        raw = _with_class_names(raw)
+        raw = masks.with_classes(raw, ask)
     looked: Findings = {}
     if ask.skip_bad and raw.modality == "image" and raw.task in LABELED:  # bad ones make no classes
         looked = images.findings(raw, rows.faults(raw), lambda _: None)
@@ -303,31 +305,6 @@ def _cut(text: str, share: float) -> int | None:
         if cuts:
             return min(cuts, key=lambda at: abs(at - middle))
     return None
-
-
-def _with_class_names(raw: Raw) -> Raw:
-    """The rows with names of their classes, which are the values of the training masks if unnamed.
-
-    Reads these masks, but not again if `Checked.inspect` follows. Raises DataError if they have no
-    classes.
-    """
-    if raw.class_names is not None:
-        return raw
-    faults = rows.faults(raw)
-    findings = masks.findings(raw, faults)
-    tops = [top for fault, top, _ in findings["train"].values() if not fault]
-    if not tops:
-        bad = masks.mask_faults(findings, MOST)
-        every = {split: {**faults[split], **bad[split]} for split in bad}
-        skip_or_refuse(raw.name, [*raw.with_places(every)], skip_bad=False)
-    highest = max(tops)
-    if not 1 <= highest < MOST:
-        has = "no class but 0" if highest < 1 else f"values up to {highest:,}"
-        raise DataError(
-            f"the masks of {raw.name} have {has}, besides {IGNORED} for pixels to ignore; "
-            "write the classes as 0, 1, 2 and so on."
-        )
-    return replace(raw, class_names=tuple(map(str, range(highest + 1))))
 
 
 def digested(splits: Splits) -> Splits:

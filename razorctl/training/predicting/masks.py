@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from razorctl import atomic
+from razorctl.config import mask_classes
 from razorctl.data.own.labels import NAMES
 from razorctl.errors import UsageError
 from razorctl.models import Rows
@@ -61,18 +62,20 @@ def write_masks(
 ) -> list[Mask]:
     """Writes the mask of each row of files into a new folder, and the names of the classes.
 
-    The value of a pixel is the number of its class. Raises UsageError if the folder exists or
+    The value of a pixel is the number of its class, shown in its color if the run was told colors.
+    Raises UsageError if the folder exists or
     cannot be written, and for two masks of the same name; then no folder is left.
     done: called with the number of masks so far.
     """
     names = iter(places(parts))
+    colors = palette(trained.job.mask_colors)
     masks: list[Mask] = []
     with atomic.atomic_folder(out) as folder:
         (folder / NAMES).write_text("\n".join(trained.classes) + "\n", "utf-8")
         for part in parts:
             for place, mask in zip(part.places, _masks(trained, part), strict=True):
                 name = next(names)
-                _save(mask, len(trained.classes), folder / name)
+                _save(mask, len(trained.classes), folder / name, colors)
                 counts = mask.flatten().bincount()
                 label = trained.classes[int(counts.argmax())]
                 share = int(counts.max()) / mask.numel()
@@ -118,7 +121,7 @@ def _greatest(logits: Tensor, size: Sequence[int]) -> Tensor:
     return classes
 
 
-def _save(mask: Tensor, classes: int, file: Path) -> None:
+def _save(mask: Tensor, classes: int, file: Path, colors: list[int]) -> None:
     """Writes a PNG: of 8 bits with colors to look at, or of 16 bits for more classes than that."""
     import numpy as np
     from PIL import Image
@@ -126,15 +129,20 @@ def _save(mask: Tensor, classes: int, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     image = Image.fromarray(mask.numpy().astype(np.uint8 if classes <= BYTE else np.uint16))
     if classes <= BYTE:
-        image.putpalette(palette())
+        image.putpalette(colors)
     image.save(file)
 
 
-def palette() -> list[int]:
-    """Red, green and blue of each class, by PASCAL VOC's color map: 0 is black.
+def palette(mask_colors: str | None = None) -> list[int]:
+    """Red, green and blue of each class: of `Job.mask_colors`, or by PASCAL VOC's color map.
 
-    The bits of a class, from the lowest, become the highest bits of the three in turn.
+    There 0 is black, and the bits of a class, from the lowest, become the highest bits of the three
+    in turn.
     """
+    if mask_colors is not None:
+        numbers = mask_classes.parse(mask_colors, colors=True).numbers
+        first = {n: color for color, n in reversed(numbers.items()) if n is not None}
+        return [byte for n in sorted(first) for byte in first[n].to_bytes(3)]
     values = []
     for number in range(BYTE):
         for color in range(3):

@@ -20,7 +20,7 @@ def test_more_classes_than_a_byte_has_are_written_in_16_bits(tmp_path):
     mask = torch.tensor([[0, 255, 256], [299, 1, 2]])
     for classes, values in ((300, mask), (256, mask.clamp(max=255))):
         file = tmp_path / f"{classes}.png"
-        masks._save(values, classes, file)
+        masks._save(values, classes, file, masks.palette())
         with Image.open(file) as image:
             assert image.mode in MODES
             np.testing.assert_array_equal(np.asarray(image), values)

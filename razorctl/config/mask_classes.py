@@ -1,0 +1,97 @@
+"""What the pixels of masks mean: the notation of `Job.mask_values` and `Job.mask_colors`."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from razorctl.errors import UsageError
+
+IGNORED = 255  # the value of a pixel without a class, unless it is said to be one
+IGNORE = "ignore"  # the name of values that are no class
+COLOR = re.compile(r"\s*#?([0-9a-fA-F]{6})\s*(?:=(.*))?")
+VALUE = re.compile(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*(?:=(.*))?")
+MOST = 1000  # classes of masks; more are no classes but numbers of objects, say
+
+
+@dataclass(frozen=True)
+class MaskClasses:
+    """The pixel values of masks that stand for classes, and those that stand for none.
+
+    Args:
+        numbers: the value of a pixel, or the color 0xRRGGBB -> the number of its class; None of
+            what is ignored, as IGNORED is unless it is a class.
+        names: the names of the classes; a value without a name is called by itself.
+        colors: whether colors stand for classes.
+    """
+
+    numbers: dict[int, int | None]
+    names: tuple[str, ...]
+    colors: bool = False
+
+    @property
+    def named(self) -> bool:
+        """Whether a class has a name of its own."""
+        return {shown(value, self.colors) for value in self.numbers}.isdisjoint(self.names)
+
+    def __str__(self) -> str:
+        """The notation of these classes, which begins with `#` for colors."""
+        return ",".join(
+            f"{shown(value, self.colors)}={IGNORE if number is None else self.names[number]}"
+            for value, number in self.numbers.items()
+        )
+
+
+def shown(value: int, color: bool) -> str:
+    """A value as it is written: a number, or #RRGGBB."""
+    return f"#{value:06x}" if color else str(value)
+
+
+def of_values(values: Sequence[int], names: Sequence[str] = ()) -> MaskClasses:
+    """Classes with these values, which are called by them unless they have names."""
+    numbers: dict[int, int | None] = {value: number for number, value in enumerate(values)}
+    numbers.setdefault(IGNORED, None)
+    return MaskClasses(numbers, tuple(names) or tuple(map(str, values)))
+
+
+@lru_cache(maxsize=16)
+def parse(text: str, colors: bool | None = None) -> MaskClasses:
+    """The classes of a notation: entries `0`, `1-3`, `7=car` or `255=ignore`, or `#ff0000=car`.
+
+    Values of the same name are of one class. Raises UsageError for anything else, and for less than
+    two classes.
+    colors: whether values are colors; None if a `#` says so.
+    """
+    colors = text.startswith("#") if colors is None else colors
+    setting = "mask colors" if colors else "mask values"
+    numbers: dict[int, int | None] = {}
+    names: list[str] = []
+    for entry in text.split(","):
+        for value, given in _values(entry, setting, colors):
+            name = given or shown(value, colors)
+            if value in numbers:
+                raise UsageError(f"{setting} have {shown(value, colors)} twice; give it once.")
+            if name != IGNORE and name not in names:
+                names.append(name)
+            numbers[value] = None if name == IGNORE else names.index(name)
+    if not 2 <= len(names) <= MOST:
+        raise UsageError(
+            f"{setting} {text!r} have {len(names):,} class{'es' * (len(names) != 1)}; give 2 to "
+            f"{MOST:,}, such as {'#000000,#ff0000=car' if colors else '0,255=car'}."
+        )
+    if not colors:
+        numbers.setdefault(IGNORED, None)
+    return MaskClasses(numbers, tuple(names), colors)
+
+
+def _values(entry: str, setting: str, colors: bool) -> list[tuple[int, str]]:
+    """The values of an entry, and their name, which may be empty."""
+    if colors and (found := COLOR.fullmatch(entry)):
+        return [(int(found[1], 16), (found[2] or "").strip())]
+    if not colors and (found := VALUE.fullmatch(entry)):
+        first, last = int(found[1]), int(found[2] or found[1])
+        name = (found[3] or "").strip()
+        if first <= last < first + MOST and (first == last or not name):
+            return [(value, name) for value in range(first, last + 1)]
+    example = "#000000,#ff0000=car" if colors else "0-2,7=car,255=ignore"
+    raise UsageError(f"{setting} have {entry.strip()!r}; write them as {example}.")
