@@ -17,6 +17,7 @@ from timm.models import save_for_hf
 from tokenizers.processors import TemplateProcessing
 
 from razorctl import models
+from razorctl.errors import UsageError
 from razorctl.models import kept_head
 from razorctl.models.tokens import single_texts, token_blocks
 from tests.cli.commands import razorctl
@@ -225,3 +226,30 @@ def test_a_classifier_reads_a_frame_once() -> None:
         for text in ("w1 w2", "[CLS]w1 w2[SEP]")
     )
     assert one == other
+
+
+@pytest.mark.parametrize(("name", "sizes"), [("test_resnet", (None, 96)), ("test_vit", (None, 64))])
+def test_a_segmenter_with_a_backbone_of_timm_is_trained_on(
+    name: str, sizes: tuple[int, ...]
+) -> None:
+    """Its head is a new one for other classes; a ViT keeps its image size."""
+    first = models.find(f"timm:{name}", "segmentation")
+    model = first.bare(3, 64)
+    Path("m").mkdir()
+    first.save(model, ["a", "b", "c"], 64, Path("m"))
+    further = models.find("m")
+    assert further.task == "segmentation"
+    for classes, size in ((3, sizes[0]), (2, sizes[1])):
+        own = further.build(classes, size)
+        for weight, stored in model.state_dict().items():
+            kept = torch.equal(own.state_dict()[weight], stored)
+            assert kept == (classes == 3 or not weight.startswith("classifier."))
+        images = further.example(own, 1, size)
+        assert further.logits(own, images).shape == (1, classes, *images.shape[2:])
+        assert images.shape[2] == (size or 64)
+    head = kept_head.read(further.files(True))
+    assert head is not None
+    assert head.names == ("a", "b", "c")
+    if name == "test_vit":
+        with pytest.raises(UsageError, match="takes images of 64 pixels alone"):
+            further.build(3, 96)

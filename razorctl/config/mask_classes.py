@@ -1,4 +1,4 @@
-"""What the pixels of masks mean: the notation of `Job.mask_values` and `Job.mask_colors`."""
+"""The classes that values and colors of masks stand for: the notation of `Job.mask_values` and `Job.mask_colors`."""
 
 import re
 from collections.abc import Sequence
@@ -35,9 +35,9 @@ class MaskClasses:
         return {shown(value, self.colors) for value in self.numbers}.isdisjoint(self.names)
 
     def __str__(self) -> str:
-        """The notation of these classes, which begins with `#` for colors."""
+        """A notation of these classes, called by their numbers; it begins with `#` for colors."""
         return ",".join(
-            f"{shown(value, self.colors)}={IGNORE if number is None else self.names[number]}"
+            f"{shown(value, self.colors)}={IGNORE if number is None else number}"
             for value, number in self.numbers.items()
         )
 

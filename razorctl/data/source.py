@@ -34,6 +34,8 @@ class Splits:
             repeated; None if all rows are used as they are.
         digests: split -> the digest of its rows, as of `own.contents`; None before it is known.
         white: the `white` of the rows, if they have one.
+        mask_classes: the `mask_classes` of the rows, as values of the training masks have made
+            them; "" if they have none, or a job has said them.
         notes: a sentence on each thing that a user may not have meant.
     """
 
@@ -45,6 +47,7 @@ class Splits:
     record: Mapping[str, Any] | None = None
     digests: Mapping[str, str] | None = None
     white: int | None = None
+    mask_classes: str = ""
     notes: Sequence[str] = ()
 
     @property

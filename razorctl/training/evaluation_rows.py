@@ -11,9 +11,11 @@ from razorctl.data.own import whole
 from razorctl.data.own.labels import renumbered
 from razorctl.data.own.splitting import digested
 from razorctl.errors import DataError, UsageError
+from razorctl.folders import exists
 from razorctl.job import Job
 from razorctl.tasks import LABELED
 from razorctl.training import run_files
+from razorctl.training.rundir import SPLIT
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -45,10 +47,7 @@ def rows_of_run(
     result, job = run_files.finished_run(run)
     # Of rows that an older razorctl streamed it has no digests, as of those of one older still.
     job = replace(job, streaming=False)
-    classes = result["classes"]
-    if job.task == "segmentation" and classes == [*map(str, range(len(classes)))]:
-        job = _by_values(job, classes)  # an older razorctl took all values up to the highest
-    splits = digested(data.of(job).load(progress))
+    splits = digested(splits_of_run(run, job, data.of(job), progress))
     before, now = run_files.read_split(run), run_files.split_document(splits)
     if "digests" not in before:
         now = {name: value for name, value in now.items() if name not in ("digests", "white")}
@@ -58,7 +57,23 @@ def rows_of_run(
             "held out; undo that, or name data to evaluate."
         )
     name = split or result["split"]
-    return LabeledRows(_renumbered(job.dataset, splits, name, classes), name, splits.skipped)
+    return LabeledRows(
+        _renumbered(job.dataset, splits, name, result["classes"]), name, splits.skipped
+    )
+
+
+def splits_of_run(
+    run: Path, job: Job, source: data.Source, progress: models.Progress
+) -> data.Splits:
+    """The splits of the job of a run as they were when it began; of a new run, as they are.
+
+    An older razorctl took all values of masks up to the highest one for classes.
+    """
+    splits = source.load(progress)
+    begun = splits.mask_classes and exists(run / SPLIT)
+    if not begun or "mask_classes" in run_files.read_split(run):
+        return splits
+    return data.of(replace(job, mask_values=f"0-{splits.classes[-1]}")).load(progress)
 
 
 def rows_of_job(
@@ -86,13 +101,6 @@ def rows_of_job(
     return LabeledRows(*whole.labeled(job, modality, result["classes"], progress, white, trained))
 
 
-def _by_values(job: Job, classes: Sequence[str]) -> Job:
-    """The job, whose masks have classes that are called by their values, unless it says others."""
-    if job.dataset in data.DATASETS or job.mask_values or job.mask_colors:
-        return job
-    return replace(job, mask_values=",".join(classes))
-
-
 def _all(job: Job, trained: Job, classes: list[str], progress: models.Progress) -> LabeledRows:
     """The test split of texts or masks, or else the validation split, or else all rows."""
     from datasets import concatenate_datasets
@@ -103,7 +111,8 @@ def _all(job: Job, trained: Job, classes: list[str], progress: models.Progress) 
         and job.task == "segmentation"
         and all(map(str.isdecimal, classes))
     ):
-        splits = own.find(_by_values(job, classes), trained).load(progress)
+        by_values = replace(job, mask_values=",".join(classes))  # which these classes are
+        splits = own.find(by_values, trained).load(progress)
     if [*splits.classes] != classes:
         raise DataError(
             f"{job.dataset} has other classes than the run was trained on; name other data."

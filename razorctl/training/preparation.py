@@ -33,6 +33,7 @@ from razorctl.training.checkpoints import Checkpoint, Checkpoints
 from razorctl.training.class_counts import class_counts, class_weights, rare_classes
 from razorctl.training.compiled import Trial
 from razorctl.training.evaluation import TOP, Evaluation, evaluate
+from razorctl.training.evaluation_rows import splits_of_run
 from razorctl.training.feed import Feed, cut_texts, sequenced
 from razorctl.training.loading import PRIME, moved
 from razorctl.training.metrics import Metrics, Step, waited
@@ -97,7 +98,8 @@ class PreparedRun:
         if processes.first():
             files = family.files(not job.from_scratch)
             self.pretrained_document = run_files.pretrained(out, models.place(job.model), files)
-        splits = sequenced(source.load(progress), family.fed(job.packing), job, progress)
+        splits = splits_of_run(out, job, source, progress)
+        splits = sequenced(splits, family.fed(job.packing), job, progress)
         self.sample = None
         if source.conversations and family.sample is not None:
             rows: Any = splits.train

@@ -101,7 +101,8 @@ def read_threads(out: Path) -> int | None:
 def split_document(splits: "Splits") -> dict[str, Any]:
     """The document of the rows of splits with digests."""
     white = {} if splits.white is None else {"white": splits.white}
-    document = {**(splits.record or {}), "digests": splits.digests, **white}
+    masks = {"mask_classes": splits.mask_classes} if splits.mask_classes else {}
+    document = {**(splits.record or {}), "digests": splits.digests, **white, **masks}
     parsed: dict[str, Any] = documents.parse(documents.text(document))  # as it is read again
     return parsed
 

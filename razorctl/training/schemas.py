@@ -142,6 +142,7 @@ class Split:
     skipped: Mapping[str, Sequence[int]] | None = None
     digests: Mapping[str, str] | None = None
     white: Literal[1, 255, 65535] | None = None
+    mask_classes: str | None = None
 
 
 @dataclass(frozen=True)

@@ -209,6 +209,7 @@ class Checked:
                 for part, (split, numbers) in parts.items()
             },
             white=inspection.white,
+            mask_classes="" if self.ask.mask_classes else self.raw.mask_classes,
             notes=(
                 *rows.notes(self.raw, self.classes, self.targets.numbers, parts, contents_of),
                 *targets.notes(self.raw, self.targets, good),

@@ -12,7 +12,7 @@ from razorctl.models import Model, Named
 from razorctl.models.timm.classification import Architecture, classifier, in_folder
 from razorctl.models.timm.micro import MICRO
 from razorctl.models.timm.proxyless import PROXYLESS
-from razorctl.models.timm.segmentation import segmenter
+from razorctl.models.timm.segmentation import OWN, continued, segmenter
 from razorctl.tasks import OF_ROWS, Task
 
 PREFIX = "timm:"
@@ -64,8 +64,8 @@ def knows(name: str) -> bool:
 
 
 def owns(config: Mapping[str, Any]) -> bool:
-    """Whether a folder with that config.json has a model of timm."""
-    return "architecture" in config and "library" not in config
+    """Whether a folder with that config.json has a model of timm, or a head on one of these."""
+    return "architecture" in config and ("library" not in config or OWN.items() <= config.items())
 
 
 def origin(folder: Path) -> tuple[str | None, str | None]:
@@ -84,6 +84,8 @@ def origin(folder: Path) -> tuple[str | None, str | None]:
 
 def local(name: str, folder: Path, config: Mapping[str, Any]) -> Named:
     """The entry of a local folder; raises DataError if timm cannot build its model."""
+    if "library" in config:
+        return Named.single(continued(name, folder, config))
     return of(in_folder(name, folder, config), f"a model of timm in {folder}", {})
 
 

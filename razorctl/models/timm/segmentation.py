@@ -1,16 +1,24 @@
 """Semantic segmentation: a backbone of timm with a linear layer on its last features."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from razorctl import documents
+from razorctl import documents, hub
+from razorctl.errors import UsageError
 from razorctl.models import Model, Rows, images, masks
-from razorctl.models.timm.classification import Architecture, logits
+from razorctl.models.timm.classification import Architecture, in_folder, logits
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+log = logging.getLogger("razorctl.models")
+
+HEAD = "classifier.weight"
+OWN = {"library": "razorctl", "head": "linear"}  # of the config of a folder with such a model
 
 
 def _built(
@@ -23,6 +31,43 @@ def _built(
     backbone = architecture.create(pretrained, input_size, features_only=True, out_indices=(-1,))
     config = resolve_data_config(pretrained_cfg=architecture.config)
     return LinearSegmenter(backbone, classes, images.resized(config, input_size))
+
+
+def _continued(
+    architecture: Architecture, weights: bool, classes: int, input_size: int | None = None
+) -> "nn.Module":
+    """The model in the folder of an architecture; its head is a fresh one for other classes."""
+    from safetensors.torch import load_file
+
+    from razorctl.models.timm.linear_segmenter import LinearSegmenter
+
+    folder = architecture.folder
+    assert folder is not None
+    with hub.reading(architecture.name, folder, "name another folder"):
+        config = documents.read_foreign(folder / "config.json")
+        plain, side = replace(architecture, folder=None), config["data_config"]["input_size"][1]
+        if input_size not in (None, side) and plain.settings(input_size):
+            raise UsageError(
+                f"{architecture.name} takes images of {side} pixels alone; leave the input size "
+                "out."
+            )
+        backbone = plain.create(
+            False, input_size, features_only=True, out_indices=(-1,), **architecture.args
+        )
+        model = LinearSegmenter(
+            backbone, classes, images.resized(config["data_config"], input_size)
+        )
+        if weights:
+            own = model.state_dict()
+            stored = load_file(folder / "model.safetensors")
+            if len(stored[HEAD]) != classes:
+                stored |= {name: own[name] for name in own if name.startswith("classifier.")}
+                log.warning(
+                    "the classifier of %s is new; it is trained from random weights",
+                    architecture.name,
+                )
+            model.load_state_dict(stored)
+    return model
 
 
 def example(model: "nn.Module", batch_size: int, input_size: int | None = None) -> "Tensor":
@@ -52,8 +97,7 @@ def save(
     from safetensors.torch import save_file
 
     config = {
-        "library": "razorctl",
-        "head": "linear",
+        **OWN,
         "architecture": architecture.timm_name,
         "model_args": {**architecture.args, **architecture.settings(input_size)},
         "label_names": list(classes),
@@ -78,15 +122,20 @@ def load(folder: Path, input_size: int | None = None) -> tuple["nn.Module", Call
     return model, transform(model, input_size)
 
 
-def segmenter(architecture: Architecture, summary: str, defaults: Mapping[str, Any]) -> Model:
+def segmenter(
+    architecture: Architecture,
+    summary: str,
+    defaults: Mapping[str, Any],
+    built: Callable[..., "nn.Module"] = _built,
+) -> Model:
     """A linear head on the last features of an architecture, whose backbone is pretrained."""
     return Model(
         name=architecture.name,
         summary=summary,
         modality="image",
         task="segmentation",
-        build=partial(_built, architecture, True),
-        bare=partial(_built, architecture, False),
+        build=partial(built, architecture, True),
+        bare=partial(built, architecture, False),
         transform=transform,
         example=example,
         logits=logits,
@@ -95,3 +144,10 @@ def segmenter(architecture: Architecture, summary: str, defaults: Mapping[str, A
         defaults=defaults,
         augmented=augmented,
     )
+
+
+def continued(name: str, folder: Path, config: Mapping[str, Any]) -> Model:
+    """The model in a folder that `save` wrote, as `in_folder` finds its architecture."""
+    architecture = in_folder(name, folder, config)
+    model = segmenter(architecture, f"a segmentation model in {folder}", {}, _continued)
+    return replace(model, files=architecture.files)
