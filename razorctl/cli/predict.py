@@ -125,8 +125,8 @@ def predict(
     an instruction; an answer at the end of a conversation is ignored.
 
     Segmentation: the directory --out gets a mask for each image, which is a PNG
-    of the same name and size whose values are classes, and classes.txt with the
-    names of the classes. The output has the path of each mask, and its most
+    of the same name and size whose values are numbers of classes, and classes.txt
+    with their names, from number 0 on. The output has the path of each mask, and its most
     frequent label with the share of its pixels.
     """
     from razorctl import models

@@ -1,4 +1,4 @@
-"""The classes that values and colors of masks stand for: the notation of `Job.mask_values` and `Job.mask_colors`."""
+"""Classes of masks: the notation of `Job.mask_values` and `Job.mask_colors`."""
 
 import re
 from collections.abc import Sequence
