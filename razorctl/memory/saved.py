@@ -48,15 +48,17 @@ def traced_bytes(
     return sum(parts.values())
 
 
-def on_copies(trace: Callable[[nn.Module, Any], T], model: nn.Module, inputs: Any) -> T:
+def on_copies(
+    trace: Callable[[nn.Module, Any], T], model: nn.Module, inputs: Any, real: bool = True
+) -> T:
     """The result of `trace` while a model is a fake copy of itself, with fake copies of inputs.
 
     If that fails, as where the model reads values, and it and the inputs are real, `trace` runs
     again while it is a real copy, and raises what a real step would. A real model with an LSTM is
-    traced so at once.
+    traced so at once. real: whether real copies may be traced.
     """
     refuse_sharded(model)
-    real = not any(t.is_meta or mode_of([t]) for t in tensors_of(model, inputs))
+    real = real and not any(t.is_meta or mode_of([t]) for t in tensors_of(model, inputs))
     # Fake tensors do not have the workspace that a kernel of an LSTM keeps, most of its bytes.
     lstm = any(isinstance(module, nn.LSTM) for module in model.modules())
     with _disable_current_modes():  # modes around the caller are not for a trace

@@ -41,6 +41,18 @@ def unhook(module: nn.Module, *hooks: Callable[..., object]) -> None:
             del registered[number]
 
 
+def unhook_strangers(model: nn.Module) -> None:
+    """Removes hooks of the forward pass that are neither razorctl's nor torch's, as of a copy."""
+    for module in model.modules():
+        every: Any = module._forward_pre_hooks, module._forward_hooks
+        for registered in every:
+            for number, hook in [*registered.items()]:
+                function = getattr(hook, "func", hook)  # of a partial
+                place = getattr(function, "__module__", None) or type(function).__module__
+                if not place.startswith(("razorctl.layers.", "razorctl.surgery.", "torch.")):
+                    del registered[number]
+
+
 def draws(model: nn.Module) -> dict[str, Blocks | Sampler | Int8Cost | LargeLogits]:
     """The draws and the measurements of a sparsified model, by name.
 

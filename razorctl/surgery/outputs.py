@@ -91,7 +91,7 @@ def detach(module: nn.Module) -> None:
 def _look(model: nn.Module, inputs: Any, output: Any) -> None:
     """Finds the output layers in the graph of the first pass; their GEMMs run in float."""
     exact: Exact = vars(model)[MARK]
-    if exact.found is not None or not _trains(model):
+    if exact.found is not None or not trains(model):
         return
     exact.found, exact.version = find(model, output), _version(model)
     layers = _compressed(model, exact.found)
@@ -103,7 +103,7 @@ def _look(model: nn.Module, inputs: Any, output: Any) -> None:
 def _mend(model: nn.Module, inputs: Any) -> None:
     """Corrects the guess after the first step, when nothing recomputes parts of its pass."""
     exact: Exact = vars(model)[MARK]
-    if exact.found is not None and _trains(model) and exact.version != _version(model):
+    if exact.found is not None and trains(model) and exact.version != _version(model):
         detach(model)
         setattr(model, MARK, exact)
         exact.version = None
@@ -119,7 +119,7 @@ def _compressed(model: nn.Module, found: Outputs) -> list[Linear]:
     return [x for x in map(model.get_submodule, found.names) if isinstance(x, Linear)]
 
 
-def _trains(model: nn.Module) -> bool:
+def trains(model: nn.Module) -> bool:
     """Whether a forward pass trains, and is no recomputation, trace or compilation."""
     if torch.compiler.is_compiling() or not (model.training and torch.is_grad_enabled()):
         return False

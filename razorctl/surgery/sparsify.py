@@ -2,10 +2,14 @@
 
 import logging
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
+import torch
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from razorctl.errors import UsageError
 from razorctl.layers import own_forward
@@ -17,6 +21,8 @@ from razorctl.layers.outputs import Outputs
 from razorctl.layers.pixel_head import PixelHead, pixel_classifiers
 from razorctl.layers.recognition import razor_for
 from razorctl.layers.sharing import Memo
+from razorctl.memory.fake import mode_of
+from razorctl.memory.saved import Forward, bytes_by_module, on_copies, storages_by_module
 from razorctl.methods import METHODS
 from razorctl.recipe import Recipe
 from razorctl.rules.allocation import Names
@@ -35,10 +41,12 @@ from razorctl.surgery import (
     torchao,
     views,
 )
+from razorctl.surgery.excess import note_excess
 from razorctl.surgery.stock_modules import log_stock, unknown_attention, warn_of_excess
 
 log = logging.getLogger(__name__)
 
+FAR = 1.25  # times a byte budget
 RECIPE = "razor_recipe"  # where a sparsified model has its recipe
 
 
@@ -58,21 +66,74 @@ def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
     Parameters, buffers, state dict, hooks and optimizers stay valid; `restore` undoes it. A module
     is swapped only if its type is exactly a known stock type, because a subclass may compute
     something else, or if an example shows what it computes (`layers.recognition`). Other modules
-    stay stock and are logged. Warnings name unknown attention, and
-    layers that are likely to exceed a byte budget; `sparsify_within`, which traces
-    inputs, runs such blocks again in the backward pass. Everything is checked before the first
-    change. Returns the names of the modules whose activation checkpointing was switched on, of
-    those that got adapters, and of the swapped ones; none for method `full`. Raises UsageError if
-    the model is sparsified already, if it cannot honor the recipe, or if nothing in it can be
-    swapped.
+    stay stock and are logged. Warnings name unknown attention, and layers that are likely to exceed
+    a byte budget; without one, the first training pass is traced, and a budget that it exceeds by
+    FAR is told. `sparsify_within`, which traces inputs, recomputes such blocks. Everything is
+    checked before the first change.
+
+    Returns the names of the modules whose activation checkpointing was switched on, of those that
+    got adapters, and of the swapped ones; none for method `full`. Raises UsageError if the model is
+    sparsified already, if it cannot honor the recipe, or if nothing in it can be swapped.
     """
     recipe = recipe or Recipe()
     if recipe.has_byte_budget and not recipe.activation_checkpointing:
         checkpointing.advise(model)
     names = swap(model, recipe)
     log_stock(model, recipe)
-    warn_of_excess(model, recipe)
+    if recipe.has_byte_budget and not warn_of_excess(model, recipe):
+        model.register_forward_pre_hook(tell_excess, with_kwargs=True)
     return names
+
+
+def tell_excess(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Warns in the first training pass if its inputs show that the byte budget is far exceeded.
+
+    The pass is traced on fake copies, without hooks of a user, and changes nothing of the model. A
+    model that cannot be traced so is not compared.
+    """
+    if not outputs.trains(model) or mode_of(model.parameters()) is not None:
+        return
+    drawing.unhook(model, tell_excess)
+    recipe, device = recipe_of(model), next(model.parameters()).device.type
+    run: dict[str, Any] = {
+        "autocast": torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None,
+        "forward": lambda twin, call: twin(*call[0], **call[1]),
+    }
+
+    def both(twin: nn.Module, call: Any) -> tuple[dict[str, int], dict[str, int]]:
+        drawing.unhook_strangers(twin)
+        parts = bytes_by_module(storages_by_module(twin, call, **run))
+        return parts, _stock_parts(twin, call, **run)
+
+    with suppress(Exception), saved_tensors_hooks(_same, _same):
+        parts, stock = on_copies(both, model, (args, kwargs), real=False)
+        if recipe and sum(parts.values()) > FAR * (1 - recipe.ratio) * sum(stock.values()):
+            note_excess(model, recipe, parts, stock)
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def stock_parts(model: nn.Module, inputs: Any, **run: Any) -> dict[str, int]:
+    """Module name -> the bytes that full keeps: the stock model without any checkpointing.
+
+    The arguments are those of `saved_bytes`.
+    """
+
+    return on_copies(partial(_stock_parts, **run), model, inputs)
+
+
+def _stock_parts(
+    twin: nn.Module,
+    inputs: Any,
+    autocast: torch.dtype | None = None,
+    forward: Forward | None = None,
+) -> dict[str, int]:
+    """The bytes of `stock_parts` on a copy, which stays stock."""
+    restore(twin)
+    checkpointing.leave_out(twin)
+    return bytes_by_module(storages_by_module(twin, inputs, autocast, forward))
 
 
 def swap(
@@ -194,6 +255,7 @@ def restore(model: nn.Module) -> None:
         adapters.detach(module)
         freezing.detach(module)
         outputs.detach(module)
+        drawing.unhook(module, tell_excess)
         checkpointing.detach(module)
         drawing.detach(module)
         torchao.detach(module)

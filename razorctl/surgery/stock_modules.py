@@ -137,8 +137,8 @@ def _own_code(model: nn.Module) -> set[nn.Module]:
     }
 
 
-def warn_of_excess(model: nn.Module, recipe: Recipe) -> None:
-    """Warns if a model is likely to exceed its byte budget, which only a trace of inputs shows.
+def warn_of_excess(model: nn.Module, recipe: Recipe) -> bool:
+    """Warns if a model is likely to exceed its byte budget, and returns whether it is.
 
     It is likely if the share of its layers with weights that are of unknown kinds, and so kept in
     full, is larger than 1 - ratio. Each unknown attention counts as one such layer, and so does a
@@ -146,8 +146,6 @@ def warn_of_excess(model: nn.Module, recipe: Recipe) -> None:
     convolutions, whose inputs are not made again. Warns in other words if MUCH of the layers or of
     their weights stays stock at any ratio.
     """
-    if not recipe.has_byte_budget:
-        return
     strangers = _strange_attention(model, recipe) if "attention" in recipe.rules else {}
     attention = set(strangers.values())
     again = _running_again(model)
@@ -179,13 +177,14 @@ def warn_of_excess(model: nn.Module, recipe: Recipe) -> None:
     elif share >= MUCH:
         what = f"stays stock in about {units.percent(share)} of its layers or weights: {names}"
     else:
-        return
+        return False
     log.warning(
         "%s %s; razorctl.saved_bytes(model, inputs) says how much it keeps, and "
         "razorctl.sparsify_within keeps less, where that can mend it.",
         stock_type(model).__name__,
         what,
     )
+    return True
 
 
 def _weights(modules: Iterable[nn.Module]) -> int:

@@ -14,8 +14,9 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from razorctl import units
 from razorctl.recipe import Recipe
-from razorctl.surgery.byte_budget import saved_bytes, sparsify_within, stock_parts
-from razorctl.surgery.sparsify import restore, sparsify
+from razorctl.surgery import drawing
+from razorctl.surgery.byte_budget import saved_bytes, sparsify_within
+from razorctl.surgery.sparsify import restore, sparsify, stock_parts, tell_excess
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,7 @@ class RazorCallback(TrainerCallback):  # type: ignore[misc]
         dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
         if not self._meet(model, batch, {"autocast": dtype}) and self.recipe.joint_budget == 1:
             log.warning("the byte budget is met for what the model is first called with instead")
+            drawing.unhook(model, tell_excess)
             first = partial(self._at_first_call, dtype)
             self._hook = model.register_forward_pre_hook(first, with_kwargs=True)
 

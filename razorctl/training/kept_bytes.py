@@ -15,8 +15,8 @@ from razorctl.layers.recognition import razor_for
 from razorctl.layers.second_run import unknown
 from razorctl.memory.saved import Forward, on_copies, traced_bytes_by_module
 from razorctl.recipe import Recipe
-from razorctl.surgery.byte_budget import note_excess, stock_parts
-from razorctl.surgery.sparsify import recipe_of, restore, sparsify
+from razorctl.surgery.excess import note_excess
+from razorctl.surgery.sparsify import recipe_of, restore, sparsify, stock_parts
 
 OTHER = "other"  # the kind of a module that no method swaps
 

@@ -26,7 +26,8 @@ from razorctl.planning.job_trace import blueprint
 from razorctl.recipe import Recipe
 from razorctl.step import precision
 from razorctl.surgery import freezing
-from razorctl.surgery.byte_budget import LEAST, sparsify_within, uncompressed
+from razorctl.surgery.byte_budget import sparsify_within
+from razorctl.surgery.excess import LEAST, uncompressed
 from razorctl.surgery.sparsify import restore, sparsified
 from razorctl.training import run_files, rundir, space, state
 from razorctl.training.checkpoints import Checkpoint, Checkpoints

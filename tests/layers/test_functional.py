@@ -16,7 +16,7 @@ from razorctl import Recipe, restore, sparsify
 from razorctl.layers.base import RazorLayer
 from razorctl.layers.functional import Calling, CallingActivation, recognized
 from razorctl.memory.saved import traced_bytes, traced_bytes_by_module
-from razorctl.surgery.byte_budget import uncompressed
+from razorctl.surgery.excess import uncompressed
 from tests.cases import Functions
 
 INT8 = Recipe("int8", int8_weight_grad=False, int8_input_grad=False)

@@ -24,7 +24,7 @@ from razorctl import Recipe, restore, saved_bytes, sparsify, sparsify_within
 from razorctl.layers.base import RazorLayer
 from razorctl.layers.linear import Linear
 from razorctl.layers.outputs import MARK, Outputs, find
-from razorctl.surgery.byte_budget import uncompressed
+from razorctl.surgery.excess import uncompressed
 from tests.models import bert, gpt2, llama, vit
 
 IDS = torch.arange(22).view(2, 11) % 47 + 3
@@ -435,7 +435,8 @@ def test_the_log_names_them(caplog):
     sparsify(model)
     for _ in range(3):
         step(model, wide(8))
-    (warning,) = [r.message for r in caplog.records if r.levelno > logging.INFO]
+    (excess, warning) = [r.message for r in caplog.records if r.levelno > logging.INFO]
+    assert excess.startswith("Agent keeps")
     assert "of Agent by its first forward pass: policy, value; they run in float" in warning
     assert "sparsify took body.2." in warning
 

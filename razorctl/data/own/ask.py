@@ -81,7 +81,7 @@ class Ask:
 
     @property
     def mask_classes(self) -> MaskClasses | None:
-        """What the pixels of masks mean; None if neither the job nor that of the run says it."""
+        """The classes of masks; None if neither the job nor that of the finished run says them."""
         if self.mask_values or self.mask_colors:
             text = self.mask_values or self.mask_colors or ""
             return mask_classes.parse(text, colors=self.mask_values is None)

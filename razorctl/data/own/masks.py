@@ -107,7 +107,7 @@ def mask_faults(raw: Raw, looked: Findings) -> dict[str, dict[int, str]]:
 
 
 def _class_fault(words: Sequence[str], of: MaskClasses | None) -> str | None:
-    """What is wrong with the values of a mask; None if they are known classes."""
+    """The fault of the values of a mask; None if they are known classes."""
     colors = of is not None and of.colors
     values = [_color(word) if colors else _value(word) for word in words]
     if None in values:
