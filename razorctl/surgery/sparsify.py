@@ -93,8 +93,10 @@ def tell_excess(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     """
     if not outputs.trains(model) or mode_of(model.parameters()) is not None:
         return
-    drawing.unhook(model, tell_excess)
     recipe, device = recipe_of(model), next(model.parameters()).device.type
+    if device == "cuda" and torch.cuda.is_current_stream_capturing():
+        return
+    drawing.unhook(model, tell_excess)
     run: dict[str, Any] = {
         "autocast": torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None,
         "forward": lambda twin, call: twin(*call[0], **call[1]),

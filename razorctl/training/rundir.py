@@ -150,9 +150,10 @@ def identity(out: Path) -> tuple[int, int] | None:
 
 
 def unlock(out: Path, lock: "BaseFileLock") -> None:
-    """Removes the lock file of a finished run, if `lock` is held."""
+    """Removes the lock file of a finished run and scratch files, if `lock` is held."""
     if not lock.is_locked:
         return
+    sweep(out)  # of which a first removal may have failed
     with suppress(OSError):
         (out / LOCK).unlink(missing_ok=True)  # a process that waits for it locks a new file
     lock.release()
