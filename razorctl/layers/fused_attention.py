@@ -12,6 +12,7 @@ from razorctl.layers.autocast import no_autocast, to_compute_dtype
 from razorctl.layers.base import RazorLayer, save, saved
 from razorctl.layers.handover import Int8, Int8Gradient
 from razorctl.layers.once_differentiable import once_differentiable
+from razorctl.layers.random_state import random_state
 from razorctl.ops.attention_again import attention_again
 from razorctl.ops.int8 import adjoined, int8_heads
 from razorctl.ops.random import replaying
@@ -269,17 +270,6 @@ def by_token(out: Tensor) -> Tensor:
     _, heads, tokens, columns = out.shape
     strides = tokens * heads * columns, columns, heads * columns, 1
     return out.new_empty_strided(out.shape, strides).copy_(out)
-
-
-def random_state(device: torch.device) -> Tensor:
-    """The state of the default generator of a device; in a compiled program a seed drawn from it.
-
-    A graph draws a seed as any other random number, so that it can be compiled, or be checkpointed.
-    """
-    if torch.compiler.is_compiling():
-        return torch.randint(2**62, (1,), device="cpu")
-    backend = getattr(torch, device.type)
-    return backend.get_rng_state(device) if device.type != "cpu" else torch.get_rng_state()
 
 
 def _heads_adjoin(t: Tensor) -> bool:

@@ -15,6 +15,7 @@ import importlib
 import sys
 from collections.abc import Mapping
 from functools import cache
+from itertools import chain
 from types import ModuleType
 from typing import Any
 
@@ -39,8 +40,11 @@ LIBRARIES = (
 def _of_torch() -> tuple[ModuleType, ...]:
     # `compiled_sharing` loads the compiler, the attentions their libraries.
     attentions = "interface_attention", "timm_attention"
-    skip = ("registry", "compiled_sharing", *attentions, *LIBRARIES)
-    return tuple(modules(layers.__name__, layers.__path__, skip=skip))
+    skip = ("registry", "by_type", "compiled_sharing", "compiled_memo", *attentions, *LIBRARIES)
+    files = modules(layers.__name__, layers.__path__, skip=skip)
+    folders = [file for file in files if hasattr(file, "__path__")]
+    inside = (modules(folder.__name__, folder.__path__, skip=skip) for folder in folders)
+    return (*files, *chain.from_iterable(inside))
 
 
 def _loaded() -> tuple[str, ...]:

@@ -1,0 +1,15 @@
+"""The state of random numbers that a recomputation draws again."""
+
+import torch
+from torch import Tensor
+
+
+def random_state(device: torch.device) -> Tensor:
+    """The state of the default generator of a device; in a compiled program a seed drawn from it.
+
+    A graph draws a seed as any other random number, so that it can be compiled, or be checkpointed.
+    """
+    if torch.compiler.is_compiling():
+        return torch.randint(2**62, (1,), device="cpu")
+    backend = getattr(torch, device.type)
+    return backend.get_rng_state(device) if device.type != "cpu" else torch.get_rng_state()
