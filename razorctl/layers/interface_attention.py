@@ -22,7 +22,7 @@ from transformers.integrations.sdpa_attention import use_gqa_in_sdpa
 from transformers.modeling_utils import AttentionInterface
 from transformers.utils import output_capturing
 
-from razorctl.layers.attention import Attention, apply_mask
+from razorctl.layers.attention.stored import Attention, apply_mask
 from razorctl.layers.base import name_of, stock_base
 from razorctl.layers.code_again import LayerCode, code_of
 from razorctl.layers.code_runs import first_of

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.overrides import has_torch_function
 
-from razorctl.layers.attention import WIDEST_HEAD, Attention
+from razorctl.layers.attention.stored import WIDEST_HEAD, Attention
 from razorctl.layers.base import LayerSettings, RazorLayer, Swaps, name_of
 from razorctl.layers.code_again import LayerCode
 from razorctl.layers.fused_attention import MaskParts

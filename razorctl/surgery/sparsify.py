@@ -13,7 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from razorctl.errors import UsageError
 from razorctl.layers import own_forward
-from razorctl.layers.attention import Attention
+from razorctl.layers.attention.stored import Attention
 from razorctl.layers.base import LayerSettings, RazorLayer, WeightLayer
 from razorctl.layers.head import Head, heads
 from razorctl.layers.linear import Linear

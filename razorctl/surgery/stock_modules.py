@@ -10,7 +10,7 @@ from torch import nn
 from razorctl import units
 from razorctl.config import registry
 from razorctl.layers import known_forwards
-from razorctl.layers.attention import Attention
+from razorctl.layers.attention.stored import Attention
 from razorctl.layers.attention_again import AttentionAgain, attends, is_attention
 from razorctl.layers.base import RazorLayer, WeightLayer, stock_type
 from razorctl.layers.own_forward import place

@@ -32,7 +32,7 @@ from transformers import (
 )
 
 from razorctl import Recipe, restore, sparsify
-from razorctl.layers.attention import Attention
+from razorctl.layers.attention.stored import Attention
 from razorctl.layers.base import RazorLayer
 from razorctl.layers.head import Head
 from razorctl.layers.registry import razor_of

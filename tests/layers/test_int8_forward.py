@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from razorctl import Recipe, restore, saved_bytes, sparsify
-from razorctl.layers import attention, sharing
+from razorctl.layers import sharing
+from razorctl.layers.attention import stored
 from razorctl.layers.linear import Linear
 from razorctl.methods import METHODS
 from razorctl.ops.int8 import int8_rows
@@ -266,7 +267,7 @@ def test_checkpointing_runs_it_again(reentrant):
 def test_attention_saves_what_it_does_otherwise(monkeypatch):
     """q, k and v are packed as one, since they are views of one layer's output."""
     model = timm.create_model("vit_tiny_patch16_224", num_classes=10, depth=1, img_size=64)
-    x, joined, joint = torch.randn(4, 3, 64, 64), [], attention.joint_of
+    x, joined, joint = torch.randn(4, 3, 64, 64), [], stored.joint_of
     monkeypatch.setattr(
         attention, "joint_of", lambda *qkv: joined.append(joint(*qkv)) or joined[-1]
     )

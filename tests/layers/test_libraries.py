@@ -21,7 +21,7 @@ from transformers.models.bert.modeling_bert import BertSelfAttention
 
 from razorctl import Recipe, restore, sparsify
 from razorctl.errors import UsageError
-from razorctl.layers.attention import Attention
+from razorctl.layers.attention.stored import Attention
 from razorctl.layers.base import RazorLayer
 
 SMALL = {"img_size": 32, "num_classes": 5, "embed_dim": 24, "depth": 2, "num_heads": 3}

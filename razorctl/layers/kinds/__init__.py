@@ -1,0 +1,1 @@
+"""Razor layers of torch's kinds of layers."""

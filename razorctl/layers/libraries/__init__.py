@@ -1,0 +1,1 @@
+"""Razor layers of the blocks and layers of each library."""
