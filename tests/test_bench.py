@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from razorctl import Job, Recipe
-from razorctl.layers.linear import Linear
+from razorctl.layers.kinds.linear import Linear
 from razorctl.memory import trace_cache as traces
 from razorctl.ops.op import OPS
 from razorctl.planning import gpus

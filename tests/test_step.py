@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from razorctl import Recipe
-from razorctl.layers.linear import Linear
+from razorctl.layers.kinds.linear import Linear
 from razorctl.methods import METHODS
 
 CPU = torch.device("cpu")

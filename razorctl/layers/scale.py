@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from razorctl.layers.autocast import no_autocast
 from razorctl.layers.base import LayerSettings, RazorLayer, flat, save, saved, shaped, unpacked
-from razorctl.layers.linear import Gemms, LinearCall
+from razorctl.layers.kinds.linear import Gemms, LinearCall
 from razorctl.layers.once_differentiable import once_differentiable
 from razorctl.layers.sharded import lasting
 from razorctl.layers.sharing import copy_of

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from razorctl.layers.attention.stored import Attention
 from razorctl.layers.functional_redirect import FunctionalRedirect, redirected
-from razorctl.layers.linear import Linear
+from razorctl.layers.kinds.linear import Linear
 from razorctl.rules.derived import DerivedCall
 
 

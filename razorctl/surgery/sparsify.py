@@ -16,7 +16,7 @@ from razorctl.layers import own_forward
 from razorctl.layers.attention.stored import Attention
 from razorctl.layers.base import LayerSettings, RazorLayer, WeightLayer
 from razorctl.layers.head import Head, heads
-from razorctl.layers.linear import Linear
+from razorctl.layers.kinds.linear import Linear
 from razorctl.layers.outputs import Outputs
 from razorctl.layers.pixel_head import PixelHead, pixel_classifiers
 from razorctl.layers.recognition import razor_for

@@ -34,7 +34,7 @@ from triton.runtime.jit import create_function_from_signature
 
 import razorctl
 import razorctl.ops.triton
-from razorctl.layers.linear import Linear
+from razorctl.layers.kinds.linear import Linear
 from razorctl.ops import kernels
 from razorctl.ops.op import OPS
 from razorctl.ops.triton.launch import WARP, Kernel

@@ -17,7 +17,7 @@ from pages import RESULTS, Row
 from record import head, options, write
 from torch import Tensor
 
-from razorctl.layers.linear import Linear
+from razorctl.layers.kinds.linear import Linear
 from razorctl.ops import kernels
 
 

@@ -11,7 +11,7 @@ from typer.testing import Result
 
 from razorctl.cli.effects import without_effect
 from razorctl.job import Job
-from razorctl.layers.linear import Linear
+from razorctl.layers.kinds.linear import Linear
 from razorctl.methods import METHODS
 from razorctl.models import find
 from razorctl.recipe import Recipe

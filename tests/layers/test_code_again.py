@@ -34,7 +34,7 @@ from razorctl import Recipe, restore, sparsify
 from razorctl.errors import UsageError
 from razorctl.layers.attention_again import AttentionAgain
 from razorctl.layers.base import LayerSettings, RazorLayer
-from razorctl.layers.linear import Linear
+from razorctl.layers.kinds.linear import Linear
 from razorctl.layers.second_run import leaves_of
 from razorctl.memory.saved import kept_storages, traced_bytes
 from razorctl.rules.quantized import Quantized

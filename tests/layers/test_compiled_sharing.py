@@ -18,7 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from transformers import BertConfig, BertForSequenceClassification
 
 from razorctl import Recipe, sparsify
-from razorctl.layers.linear import Linear
+from razorctl.layers.kinds.linear import Linear
 from razorctl.methods import EXACT, METHODS
 from tests.models import llama
 

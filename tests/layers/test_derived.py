@@ -39,7 +39,7 @@ from transformers import (
 
 from razorctl import Recipe, methods, restore, saved_bytes, sparsify
 from razorctl.errors import UsageError
-from razorctl.layers.linear import Linear
+from razorctl.layers.kinds.linear import Linear
 from razorctl.memory.saved import traced_bytes_by_module
 from razorctl.methods import EXACT, Method
 from razorctl.rules.dense import Dense

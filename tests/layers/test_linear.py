@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from razorctl import Recipe, sparsify
 from razorctl.layers.base import LayerSettings
-from razorctl.layers.linear import Gemms, Linear
+from razorctl.layers.kinds.linear import Gemms, Linear
 from razorctl.rules.base import Rule
 from razorctl.rules.prune import Centered
 from razorctl.rules.quantized import Quantized

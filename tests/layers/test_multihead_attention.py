@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from razorctl import Recipe, restore, saved_bytes, sparsify
 from razorctl.layers.base import RazorLayer
-from razorctl.layers.linear import Linear
+from razorctl.layers.kinds.linear import Linear
 from razorctl.rules.dense import Dense
 from razorctl.rules.registry import RULES, RuleSettings
 from tests.cases import razor

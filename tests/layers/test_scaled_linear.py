@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from razorctl import Recipe, saved_bytes, sparsify
 from razorctl.layers.base import LayerSettings
-from razorctl.layers.linear import Linear
+from razorctl.layers.kinds.linear import Linear
 from razorctl.layers.scale import LayerScale as RazorScale
 from razorctl.layers.scale import ScaledBlock as RazorBlock
 from razorctl.layers.scale import ScaledLinearFunction

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from razorctl import Recipe, sparsify
-from razorctl.layers import linear
+from razorctl.layers.kinds import linear
 from razorctl.ops import kernels, weight_copies
 
 

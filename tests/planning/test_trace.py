@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from razorctl import models, saved_bytes
 from razorctl.job import Job
-from razorctl.layers.linear import Linear
+from razorctl.layers.kinds.linear import Linear
 from razorctl.memory import fake
 from razorctl.memory.costs import caller
 from razorctl.memory.job_forward import JobForward

@@ -13,7 +13,7 @@ from torch import nn
 from razorctl import Recipe, models, restore, saved_bytes, sparsify
 from razorctl.errors import UsageError
 from razorctl.job import Job
-from razorctl.layers.linear import Linear
+from razorctl.layers.kinds.linear import Linear
 from razorctl.memory.saved import traced_bytes_by_module
 from razorctl.planning.job_trace import trace
 from razorctl.surgery import adapters

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from razorctl import Recipe, restore, sparsify
-from razorctl.layers.linear import Linear
+from razorctl.layers.kinds.linear import Linear
 from razorctl.memory.draws import joint_draws
 from razorctl.methods import EXACT, METHODS, Method
 from razorctl.sampling.reduction import mean_over_processes

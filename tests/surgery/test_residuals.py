@@ -11,7 +11,7 @@ from transformers import ViTConfig, ViTForImageClassification
 from razorctl import Recipe, restore, sparsify
 from razorctl.layers import own_forward
 from razorctl.layers.handover import Handover, Int8, Int8Gradient
-from razorctl.layers.linear import Linear
+from razorctl.layers.kinds.linear import Linear
 from razorctl.ops import kernels
 from razorctl.ops.int8 import int8_rows
 from razorctl.surgery import residuals
@@ -68,7 +68,7 @@ def test_the_output_is_stock_and_the_gradient_as_without(build, dtype):
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_gradients_are_handed_on_in_int8(dtype, monkeypatch):
-    monkeypatch.setattr("razorctl.layers.linear.Linear.SMALLEST", 1)
+    monkeypatch.setattr("razorctl.layers.kinds.linear.Linear.SMALLEST", 1)
     model, x = vit().train(), torch.randn(6, 3, 16, 16)
     sparsify(model, Recipe("razor", 0.5))
     names = {layer: name for name, layer in model.named_modules()}

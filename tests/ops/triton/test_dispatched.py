@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM
 
 from razorctl import Recipe, sparsify
-from razorctl.layers.linear import Linear
+from razorctl.layers.kinds.linear import Linear
 from razorctl.methods import EXACT, METHODS
 from razorctl.ops import kernels
 from razorctl.ops.op import OPS
