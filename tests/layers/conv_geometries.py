@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from razorctl.layers.base import LayerSettings
-from razorctl.layers.conv import Conv2d
+from razorctl.layers.kinds.conv import Conv2d
 from razorctl.rules.base import Rules
 from razorctl.rules.dense import Dense
 from razorctl.rules.prune import Columns

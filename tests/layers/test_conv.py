@@ -102,7 +102,7 @@ def test_the_kernel_gets_the_layout_of_the_input(memory_format, rule, monkeypatc
             images_of_backward.append(image)
         return torch.ops.aten.convolution_backward(dy, image, *rest)
 
-    monkeypatch.setattr("razorctl.layers.conv.convolution_backward", backward)
+    monkeypatch.setattr("razorctl.layers.kinds.conv.convolution_backward", backward)
     layer = CASES["conv"].layer(rule)
     layer(torch.randn(2, 6, 7, 5).contiguous(memory_format=memory_format)).sum().backward()
     assert images_of_backward[0].is_contiguous(memory_format=memory_format)
