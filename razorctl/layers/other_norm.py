@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from razorctl.layers.base import LayerSettings, RazorLayer, stock_type
-from razorctl.layers.norm import ChannelLayerNorm, Norm
+from razorctl.layers.kinds.norm import ChannelLayerNorm, Norm
 from razorctl.rules.base import Rules
 
 EPSILONS = ("eps", "variance_epsilon", "epsilon")  # usual names

@@ -31,7 +31,7 @@ from razorctl.layers.dropout import DropPath
 from razorctl.layers.gated_mlp import GatedMLP
 from razorctl.layers.group_norm import GroupNorm
 from razorctl.layers.kinds.conv import Conv2d
-from razorctl.layers.norm import ChannelLayerNorm, Norm
+from razorctl.layers.kinds.norm import ChannelLayerNorm, Norm
 from razorctl.layers.scale import LayerScale, ScaledBlock
 from razorctl.layers.timm_attention import BeitAttention, EvaAttention, TimmAttention
 from razorctl.rules.base import Rule

@@ -8,7 +8,7 @@ from torchvision.ops import misc
 
 from razorctl.layers.base import Swaps
 from razorctl.layers.channel_gate import Excitation, Gate
-from razorctl.layers.norm import ChannelLayerNorm
+from razorctl.layers.kinds.norm import ChannelLayerNorm
 
 
 class SqueezeExcitation(Excitation):

@@ -36,8 +36,8 @@ from razorctl.layers.functional_redirect import redirected
 from razorctl.layers.gated_mlp import GatedMLP
 from razorctl.layers.interface_attention import InterfaceAttention, redirecting
 from razorctl.layers.kinds.linear import Linear
+from razorctl.layers.kinds.norm import Norm
 from razorctl.layers.known_forwards import alike, forward_names, name_of
-from razorctl.layers.norm import Norm
 from razorctl.layers.scale import LayerScale, Scale, ScaledBranches
 from razorctl.rules.base import Rule
 

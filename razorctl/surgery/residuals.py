@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from razorctl.layers import registry
 from razorctl.layers.base import stock_type
 from razorctl.layers.handover import add_residual
-from razorctl.layers.norm import Norm
+from razorctl.layers.kinds.norm import Norm
 from razorctl.layers.own_forward import InPlace, place
 from razorctl.rules.derived_norms import DerivedSum
 
