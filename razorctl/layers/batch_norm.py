@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from razorctl.layers.base import Swaps
-from razorctl.layers.channel_norm import ChannelNorm
+from razorctl.layers.kinds.channel_norm import ChannelNorm
 from razorctl.ops.batch_norm import batch_norm_grad
 from razorctl.ops.images import as_they_lie, memory_format
 from razorctl.rules.packed import Packed, PackedCodes

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from razorctl.layers.base import Swaps
-from razorctl.layers.channel_norm import ChannelNorm
+from razorctl.layers.kinds.channel_norm import ChannelNorm
 
 aten = torch.ops.aten
 
