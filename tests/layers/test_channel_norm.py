@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from razorctl.layers.batch_norm import BatchNorm
+from razorctl.layers.kinds.batch_norm import BatchNorm
 from razorctl.layers.registry import swaps
 from tests.cases import CASES, norm, razor, stock
 from tests.layers.test_every_layer import TOLERANCE, assert_close, run
