@@ -27,10 +27,10 @@ from razorctl.layers.base import Swaps
 from razorctl.layers.channel_gate import Excitation, Gate
 from razorctl.layers.dropout import DropPath
 from razorctl.layers.gated_mlp import GatedMLP
-from razorctl.layers.group_norm import GroupNorm
 from razorctl.layers.kinds.batch_norm import BatchNorm
 from razorctl.layers.kinds.channel_norm import WithActivation
 from razorctl.layers.kinds.conv import Conv2d
+from razorctl.layers.kinds.group_norm import GroupNorm
 from razorctl.layers.kinds.norm import ChannelLayerNorm, Norm
 from razorctl.layers.scale import LayerScale, ScaledBlock
 from razorctl.layers.timm_attention import BeitAttention, EvaAttention, TimmAttention
