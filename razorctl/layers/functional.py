@@ -18,9 +18,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from razorctl.layers.activation import GELU, Hardswish, LeakyReLU, ReLU, ReLU6, SiLU, by_values
 from razorctl.layers.base import LayerSettings, RazorLayer, stock_base
 from razorctl.layers.dropout import dropped
+from razorctl.layers.kinds.activation import (
+    GELU,
+    Hardswish,
+    LeakyReLU,
+    ReLU,
+    ReLU6,
+    SiLU,
+    by_values,
+)
 from razorctl.layers.twin import decorated, running
 from razorctl.rules.base import Rule, Rules
 

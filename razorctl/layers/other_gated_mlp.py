@@ -14,10 +14,10 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from razorctl.layers import activation
 from razorctl.layers.base import LayerSettings, RazorLayer, stock_type
 from razorctl.layers.functional import twin_of
 from razorctl.layers.gated_mlp import GatedMLP
+from razorctl.layers.kinds import activation
 from razorctl.layers.registry import razor_of, razor_of_module
 from razorctl.ops.functions import FUNCTIONS
 from razorctl.rules.base import Rule, Rules

@@ -21,12 +21,12 @@ from timm.models import (
 )
 from torch import Tensor, nn
 
-from razorctl.layers.activation import GELU, QuickGELU, SiLU, TanhGELU
 from razorctl.layers.adding import Adding
 from razorctl.layers.base import Swaps
 from razorctl.layers.channel_gate import Excitation, Gate
 from razorctl.layers.dropout import DropPath
 from razorctl.layers.gated_mlp import GatedMLP
+from razorctl.layers.kinds.activation import GELU, QuickGELU, SiLU, TanhGELU
 from razorctl.layers.kinds.batch_norm import BatchNorm
 from razorctl.layers.kinds.channel_norm import WithActivation
 from razorctl.layers.kinds.conv import Conv2d

@@ -27,7 +27,6 @@ from transformers.models.t5 import modeling_t5
 from transformers.models.vit import modeling_vit
 from transformers.pytorch_utils import Conv1D
 
-from razorctl.layers.activation import GELU, QuickGELU, SiLU, SquaredReLU, TanhGELU
 from razorctl.layers.adding import Adding
 from razorctl.layers.attention_again import ExpertsAgain
 from razorctl.layers.base import RazorLayer, Swaps
@@ -35,6 +34,7 @@ from razorctl.layers.dropout import DropPath
 from razorctl.layers.functional_redirect import redirected
 from razorctl.layers.gated_mlp import GatedMLP
 from razorctl.layers.interface_attention import InterfaceAttention, redirecting
+from razorctl.layers.kinds.activation import GELU, QuickGELU, SiLU, SquaredReLU, TanhGELU
 from razorctl.layers.kinds.linear import Linear
 from razorctl.layers.kinds.norm import Norm
 from razorctl.layers.known_forwards import alike, forward_names, name_of
