@@ -32,9 +32,9 @@ from razorctl.layers.attention_again import ExpertsAgain
 from razorctl.layers.base import RazorLayer, Swaps
 from razorctl.layers.dropout import DropPath
 from razorctl.layers.functional_redirect import redirected
-from razorctl.layers.gated_mlp import GatedMLP
 from razorctl.layers.interface_attention import InterfaceAttention, redirecting
 from razorctl.layers.kinds.activation import GELU, QuickGELU, SiLU, SquaredReLU, TanhGELU
+from razorctl.layers.kinds.gated_mlp import GatedMLP
 from razorctl.layers.kinds.linear import Linear
 from razorctl.layers.kinds.norm import Norm
 from razorctl.layers.known_forwards import alike, forward_names, name_of

@@ -9,7 +9,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 from transformers.models.phi3.modeling_phi3 import Phi3MLP
 
 from razorctl import Recipe, sparsify
-from razorctl.layers.gated_mlp import GatedMLP
+from razorctl.layers.kinds.gated_mlp import GatedMLP
 from razorctl.memory.saved import traced_bytes
 from razorctl.rules.base import Rule
 from razorctl.rules.quantized import Quantized
