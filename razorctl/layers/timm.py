@@ -31,8 +31,8 @@ from razorctl.layers.kinds.channel_norm import WithActivation
 from razorctl.layers.kinds.conv import Conv2d
 from razorctl.layers.kinds.gated_mlp import GatedMLP
 from razorctl.layers.kinds.group_norm import GroupNorm
+from razorctl.layers.kinds.layer_scale import LayerScale, ScaledBlock
 from razorctl.layers.kinds.norm import ChannelLayerNorm, Norm
-from razorctl.layers.scale import LayerScale, ScaledBlock
 from razorctl.layers.timm_attention import BeitAttention, EvaAttention, TimmAttention
 from razorctl.rules.base import Rule
 

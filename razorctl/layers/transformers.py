@@ -35,10 +35,10 @@ from razorctl.layers.functional_redirect import redirected
 from razorctl.layers.interface_attention import InterfaceAttention, redirecting
 from razorctl.layers.kinds.activation import GELU, QuickGELU, SiLU, SquaredReLU, TanhGELU
 from razorctl.layers.kinds.gated_mlp import GatedMLP
+from razorctl.layers.kinds.layer_scale import LayerScale, Scale, ScaledBranches
 from razorctl.layers.kinds.linear import Linear
 from razorctl.layers.kinds.norm import Norm
 from razorctl.layers.known_forwards import alike, forward_names, name_of
-from razorctl.layers.scale import LayerScale, Scale, ScaledBranches
 from razorctl.rules.base import Rule
 
 

@@ -18,10 +18,10 @@ from torch.utils.checkpoint import checkpoint
 
 from razorctl import Recipe, saved_bytes, sparsify
 from razorctl.layers.base import LayerSettings
+from razorctl.layers.kinds.layer_scale import LayerScale as RazorScale
+from razorctl.layers.kinds.layer_scale import ScaledBlock as RazorBlock
+from razorctl.layers.kinds.layer_scale import ScaledLinearFunction
 from razorctl.layers.kinds.linear import Linear
-from razorctl.layers.scale import LayerScale as RazorScale
-from razorctl.layers.scale import ScaledBlock as RazorBlock
-from razorctl.layers.scale import ScaledLinearFunction
 from razorctl.layers.sharing import Memo
 from razorctl.rules.dense import Dense
 from razorctl.rules.packed import Packed, PackedValues
