@@ -7,7 +7,7 @@ from torchvision.models import convnext, vision_transformer
 from torchvision.ops import misc
 
 from razorctl.layers.base import Swaps
-from razorctl.layers.channel_gate import Excitation, Gate
+from razorctl.layers.kinds.channel_gate import Excitation, Gate
 from razorctl.layers.kinds.norm import ChannelLayerNorm
 
 

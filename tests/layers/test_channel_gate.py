@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from razorctl.layers.channel_gate import Gate
+from razorctl.layers.kinds.channel_gate import Gate
 from razorctl.rules.dense import Dense
 from razorctl.rules.prune import TopK
 from razorctl.rules.quantized import Quantized
