@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from razorctl.layers.base import LayerSettings, RazorLayer, stock_base
-from razorctl.layers.dropout import dropped
 from razorctl.layers.kinds.activation import (
     GELU,
     Hardswish,
@@ -29,6 +28,7 @@ from razorctl.layers.kinds.activation import (
     SiLU,
     by_values,
 )
+from razorctl.layers.kinds.dropout import dropped
 from razorctl.layers.twin import decorated, running
 from razorctl.rules.base import Rule, Rules
 

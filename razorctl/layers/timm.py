@@ -23,12 +23,12 @@ from torch import Tensor, nn
 
 from razorctl.layers.adding import Adding
 from razorctl.layers.base import Swaps
-from razorctl.layers.dropout import DropPath
 from razorctl.layers.kinds.activation import GELU, QuickGELU, SiLU, TanhGELU
 from razorctl.layers.kinds.batch_norm import BatchNorm
 from razorctl.layers.kinds.channel_gate import Excitation, Gate
 from razorctl.layers.kinds.channel_norm import WithActivation
 from razorctl.layers.kinds.conv import Conv2d
+from razorctl.layers.kinds.dropout import DropPath
 from razorctl.layers.kinds.gated_mlp import GatedMLP
 from razorctl.layers.kinds.group_norm import GroupNorm
 from razorctl.layers.kinds.layer_scale import LayerScale, ScaledBlock

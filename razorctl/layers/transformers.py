@@ -30,10 +30,10 @@ from transformers.pytorch_utils import Conv1D
 from razorctl.layers.adding import Adding
 from razorctl.layers.attention_again import ExpertsAgain
 from razorctl.layers.base import RazorLayer, Swaps
-from razorctl.layers.dropout import DropPath
 from razorctl.layers.functional_redirect import redirected
 from razorctl.layers.interface_attention import InterfaceAttention, redirecting
 from razorctl.layers.kinds.activation import GELU, QuickGELU, SiLU, SquaredReLU, TanhGELU
+from razorctl.layers.kinds.dropout import DropPath
 from razorctl.layers.kinds.gated_mlp import GatedMLP
 from razorctl.layers.kinds.layer_scale import LayerScale, Scale, ScaledBranches
 from razorctl.layers.kinds.linear import Linear

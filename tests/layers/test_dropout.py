@@ -44,7 +44,7 @@ def test_certain_dropout_is_left_to_stock(p, device):
 
 
 def test_in_place_dropout_is_not_taken():
-    from razorctl.layers.dropout import Dropout
+    from razorctl.layers.kinds.dropout import Dropout
 
     assert not Dropout.fits(nn.Dropout(0.5, inplace=True), CASES["dropout"].rule("dense"))
 
