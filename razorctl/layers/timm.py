@@ -21,7 +21,6 @@ from timm.models import (
 )
 from torch import Tensor, nn
 
-from razorctl.layers.adding import Adding
 from razorctl.layers.base import Swaps
 from razorctl.layers.kinds.activation import GELU, QuickGELU, SiLU, TanhGELU
 from razorctl.layers.kinds.batch_norm import BatchNorm
@@ -33,6 +32,7 @@ from razorctl.layers.kinds.gated_mlp import GatedMLP
 from razorctl.layers.kinds.group_norm import GroupNorm
 from razorctl.layers.kinds.layer_scale import LayerScale, ScaledBlock
 from razorctl.layers.kinds.norm import ChannelLayerNorm, Norm
+from razorctl.layers.kinds.residual_sum import Adding
 from razorctl.layers.timm_attention import BeitAttention, EvaAttention, TimmAttention
 from razorctl.rules.base import Rule
 

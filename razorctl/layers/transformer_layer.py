@@ -5,9 +5,9 @@ from typing import Any, ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from razorctl.layers.adding import added
 from razorctl.layers.base import LayerSettings, RazorLayer, Swaps
 from razorctl.layers.functional import FUNCTIONS
+from razorctl.layers.kinds.residual_sum import added
 from razorctl.rules.base import Rule, Rules
 
 

@@ -27,7 +27,6 @@ from transformers.models.t5 import modeling_t5
 from transformers.models.vit import modeling_vit
 from transformers.pytorch_utils import Conv1D
 
-from razorctl.layers.adding import Adding
 from razorctl.layers.attention_again import ExpertsAgain
 from razorctl.layers.base import RazorLayer, Swaps
 from razorctl.layers.functional_redirect import redirected
@@ -38,6 +37,7 @@ from razorctl.layers.kinds.gated_mlp import GatedMLP
 from razorctl.layers.kinds.layer_scale import LayerScale, Scale, ScaledBranches
 from razorctl.layers.kinds.linear import Linear
 from razorctl.layers.kinds.norm import Norm
+from razorctl.layers.kinds.residual_sum import Adding
 from razorctl.layers.known_forwards import alike, forward_names, name_of
 from razorctl.rules.base import Rule
 
