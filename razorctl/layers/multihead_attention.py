@@ -22,8 +22,8 @@ from razorctl.layers.attention.stored import WIDEST_HEAD, Attention
 from razorctl.layers.base import LayerSettings, RazorLayer, Swaps, name_of
 from razorctl.layers.code_again import LayerCode
 from razorctl.layers.fused_attention import MaskParts
+from razorctl.layers.kinds.in_projection import Projection
 from razorctl.layers.kinds.linear import Linear
-from razorctl.layers.projection import Projection
 from razorctl.rules.base import Rule, Rules
 from razorctl.rules.derived import DerivedCall
 
