@@ -11,9 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from razorctl.layers.autocast import compute_dtype, no_autocast, to_compute_dtype
-from razorctl.layers.base import LayerSettings, save, saved, stock_base
-from razorctl.layers.fused_attention import (
+from razorctl.layers.attention.fused import (
     MaskParts,
     SparseFlashFunction,
     attended,
@@ -21,6 +19,8 @@ from razorctl.layers.fused_attention import (
     fused_attention,
     joint_of,
 )
+from razorctl.layers.autocast import compute_dtype, no_autocast, to_compute_dtype
+from razorctl.layers.base import LayerSettings, save, saved, stock_base
 from razorctl.layers.large_logits import Measured, drawn, error, unhooked
 from razorctl.layers.once_differentiable import once_differentiable
 from razorctl.ops.dropout import dropout
