@@ -270,7 +270,7 @@ def test_exact_bytes(name):
 def test_what_attention_alone_cannot_do_runs_stock():
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    from razorctl.layers.interface_attention import Functions
+    from razorctl.layers.attention.transformers import Functions
 
     functions = Functions(ALL_ATTENTION_FUNCTIONS)
     model = build("llama")

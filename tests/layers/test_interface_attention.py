@@ -14,8 +14,8 @@ from transformers.models.llama.modeling_llama import (
     eager_attention_forward,
 )
 
+from razorctl.layers.attention.transformers import InterfaceAttention
 from razorctl.layers.attention_again import AttentionAgain
-from razorctl.layers.interface_attention import InterfaceAttention
 from razorctl.recipe import Recipe
 from razorctl.surgery.byte_budget import saved_bytes
 from razorctl.surgery.sparsify import sparsify
