@@ -21,6 +21,7 @@ from timm.models import (
 )
 from torch import Tensor, nn
 
+from razorctl.layers.attention.timm import BeitAttention, EvaAttention, TimmAttention
 from razorctl.layers.base import Swaps
 from razorctl.layers.kinds.activation import GELU, QuickGELU, SiLU, TanhGELU
 from razorctl.layers.kinds.batch_norm import BatchNorm
@@ -33,7 +34,6 @@ from razorctl.layers.kinds.group_norm import GroupNorm
 from razorctl.layers.kinds.layer_scale import LayerScale, ScaledBlock
 from razorctl.layers.kinds.norm import ChannelLayerNorm, Norm
 from razorctl.layers.kinds.residual_sum import Adding
-from razorctl.layers.timm_attention import BeitAttention, EvaAttention, TimmAttention
 from razorctl.rules.base import Rule
 
 Layer = Callable[[Tensor], Tensor]
