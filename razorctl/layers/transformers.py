@@ -27,10 +27,10 @@ from transformers.models.t5 import modeling_t5
 from transformers.models.vit import modeling_vit
 from transformers.pytorch_utils import Conv1D
 
+from razorctl.layers.attention.redirected_functions import redirected
 from razorctl.layers.attention.transformers import InterfaceAttention, redirecting
 from razorctl.layers.attention_again import ExpertsAgain
 from razorctl.layers.base import RazorLayer, Swaps
-from razorctl.layers.functional_redirect import redirected
 from razorctl.layers.kinds.activation import GELU, QuickGELU, SiLU, SquaredReLU, TanhGELU
 from razorctl.layers.kinds.dropout import DropPath
 from razorctl.layers.kinds.gated_mlp import GatedMLP

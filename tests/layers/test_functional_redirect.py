@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn import functional
 
-from razorctl.layers.functional_redirect import redirected
+from razorctl.layers.attention.redirected_functions import redirected
 
 
 class Attention:

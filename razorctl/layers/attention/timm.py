@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from timm.layers import apply_rot_embed_cat
 from torch import Tensor, nn
 
+from razorctl.layers.attention.redirected_functions import FunctionalRedirect, redirected
 from razorctl.layers.attention.stored import Attention
-from razorctl.layers.functional_redirect import FunctionalRedirect, redirected
 from razorctl.layers.kinds.linear import Linear
 from razorctl.rules.derived import DerivedCall
 
