@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from razorctl.layers.attention.twin import decorated, running
 from razorctl.layers.base import LayerSettings, RazorLayer, stock_base
 from razorctl.layers.kinds.activation import (
     GELU,
@@ -29,7 +30,6 @@ from razorctl.layers.kinds.activation import (
     by_values,
 )
 from razorctl.layers.kinds.dropout import dropped
-from razorctl.layers.twin import decorated, running
 from razorctl.rules.base import Rule, Rules
 
 # Functions of torch -> the stock layers that compute the same, and their razor classes.

@@ -7,7 +7,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from razorctl.layers.twin import decorated
+from razorctl.layers.attention.twin import decorated
 
 # The name of a function -> the method that is called in its place, if the layer has it.
 METHODS = {"scaled_dot_product_attention": "attend", "linear": "functional_linear"}
