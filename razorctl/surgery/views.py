@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from razorctl.layers.autocast import compute_dtype
 from razorctl.layers.base import save, transforming
-from razorctl.layers.head import LogitsFunction
+from razorctl.layers.heads.token_logits import LogitsFunction
 from razorctl.layers.own_forward import InPlace, place
 from razorctl.layers.registry import razor_of
 

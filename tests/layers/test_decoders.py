@@ -34,7 +34,7 @@ from transformers import (
 from razorctl import Recipe, restore, sparsify
 from razorctl.layers.attention.stored import Attention
 from razorctl.layers.base import RazorLayer
-from razorctl.layers.head import Head
+from razorctl.layers.heads.token_logits import Head
 from razorctl.layers.registry import razor_of
 from razorctl.memory.saved import traced_bytes, traced_bytes_by_module
 from razorctl.recipe import METHODS

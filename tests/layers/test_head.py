@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from razorctl.errors import UsageError
 from razorctl.layers.base import LayerSettings
-from razorctl.layers.head import Head, Logits
+from razorctl.layers.heads.token_logits import Head, Logits
 from razorctl.memory.saved import traced_bytes
 from razorctl.rules.dense import Dense
 from tests.cases import both
@@ -182,7 +182,7 @@ def test_accelerate_may_cast_outputs():
 
 
 def test_a_frozen_weight_gets_no_gradient_and_an_input_without_one_none(monkeypatch):
-    from razorctl.layers import head as file
+    from razorctl.layers.heads import token_logits as file
 
     needs, op = [], file.linear_cross_entropy
     monkeypatch.setattr(

@@ -18,7 +18,7 @@ from transformers import (
 
 import razorctl
 from razorctl.errors import UsageError
-from razorctl.layers.head import Logits
+from razorctl.layers.heads.token_logits import Logits
 from razorctl.surgery.sparsify import sparsified
 from tests.models import bert, llama
 
