@@ -10,7 +10,7 @@ from torch import nn
 from razorctl import Recipe, sparsify
 from razorctl.errors import FigureError
 from razorctl.job import Job
-from razorctl.layers.pixel_head import Enlarged
+from razorctl.layers.heads.pixel_logits import Enlarged
 from razorctl.training.evaluation import SCORINGS, evaluate
 
 JOB = Job("m", "d", precision="fp32")
