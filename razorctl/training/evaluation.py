@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from razorctl import processes
 from razorctl.errors import FigureError
 from razorctl.job import Job
-from razorctl.layers.lazy_output import lazily
+from razorctl.layers.heads.lazy_tensor import lazily
 from razorctl.step import counted, losses_of, scored
 from razorctl.tasks import LANGUAGE, NO_LABEL
 from razorctl.training.metrics import MOST, ByClass

@@ -14,8 +14,8 @@ from torchvision.models import segmentation
 from razorctl import Recipe, restore, sparsify
 from razorctl.errors import UsageError
 from razorctl.layers.base import LayerSettings
+from razorctl.layers.heads.lazy_tensor import lazily
 from razorctl.layers.heads.pixel_logits import Enlarged, PixelHead, Pixels, pixel_classifiers
-from razorctl.layers.lazy_output import lazily
 from razorctl.memory.saved import traced_bytes
 from razorctl.models.timm.linear_segmenter import LinearSegmenter
 from razorctl.rules.dense import Dense

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from razorctl.layers.autocast import no_autocast
 from razorctl.layers.base import save, saved
+from razorctl.layers.heads.lazy_tensor import COMMON, Lazy, LazyLayer, check_versions
 from razorctl.layers.kinds.conv import Conv2d
-from razorctl.layers.lazy_output import COMMON, Lazy, LazyLayer, check_versions
 from razorctl.layers.once_differentiable import once_differentiable
 from razorctl.ops.pixel_cross_entropy import (
     part_images,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from razorctl.layers.autocast import no_autocast, to_compute_dtype
 from razorctl.layers.base import flat, save, saved
-from razorctl.layers.lazy_output import COMMON, Lazy, LazyLayer, check_versions
+from razorctl.layers.heads.lazy_tensor import COMMON, Lazy, LazyLayer, check_versions
 from razorctl.layers.once_differentiable import once_differentiable
 from razorctl.ops.cast import cast_weight
 from razorctl.ops.linear_cross_entropy import linear_cross_entropy, part_tokens
