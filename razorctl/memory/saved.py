@@ -25,7 +25,7 @@ from torch.utils.hooks import RemovableHandle
 
 from razorctl.errors import UsageError, ValuesError
 from razorctl.layers.base import stock_type
-from razorctl.layers.outputs import unseen
+from razorctl.layers.heads.outputs import unseen
 from razorctl.layers.sharded import refuse_sharded
 from razorctl.memory.draws import hold_largest
 from razorctl.memory.fake import copies, fakes, mode_of, tensors_of, whole_rows, without_caches

@@ -16,7 +16,7 @@ from torch import nn
 
 from razorctl.config.registry import starred
 from razorctl.layers.base import stock_type
-from razorctl.layers.outputs import Outputs
+from razorctl.layers.heads.outputs import Outputs
 from razorctl.layers.registry import razor_of
 from razorctl.layers.second_run import HALF
 from razorctl.layers.sharing import Memo

@@ -14,7 +14,7 @@ from torch import nn
 from razorctl import units
 from razorctl.errors import UsageError
 from razorctl.layers.base import stock_type
-from razorctl.layers.outputs import Outputs
+from razorctl.layers.heads.outputs import Outputs
 from razorctl.memory.saved import Forward, on_copies, traced_bytes, traced_bytes_by_module
 from razorctl.methods import METHODS
 from razorctl.recipe import Recipe

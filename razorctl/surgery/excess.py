@@ -11,7 +11,7 @@ from torch import nn
 from razorctl import units
 from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer, stock_type
-from razorctl.layers.outputs import MARK
+from razorctl.layers.heads.outputs import MARK
 from razorctl.recipe import Recipe
 from razorctl.surgery import freezing, reruns
 

@@ -15,10 +15,10 @@ from razorctl.errors import UsageError
 from razorctl.layers import own_forward
 from razorctl.layers.attention.stored import Attention
 from razorctl.layers.base import LayerSettings, RazorLayer, WeightLayer
+from razorctl.layers.heads.outputs import Outputs
 from razorctl.layers.heads.pixel_logits import PixelHead, pixel_classifiers
 from razorctl.layers.heads.token_logits import Head, heads
 from razorctl.layers.kinds.linear import Linear
-from razorctl.layers.outputs import Outputs
 from razorctl.layers.recognition import razor_for
 from razorctl.layers.sharing import Memo
 from razorctl.memory.fake import mode_of

@@ -22,8 +22,8 @@ from transformers import (
 
 from razorctl import Recipe, restore, saved_bytes, sparsify, sparsify_within
 from razorctl.layers.base import RazorLayer
+from razorctl.layers.heads.outputs import MARK, Outputs, find
 from razorctl.layers.kinds.linear import Linear
-from razorctl.layers.outputs import MARK, Outputs, find
 from razorctl.surgery.excess import uncompressed
 from tests.models import bert, gpt2, llama, vit
 
