@@ -1,6 +1,6 @@
 """Blocks that run again in the backward pass, from few-bit copies of their inputs.
 
-A block is code without parts (`layers.code_again`): y = f(x, w) keeps a copy x' alone, and dx and
+A block is code without parts (`layers.recompute.code`): y = f(x, w) keeps a copy x' alone, and dx and
 dw are those of f at x'. What the layers inside keep of x' is of the second run too.
 """
 
@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from razorctl.layers.base import stock_type, transforming
-from razorctl.layers.code_again import CodeAgain
 from razorctl.layers.large_logits import Measured, unhooked
 from razorctl.layers.own_forward import InPlace, runs
+from razorctl.layers.recompute.code import CodeAgain
 from razorctl.layers.second_run import (
     HALF,
     Rows,

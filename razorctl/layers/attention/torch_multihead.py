@@ -21,9 +21,9 @@ from torch.overrides import has_torch_function
 from razorctl.layers.attention.fused import MaskParts
 from razorctl.layers.attention.stored import WIDEST_HEAD, Attention
 from razorctl.layers.base import LayerSettings, RazorLayer, Swaps, name_of
-from razorctl.layers.code_again import LayerCode
 from razorctl.layers.kinds.in_projection import Projection
 from razorctl.layers.kinds.linear import Linear
+from razorctl.layers.recompute.code import LayerCode
 from razorctl.rules.base import Rule, Rules
 from razorctl.rules.derived import DerivedCall
 
