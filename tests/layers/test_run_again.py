@@ -11,8 +11,8 @@ from transformers import LlamaConfig, LlamaModel
 
 from razorctl import Recipe, restore, sparsify
 from razorctl.errors import UsageError
-from razorctl.layers.code_forms import CodeOutput
 from razorctl.layers.peft import Adapter
+from razorctl.layers.recompute.kept_inputs import CodeOutput
 from razorctl.memory.saved import traced_bytes
 
 SIZES = {
