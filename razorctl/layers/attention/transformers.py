@@ -25,9 +25,9 @@ from transformers.utils import output_capturing
 from razorctl.layers.attention.stored import Attention, apply_mask
 from razorctl.layers.attention.twin import decorated, running
 from razorctl.layers.base import name_of, stock_base
-from razorctl.layers.code_runs import first_of
 from razorctl.layers.known_forwards import forward_names
 from razorctl.layers.recompute.code import LayerCode, code_of
+from razorctl.layers.recompute.runs import first_of
 from razorctl.layers.second_run import unknown
 from razorctl.rules.derived import DerivedCall
 
