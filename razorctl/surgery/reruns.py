@@ -17,7 +17,7 @@ from razorctl.layers.base import stock_type, transforming
 from razorctl.layers.large_logits import Measured, unhooked
 from razorctl.layers.own_forward import InPlace, runs
 from razorctl.layers.recompute.code import CodeAgain
-from razorctl.layers.second_run import (
+from razorctl.layers.recompute.replayed_state import (
     HALF,
     Rows,
     by_position,

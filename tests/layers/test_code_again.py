@@ -35,7 +35,7 @@ from razorctl.errors import UsageError
 from razorctl.layers.attention_again import AttentionAgain
 from razorctl.layers.base import LayerSettings, RazorLayer
 from razorctl.layers.kinds.linear import Linear
-from razorctl.layers.second_run import leaves_of
+from razorctl.layers.recompute.replayed_state import leaves_of
 from razorctl.memory.saved import kept_storages, traced_bytes
 from razorctl.rules.quantized import Quantized
 from razorctl.rules.registry import RULES, RuleSettings

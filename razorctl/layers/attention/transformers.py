@@ -27,8 +27,8 @@ from razorctl.layers.attention.twin import decorated, running
 from razorctl.layers.base import name_of, stock_base
 from razorctl.layers.known_forwards import forward_names
 from razorctl.layers.recompute.code import LayerCode, code_of
+from razorctl.layers.recompute.replayed_state import unknown
 from razorctl.layers.recompute.runs import first_of
-from razorctl.layers.second_run import unknown
 from razorctl.rules.derived import DerivedCall
 
 

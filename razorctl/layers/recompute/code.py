@@ -25,8 +25,14 @@ from razorctl.layers.autocast import compute_dtype, no_autocast
 from razorctl.layers.base import RazorLayer, WeightLayer, flat, name_of, saved, stock_type
 from razorctl.layers.large_logits import Measured, drawn, error, unhooked
 from razorctl.layers.recompute.kept_inputs import RESULT, Code, CodeInputs, CodeOutput, KeptByCode
+from razorctl.layers.recompute.replayed_state import (
+    Context,
+    Rows,
+    by_position,
+    unknown,
+    without_cache,
+)
 from razorctl.layers.recompute.runs import FirstRun, SecondRun, calling, first_of
-from razorctl.layers.second_run import Context, Rows, by_position, unknown, without_cache
 from razorctl.ops.images import pixels
 from razorctl.rules.derived import Cell, apart
 from razorctl.rules.packed import Packed, PackedValues

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from razorctl.errors import UsageError
-from razorctl.layers.second_run import Context, Rows
+from razorctl.layers.recompute.replayed_state import Context, Rows
 from razorctl.rules.derived import Derived
 from razorctl.rules.packed import Packed
 

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 from razorctl.layers.base import RazorLayer, save
 from razorctl.layers.large_logits import Measured
 from razorctl.layers.recompute.kept_inputs import RESULT, Code, CodeInputs, PartOutput, Place
-from razorctl.layers.second_run import (
+from razorctl.layers.recompute.replayed_state import (
     Rows,
     empty_cache,
     laid,
