@@ -16,10 +16,10 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from razorctl.layers import functional, other_gated_mlp, other_norm
-from razorctl.layers.attention_again import AttentionAgain, is_attention
 from razorctl.layers.base import PARAMETRIZED, RazorLayer, stock_type
 from razorctl.layers.kinds.activation import by_values
 from razorctl.layers.own_forward import place
+from razorctl.layers.recompute.attention import AttentionAgain, is_attention
 from razorctl.layers.registry import razor_of_module
 
 # Attributes that a razor class may have by the same name: those that it reads, and its forward.

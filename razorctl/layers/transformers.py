@@ -29,7 +29,6 @@ from transformers.pytorch_utils import Conv1D
 
 from razorctl.layers.attention.redirected_functions import redirected
 from razorctl.layers.attention.transformers import InterfaceAttention, redirecting
-from razorctl.layers.attention_again import ExpertsAgain
 from razorctl.layers.base import RazorLayer, Swaps
 from razorctl.layers.kinds.activation import GELU, QuickGELU, SiLU, SquaredReLU, TanhGELU
 from razorctl.layers.kinds.dropout import DropPath
@@ -39,6 +38,7 @@ from razorctl.layers.kinds.linear import Linear
 from razorctl.layers.kinds.norm import Norm
 from razorctl.layers.kinds.residual_sum import Adding
 from razorctl.layers.known_forwards import alike, forward_names, name_of
+from razorctl.layers.recompute.attention import ExpertsAgain
 from razorctl.rules.base import Rule
 
 

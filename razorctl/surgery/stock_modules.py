@@ -11,10 +11,10 @@ from razorctl import units
 from razorctl.config import registry
 from razorctl.layers import known_forwards
 from razorctl.layers.attention.stored import Attention
-from razorctl.layers.attention_again import AttentionAgain, attends, is_attention
 from razorctl.layers.base import RazorLayer, WeightLayer, stock_type
 from razorctl.layers.own_forward import place
 from razorctl.layers.recognition import razor_for
+from razorctl.layers.recompute.attention import AttentionAgain, attends, is_attention
 from razorctl.layers.registry import razor_of
 from razorctl.recipe import Recipe
 from razorctl.rules.allocation import closest, largest

@@ -32,9 +32,9 @@ from transformers import (
 
 from razorctl import Recipe, restore, sparsify
 from razorctl.errors import UsageError
-from razorctl.layers.attention_again import AttentionAgain
 from razorctl.layers.base import LayerSettings, RazorLayer
 from razorctl.layers.kinds.linear import Linear
+from razorctl.layers.recompute.attention import AttentionAgain
 from razorctl.layers.recompute.replayed_state import leaves_of
 from razorctl.memory.saved import kept_storages, traced_bytes
 from razorctl.rules.quantized import Quantized

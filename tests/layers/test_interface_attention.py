@@ -15,7 +15,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from razorctl.layers.attention.transformers import InterfaceAttention
-from razorctl.layers.attention_again import AttentionAgain
+from razorctl.layers.recompute.attention import AttentionAgain
 from razorctl.recipe import Recipe
 from razorctl.surgery.byte_budget import saved_bytes
 from razorctl.surgery.sparsify import sparsify
