@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from razorctl.layers.base import stock_type, transforming
-from razorctl.layers.large_logits import Measured, unhooked
 from razorctl.layers.own_forward import InPlace, runs
 from razorctl.layers.recompute.code import CodeAgain
+from razorctl.layers.recompute.large_logits import Measured, unhooked
 from razorctl.layers.recompute.replayed_state import (
     HALF,
     Rows,

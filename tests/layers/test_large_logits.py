@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from razorctl import Recipe, restore, saved_bytes, sparsify
-from razorctl.layers import large_logits
-from razorctl.layers.large_logits import AMPLIFIED, LIMIT, LargeLogits, Measured
+from razorctl.layers.recompute import large_logits
+from razorctl.layers.recompute.large_logits import AMPLIFIED, LIMIT, LargeLogits, Measured
 from razorctl.layers.sharing import Memo
 from razorctl.rules.dense import Half
 from razorctl.rules.quantized import Quantized

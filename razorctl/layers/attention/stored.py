@@ -21,8 +21,8 @@ from razorctl.layers.attention.fused import (
 )
 from razorctl.layers.autocast import compute_dtype, no_autocast, to_compute_dtype
 from razorctl.layers.base import LayerSettings, save, saved, stock_base
-from razorctl.layers.large_logits import Measured, drawn, error, unhooked
 from razorctl.layers.once_differentiable import once_differentiable
+from razorctl.layers.recompute.large_logits import Measured, drawn, error, unhooked
 from razorctl.ops.dropout import dropout
 from razorctl.rules.base import Rule, Rules
 from razorctl.rules.derived import apart

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 from torch import nn
 
 from razorctl.layers.base import RazorLayer, stock_type
-from razorctl.layers.large_logits import Measured
 from razorctl.layers.recompute.code import code_of
+from razorctl.layers.recompute.large_logits import Measured
 from razorctl.rules.base import Rule
 from razorctl.rules.prune import Centered
 

@@ -23,8 +23,8 @@ from torch.utils._pytree import tree_leaves
 from razorctl.layers import layouts
 from razorctl.layers.autocast import compute_dtype, no_autocast
 from razorctl.layers.base import RazorLayer, WeightLayer, flat, name_of, saved, stock_type
-from razorctl.layers.large_logits import Measured, drawn, error, unhooked
 from razorctl.layers.recompute.kept_inputs import RESULT, Code, CodeInputs, CodeOutput, KeptByCode
+from razorctl.layers.recompute.large_logits import Measured, drawn, error, unhooked
 from razorctl.layers.recompute.replayed_state import (
     Context,
     Rows,

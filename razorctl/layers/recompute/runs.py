@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 
 from razorctl.layers.base import RazorLayer, save
-from razorctl.layers.large_logits import Measured
 from razorctl.layers.recompute.kept_inputs import RESULT, Code, CodeInputs, PartOutput, Place
+from razorctl.layers.recompute.large_logits import Measured
 from razorctl.layers.recompute.replayed_state import (
     Rows,
     empty_cache,
