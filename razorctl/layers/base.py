@@ -20,7 +20,7 @@ from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 from razorctl.errors import UsageError
 from razorctl.layers.autocast import compute_dtype, to_compute_dtype
 from razorctl.layers.own_forward import rebind
-from razorctl.layers.sharing import Memo, copy_of
+from razorctl.layers.shared_copies.memo import Memo, copy_of
 from razorctl.rules.base import Rule, Rules
 from razorctl.rules.derived import Derived, DerivedCopy
 from razorctl.rules.packed import Packed

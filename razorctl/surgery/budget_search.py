@@ -19,7 +19,7 @@ from razorctl.layers.base import stock_type
 from razorctl.layers.heads.outputs import Outputs
 from razorctl.layers.recompute.replayed_state import HALF
 from razorctl.layers.registry import razor_of
-from razorctl.layers.sharing import Memo
+from razorctl.layers.shared_copies.memo import Memo
 from razorctl.memory.fake import copies, mode_of
 from razorctl.memory.saved import bytes_by_module, storages_by_module
 from razorctl.methods import METHODS

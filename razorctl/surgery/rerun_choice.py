@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from razorctl.config import registry
 from razorctl.layers.base import RazorLayer
 from razorctl.layers.recompute.replayed_state import Rows, unknown
-from razorctl.layers.sharing import Memo, TensorCache
+from razorctl.layers.shared_copies.memo import Memo, TensorCache
 from razorctl.memory.fake_mode import storage_key
 from razorctl.memory.saved import resident_keys, storages_by_module
 from razorctl.surgery import reruns

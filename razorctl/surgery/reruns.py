@@ -29,7 +29,7 @@ from razorctl.layers.recompute.replayed_state import (
     unknown,
     without_cache,
 )
-from razorctl.layers.sharing import Memo
+from razorctl.layers.shared_copies.memo import Memo
 from razorctl.rules.base import Rule
 from razorctl.rules.dense import Half
 from razorctl.rules.packed import Packed

@@ -20,7 +20,7 @@ from razorctl.layers.heads.pixel_logits import PixelHead, pixel_classifiers
 from razorctl.layers.heads.token_logits import Head, heads
 from razorctl.layers.kinds.linear import Linear
 from razorctl.layers.recognition import razor_for
-from razorctl.layers.sharing import Memo
+from razorctl.layers.shared_copies.memo import Memo
 from razorctl.memory.fake import mode_of
 from razorctl.memory.saved import Forward, bytes_by_module, on_copies, storages_by_module
 from razorctl.methods import METHODS

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from razorctl import Recipe, restore, sparsify
 from razorctl.layers.registry import swaps
-from razorctl.layers.sharing import Memo
+from razorctl.layers.shared_copies.memo import Memo
 from razorctl.rules.registry import RULES
 from tests.cases import CASES, both, stock
 

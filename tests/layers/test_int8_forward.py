@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from razorctl import Recipe, restore, saved_bytes, sparsify
-from razorctl.layers import sharing
 from razorctl.layers.attention import stored
 from razorctl.layers.kinds.linear import Linear
+from razorctl.layers.shared_copies import memo
 from razorctl.methods import METHODS
 from razorctl.ops.int8 import int8_rows
 from razorctl.rules.registry import RULES, RuleSettings

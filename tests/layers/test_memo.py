@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from razorctl import Recipe, sparsify
 from razorctl.layers.base import RazorLayer
-from razorctl.layers.sharing import Memo
+from razorctl.layers.shared_copies.memo import Memo
 
 WIDTH = 32
 either = pytest.mark.parametrize("reentrant", [False, True])

@@ -22,7 +22,7 @@ from razorctl.layers.kinds.layer_scale import LayerScale as RazorScale
 from razorctl.layers.kinds.layer_scale import ScaledBlock as RazorBlock
 from razorctl.layers.kinds.layer_scale import ScaledLinearFunction
 from razorctl.layers.kinds.linear import Linear
-from razorctl.layers.sharing import Memo
+from razorctl.layers.shared_copies.memo import Memo
 from razorctl.rules.dense import Dense
 from razorctl.rules.packed import Packed, PackedValues
 from tests.cases import both

@@ -16,7 +16,7 @@ from razorctl import Recipe, restore, saved_bytes, sparsify
 from razorctl.errors import UsageError
 from razorctl.layers import own_forward
 from razorctl.layers.base import RazorLayer
-from razorctl.layers.sharing import Memo
+from razorctl.layers.shared_copies.memo import Memo
 from razorctl.memory.saved import traced_bytes
 from razorctl.memory.tracker import trace_step
 from razorctl.rules.quantized import Quantized

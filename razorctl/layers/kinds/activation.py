@@ -18,7 +18,7 @@ from razorctl.layers.autocast import compute_dtype
 from razorctl.layers.base import RazorLayer, Swaps, flat, flat_shape, save, saved
 from razorctl.layers.handover import Int8, Int8Gradient
 from razorctl.layers.once_differentiable import once_differentiable
-from razorctl.layers.sharing import copy_of
+from razorctl.layers.shared_copies.memo import copy_of
 from razorctl.ops.functions import FUNCTIONS
 from razorctl.ops.images import memory_format, pixels, unrolled
 from razorctl.ops.kernels import fused

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from razorctl.layers import layouts
 from razorctl.layers.base import RazorLayer, save, saved
 from razorctl.layers.once_differentiable import once_differentiable
-from razorctl.layers.sharing import copy_of_images
+from razorctl.layers.shared_copies.memo import copy_of_images
 from razorctl.ops.images import memory_format
 from razorctl.rules.base import Rule
 from razorctl.rules.packed import Packed

@@ -20,7 +20,7 @@ from razorctl.layers.base import LayerSettings, RazorLayer, flat, save, saved, s
 from razorctl.layers.kinds.linear import Gemms, LinearCall
 from razorctl.layers.once_differentiable import once_differentiable
 from razorctl.layers.sharded import lasting
-from razorctl.layers.sharing import copy_of
+from razorctl.layers.shared_copies.memo import copy_of
 from razorctl.rules.base import Rule, Rules
 from razorctl.rules.derived import Derived, DerivedLinear
 from razorctl.rules.derived_norms import DerivedAffine, DerivedSum
