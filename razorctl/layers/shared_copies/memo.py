@@ -139,17 +139,17 @@ class Memo:
 
     def _put(self, cache: TensorCache[P], x: Tensor, layout: Hashable, copy: P, by: object) -> None:
         if torch.compiler.is_compiling():
-            from razorctl.layers import compiled_sharing
+            from razorctl.layers.shared_copies import compiled_memo
 
-            compiled_sharing.offer(x, layout, copy)
+            compiled_memo.offer(x, layout, copy)
         else:
             cache.put(x, (layout, _place()), copy, by)
 
     def _get(self, cache: TensorCache[P], x: Tensor, layout: Hashable, by: object) -> P | None:
         if torch.compiler.is_compiling():
-            from razorctl.layers import compiled_sharing
+            from razorctl.layers.shared_copies import compiled_memo
 
-            return compiled_sharing.find(x, layout)  # type: ignore[return-value]
+            return compiled_memo.find(x, layout)  # type: ignore[return-value]
         state = layout, _place()
         copy = cache.get(x, state, by)
         if copy is None and (same := _same(x)) is not None:
@@ -276,9 +276,9 @@ def _same(x: Tensor) -> Tensor | None:
 def _offset(x: Tensor) -> int:
     """Where `x` begins in its storage, in elements."""
     if torch.compiler.is_compiling():
-        from razorctl.layers import compiled_sharing
+        from razorctl.layers.shared_copies import compiled_memo
 
-        return compiled_sharing.offset(x)
+        return compiled_memo.offset(x)
     return int(x.storage_offset())
 
 
