@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from razorctl.layers import registry
 from razorctl.layers.base import stock_type
-from razorctl.layers.handover import add_residual
 from razorctl.layers.kinds.norm import Norm
 from razorctl.layers.own_forward import InPlace, place
+from razorctl.layers.shared_copies.int8_gradients import add_residual
 from razorctl.rules.derived_norms import DerivedSum
 
 # Arguments of a block of torch -> those of its attention.

@@ -10,8 +10,8 @@ from transformers import ViTConfig, ViTForImageClassification
 
 from razorctl import Recipe, restore, sparsify
 from razorctl.layers import own_forward
-from razorctl.layers.handover import Handover, Int8, Int8Gradient
 from razorctl.layers.kinds.linear import Linear
+from razorctl.layers.shared_copies.int8_gradients import Handover, Int8, Int8Gradient
 from razorctl.ops import kernels
 from razorctl.ops.int8 import int8_rows
 from razorctl.surgery import residuals

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from razorctl.layers.autocast import no_autocast, to_compute_dtype
 from razorctl.layers.base import RazorLayer, save, saved
-from razorctl.layers.handover import Int8, Int8Gradient
 from razorctl.layers.once_differentiable import once_differentiable
 from razorctl.layers.random_state import random_state
+from razorctl.layers.shared_copies.int8_gradients import Int8, Int8Gradient
 from razorctl.ops.attention_again import attention_again
 from razorctl.ops.int8 import adjoined, int8_heads
 from razorctl.ops.random import replaying

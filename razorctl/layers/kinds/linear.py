@@ -23,10 +23,10 @@ from razorctl.layers.base import (
     saved,
     shaped,
 )
-from razorctl.layers.handover import Int8, Int8Gradient
 from razorctl.layers.int8_cost import Int8Cost
 from razorctl.layers.once_differentiable import once_differentiable
 from razorctl.layers.sharded import gather
+from razorctl.layers.shared_copies.int8_gradients import Int8, Int8Gradient
 from razorctl.layers.shared_copies.memo import copy_of
 from razorctl.ops import weight_copies
 from razorctl.ops.cast import cast_weight
