@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from razorctl import Recipe, restore, sparsify
-from razorctl.layers import layouts
 from razorctl.layers.kinds.linear import Linear
+from razorctl.layers.shared_copies import layouts
 from razorctl.layers.shared_copies.memo import copy_of
 from razorctl.methods import METHODS
 from tests.models import SMALL

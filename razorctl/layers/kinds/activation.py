@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from razorctl.layers import layouts
 from razorctl.layers.autocast import compute_dtype
 from razorctl.layers.base import RazorLayer, Swaps, flat, flat_shape, save, saved
 from razorctl.layers.once_differentiable import once_differentiable
+from razorctl.layers.shared_copies import layouts
 from razorctl.layers.shared_copies.int8_gradients import Int8, Int8Gradient
 from razorctl.layers.shared_copies.memo import copy_of
 from razorctl.ops.functions import FUNCTIONS

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from razorctl.layers import layouts
 from razorctl.layers.base import RazorLayer, save, saved
 from razorctl.layers.once_differentiable import once_differentiable
+from razorctl.layers.shared_copies import layouts
 from razorctl.layers.shared_copies.memo import copy_of_images
 from razorctl.ops.images import memory_format
 from razorctl.rules.base import Rule

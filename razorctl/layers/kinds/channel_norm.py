@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from razorctl.layers import layouts
 from razorctl.layers.autocast import compute_dtype, no_autocast
 from razorctl.layers.base import RazorLayer, save, saved
 from razorctl.layers.once_differentiable import once_differentiable
 from razorctl.layers.sharded import lasting
+from razorctl.layers.shared_copies import layouts
 from razorctl.ops.images import memory_format
 from razorctl.rules.dense import Dense
 from razorctl.rules.packed import Packed

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from razorctl.layers import layouts
 from razorctl.layers.autocast import no_autocast, to_compute_dtype
 from razorctl.layers.base import Swaps, WeightLayer, flat, save, saved
 from razorctl.layers.once_differentiable import once_differentiable
+from razorctl.layers.shared_copies import layouts
 from razorctl.layers.shared_copies.memo import copy_of, copy_of_images
 from razorctl.ops.cast import cast_weight
 from razorctl.ops.images import as_they_lie, memory_format, unrolled

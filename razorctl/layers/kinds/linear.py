@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from razorctl.layers import layouts
 from razorctl.layers.autocast import no_autocast, to_compute_dtype
 from razorctl.layers.base import (
     LayerSettings,
@@ -26,6 +25,7 @@ from razorctl.layers.base import (
 from razorctl.layers.int8_cost import Int8Cost
 from razorctl.layers.once_differentiable import once_differentiable
 from razorctl.layers.sharded import gather
+from razorctl.layers.shared_copies import layouts
 from razorctl.layers.shared_copies.int8_gradients import Int8, Int8Gradient
 from razorctl.layers.shared_copies.memo import copy_of
 from razorctl.ops import weight_copies

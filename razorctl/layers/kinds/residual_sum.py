@@ -5,9 +5,9 @@ x -- f -- x + f -- norm     x + f comes from a copy of x, which f keeps, and fro
 
 from torch import Tensor, nn
 
-from razorctl.layers import layouts
 from razorctl.layers.autocast import compute_dtype
 from razorctl.layers.base import RazorLayer
+from razorctl.layers.shared_copies import layouts
 from razorctl.rules.base import Rule
 from razorctl.rules.derived import Derived
 from razorctl.rules.derived_norms import DerivedSum

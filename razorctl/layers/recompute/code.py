@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from razorctl.layers import layouts
 from razorctl.layers.autocast import compute_dtype, no_autocast
 from razorctl.layers.base import RazorLayer, WeightLayer, flat, name_of, saved, stock_type
 from razorctl.layers.recompute.kept_inputs import RESULT, Code, CodeInputs, CodeOutput, KeptByCode
@@ -33,6 +32,7 @@ from razorctl.layers.recompute.replayed_state import (
     without_cache,
 )
 from razorctl.layers.recompute.runs import FirstRun, SecondRun, calling, first_of
+from razorctl.layers.shared_copies import layouts
 from razorctl.ops.images import pixels
 from razorctl.rules.derived import Cell, apart
 from razorctl.rules.packed import Packed, PackedValues

@@ -18,8 +18,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from razorctl.layers.layouts import DERIVED
 from razorctl.layers.shared_copies.int8_gradients import Handover, Int8
+from razorctl.layers.shared_copies.layouts import DERIVED
 from razorctl.ops.int8 import int8_rows
 from razorctl.rules.base import Rules
 from razorctl.rules.derived import Derived, DerivedView
