@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from razorctl.layers.base import RazorLayer
-from razorctl.layers.int8_cost import Int8Cost
 from razorctl.layers.kinds.linear import Linear
 from razorctl.layers.recompute.large_logits import LargeLogits, Measured
+from razorctl.layers.shared_copies.int8_cost import Int8Cost
 from razorctl.sampling.joint import MARK, Blocks, refuse_compilation
 from razorctl.sampling.reduction import mean_over_processes
 from razorctl.sampling.samplers import Sampler

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from razorctl.layers.base import RazorLayer, name_of
-from razorctl.layers.int8_cost import readable
+from razorctl.layers.shared_copies.int8_cost import readable
 from razorctl.rules.base import Rules
 from razorctl.rules.dense import Half
 from razorctl.rules.quantized import Quantized
