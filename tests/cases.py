@@ -45,7 +45,7 @@ from transformers.models.phi3.modeling_phi3 import Phi3MLP
 from transformers.pytorch_utils import Conv1D
 
 from razorctl.layers.base import LayerSettings, RazorLayer
-from razorctl.layers.recognition import razor_for
+from razorctl.layers.recognition.razor_class import razor_for
 from razorctl.rules.base import Rule, Rules
 from razorctl.rules.prune import Centered
 from razorctl.rules.registry import RULES, RuleSettings

@@ -19,7 +19,7 @@ from razorctl.layers.heads.outputs import Outputs
 from razorctl.layers.heads.pixel_logits import PixelHead, pixel_classifiers
 from razorctl.layers.heads.token_logits import Head, heads
 from razorctl.layers.kinds.linear import Linear
-from razorctl.layers.recognition import razor_for
+from razorctl.layers.recognition.razor_class import razor_for
 from razorctl.layers.shared_copies.memo import Memo
 from razorctl.memory.fake import mode_of
 from razorctl.memory.saved import Forward, bytes_by_module, on_copies, storages_by_module
@@ -65,7 +65,7 @@ def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
 
     Parameters, buffers, state dict, hooks and optimizers stay valid; `restore` undoes it. A module
     is swapped only if its type is exactly a known stock type, because a subclass may compute
-    something else, or if an example shows what it computes (`layers.recognition`). Other modules
+    something else, or if an example shows what it computes (`layers.recognition.razor_class`). Other modules
     stay stock and are logged. Warnings name unknown attention, and layers that are likely to exceed
     a byte budget; without one, the first training pass is traced, and a budget that it exceeds by
     FAR is told. `sparsify_within`, which traces inputs, recomputes such blocks. Everything is

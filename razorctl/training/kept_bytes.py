@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer
-from razorctl.layers.recognition import razor_for
+from razorctl.layers.recognition.razor_class import razor_for
 from razorctl.layers.recompute.replayed_state import unknown
 from razorctl.memory.saved import Forward, on_copies, traced_bytes_by_module
 from razorctl.recipe import Recipe

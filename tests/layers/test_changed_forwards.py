@@ -10,7 +10,7 @@ from torch import nn
 from razorctl import Recipe, restore, sparsify
 from razorctl.layers import known_forwards, registry
 from razorctl.layers.known_forwards import name_of, release
-from razorctl.layers.recognition import razor_for
+from razorctl.layers.recognition.razor_class import razor_for
 from tests.cases import CASES
 from tests.layers.test_known_forwards import other, registered
 

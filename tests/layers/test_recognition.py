@@ -28,7 +28,7 @@ from razorctl.layers.functional import Calling
 from razorctl.layers.kinds.activation import ReLU, TanhGELU
 from razorctl.layers.other_gated_mlp import OtherGatedMLP, Projected
 from razorctl.layers.other_norm import Form, OtherChannelNorm, OtherNorm, form_of
-from razorctl.layers.recognition import razor_for
+from razorctl.layers.recognition.razor_class import razor_for
 from razorctl.memory.saved import traced_bytes
 from razorctl.rules.registry import RULES, RuleSettings
 from tests.cases import razor
