@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from razorctl.layers.base import LayerSettings, RazorLayer, Swaps
-from razorctl.layers.functional import FUNCTIONS
 from razorctl.layers.kinds.residual_sum import added
+from razorctl.layers.recognition.called_functions import FUNCTIONS
 from razorctl.rules.base import Rule, Rules
 
 

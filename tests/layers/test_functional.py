@@ -14,7 +14,7 @@ from transformers.models.esm.modeling_esm import EsmIntermediate
 
 from razorctl import Recipe, restore, sparsify
 from razorctl.layers.base import RazorLayer
-from razorctl.layers.functional import Calling, CallingActivation, recognized
+from razorctl.layers.recognition.called_functions import Calling, CallingActivation, recognized
 from razorctl.memory.saved import traced_bytes, traced_bytes_by_module
 from razorctl.surgery.excess import uncompressed
 from tests.cases import Functions

@@ -15,10 +15,11 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from razorctl.layers import functional, other_gated_mlp, other_norm
+from razorctl.layers import other_gated_mlp, other_norm
 from razorctl.layers.base import PARAMETRIZED, RazorLayer, stock_type
 from razorctl.layers.kinds.activation import by_values
 from razorctl.layers.own_forward import place
+from razorctl.layers.recognition import called_functions
 from razorctl.layers.recompute.attention import AttentionAgain, is_attention
 from razorctl.layers.registry import razor_of_module
 
@@ -39,7 +40,7 @@ def razor_for(module: nn.Module, again: bool = True) -> type[RazorLayer] | None:
     if again and is_attention(kind):
         return AttentionAgain
     razor = _by_values(module, kind) if _takes_one(kind, bool(module._modules)) else None
-    razor = functional.recognized(kind) if razor is None else razor
+    razor = called_functions.recognized(kind) if razor is None else razor
     return None if razor is None or _clash(razor, module, kind) else razor
 
 
