@@ -25,8 +25,8 @@ from transformers.models.vitdet.modeling_vitdet import VitDetLayerNorm
 
 from razorctl import Recipe, restore, sparsify
 from razorctl.layers.kinds.activation import ReLU, TanhGELU
-from razorctl.layers.other_gated_mlp import OtherGatedMLP, Projected
 from razorctl.layers.recognition.called_functions import Calling
+from razorctl.layers.recognition.gated_mlps_by_value import OtherGatedMLP, Projected
 from razorctl.layers.recognition.norms_by_value import Form, OtherChannelNorm, OtherNorm, form_of
 from razorctl.layers.recognition.razor_class import razor_for
 from razorctl.memory.saved import traced_bytes

@@ -15,11 +15,10 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from razorctl.layers import other_gated_mlp
 from razorctl.layers.base import PARAMETRIZED, RazorLayer, stock_type
 from razorctl.layers.kinds.activation import by_values
 from razorctl.layers.own_forward import place
-from razorctl.layers.recognition import called_functions, norms_by_value
+from razorctl.layers.recognition import called_functions, gated_mlps_by_value, norms_by_value
 from razorctl.layers.recompute.attention import AttentionAgain, is_attention
 from razorctl.layers.registry import razor_of_module
 
@@ -53,7 +52,7 @@ def _by_values(module: nn.Module, kind: type[nn.Module]) -> type[RazorLayer] | N
     if PARAMETRIZED in module._modules or isinstance(module, RazorLayer):
         return None
     of: Any = module
-    recognizes: Any = other_gated_mlp.by_values if module._modules else norms_by_value.by_values
+    recognizes: Any = gated_mlps_by_value.by_values if module._modules else norms_by_value.by_values
     if not (module._modules or "norm" in kind.__name__.lower()):
         if module._parameters or module._buffers:
             return None
