@@ -22,7 +22,7 @@ def registered() -> list[type[nn.Module]]:
     """The classes whose forward a razor class, or the connections of a block, write again."""
     from peft.tuners import lora
 
-    from razorctl.layers.transformers import ALIKE
+    from razorctl.layers.libraries.transformers import ALIKE
 
     kinds = {reference for razor in ALIKE for reference in razor.references}
     for file in registry._files(registry.LIBRARIES):
