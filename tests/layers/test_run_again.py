@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaModel
 
 from razorctl import Recipe, restore, sparsify
 from razorctl.errors import UsageError
-from razorctl.layers.peft import Adapter
+from razorctl.layers.libraries.peft import Adapter
 from razorctl.layers.recompute.kept_inputs import CodeOutput
 from razorctl.memory.saved import traced_bytes
 
