@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from razorctl.errors import UsageError
-from razorctl.layers.registry import LIBRARIES, swaps
+from razorctl.layers.by_type import LIBRARIES, swaps
 from razorctl.methods import CLOSE, DEFAULT_METHOD, EXACT, FAMILIES, METHODS, WEIGHTS
 from razorctl.recipe import Recipe
 from razorctl.rules.allocation import RESERVE, width

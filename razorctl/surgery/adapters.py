@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 from razorctl.errors import UsageError
+from razorctl.layers.by_type import linear_types
 from razorctl.layers.heads.token_logits import heads
-from razorctl.layers.registry import linear_types
 from razorctl.memory.fake import fake, mode_of
 from razorctl.surgery import freezing
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from razorctl.layers.base import stock_type
+from razorctl.layers.by_type import branches_of
 from razorctl.layers.own_forward import InPlace, place, put
-from razorctl.layers.registry import branches_of
 from razorctl.sampling.joint import Blocks, norm
 
 

@@ -16,9 +16,9 @@ from torch import nn
 
 from razorctl.config.registry import starred
 from razorctl.layers.base import stock_type
+from razorctl.layers.by_type import razor_of
 from razorctl.layers.heads.outputs import Outputs
 from razorctl.layers.recompute.replayed_state import HALF
-from razorctl.layers.registry import razor_of
 from razorctl.layers.shared_copies.memo import Memo
 from razorctl.memory.fake import copies, mode_of
 from razorctl.memory.saved import bytes_by_module, storages_by_module

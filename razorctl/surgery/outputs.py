@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from razorctl.layers.base import stock_type, transforming
+from razorctl.layers.by_type import linear_types
 from razorctl.layers.heads.outputs import MARK, Outputs, find
 from razorctl.layers.kinds.linear import Linear
-from razorctl.layers.registry import linear_types
 from razorctl.memory.fake import mode_of
 from razorctl.memory.saved import Forward, run_forward, tracing
 from razorctl.surgery.drawing import unhook

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from razorctl.layers import registry
+from razorctl.layers import by_type
 from razorctl.layers.base import stock_type
 from razorctl.layers.kinds.norm import Norm
 from razorctl.layers.own_forward import InPlace, place
@@ -95,9 +95,9 @@ class Block(InPlace):
 
 def find(model: nn.Module) -> dict[nn.Module, tuple[Connection, ...]]:
     """The blocks of `model` whose norms are razor norms, with their connections."""
-    by_block, first = {}, registry.linear_first()
+    by_block, first = {}, by_type.linear_first()
     for block in model.modules():
-        names = registry.connections_of(stock_type(block))
+        names = by_type.connections_of(stock_type(block))
         first_norm = getattr(block, "norm_first", True)
         if not names or not first_norm or place(block) is None:
             continue

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from razorctl.layers.autocast import compute_dtype
 from razorctl.layers.base import save, transforming
+from razorctl.layers.by_type import razor_of
 from razorctl.layers.heads.token_logits import LogitsFunction
 from razorctl.layers.own_forward import InPlace, place
-from razorctl.layers.registry import razor_of
 
 SMALL = 0.25  # share of its storage up to which a copy of an input is kept
 

@@ -45,7 +45,7 @@ from worst import parts, worst
 
 from razorctl import Recipe, models, restore
 from razorctl.errors import UsageError
-from razorctl.layers.registry import razor_of
+from razorctl.layers.by_type import razor_of
 from razorctl.memory.saved import traced_bytes
 from razorctl.methods import METHODS
 from razorctl.planning.candidates import label

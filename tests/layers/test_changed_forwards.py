@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from razorctl import Recipe, restore, sparsify
-from razorctl.layers import known_forwards, registry
+from razorctl.layers import by_type, known_forwards
 from razorctl.layers.known_forwards import name_of, release
 from razorctl.layers.recognition.razor_class import razor_for
 from tests.cases import CASES
@@ -22,9 +22,9 @@ WARNING = "another release or a patch has changed forwards"
 
 def uses(kind: type[nn.Module]) -> tuple[Any, ...]:
     """The razor class and the connections of a class, and whether it may follow a norm."""
-    razor = registry.razor_of(kind)
+    razor = by_type.razor_of(kind)
     razor = razor if razor is not None and razor.rewrites else None
-    return razor, registry.connections_of(kind), kind in registry.linear_first()
+    return razor, by_type.connections_of(kind), kind in by_type.linear_first()
 
 
 @every_one

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from razorctl.layers.by_type import swaps
 from razorctl.layers.kinds.batch_norm import BatchNorm
-from razorctl.layers.registry import swaps
 from tests.cases import CASES, norm, razor, stock
 from tests.layers.test_every_layer import TOLERANCE, assert_close, run
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from timm.layers.padding import pad_same
 from torch import nn
 
-from razorctl.layers.registry import swaps
+from razorctl.layers.by_type import swaps
 from razorctl.ops.images import pixels
 from tests.cases import CASES, stock
 from tests.forked import Forked

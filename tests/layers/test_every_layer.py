@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from razorctl import Recipe, restore, sparsify
-from razorctl.layers.registry import swaps
+from razorctl.layers.by_type import swaps
 from razorctl.layers.shared_copies.memo import Memo
 from razorctl.rules.registry import RULES
 from tests.cases import CASES, both, stock

@@ -11,7 +11,7 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP
 from transformers.models.mistral.modeling_mistral import MistralMLP
 
-from razorctl.layers import registry
+from razorctl.layers import by_type
 from razorctl.layers.known_forwards import FILE, fingerprint, known, name_of, release
 
 # Of EvaAttention before timm 1.0.28, which has no gate: it runs as attention that nobody knows.
@@ -25,7 +25,7 @@ def registered() -> list[type[nn.Module]]:
     from razorctl.layers.libraries.transformers import ALIKE
 
     kinds = {reference for razor in ALIKE for reference in razor.references}
-    for file in registry._files(registry.LIBRARIES):
+    for file in by_type._files(by_type.LIBRARIES):
         swaps = getattr(file, "SWAPS", {})
         kinds |= {kind for kind, razor in swaps.items() if razor.rewrites}
         kinds |= {*getattr(file, "PRE_NORM", ()), *getattr(file, "LINEAR_FIRST", ())}
@@ -101,4 +101,4 @@ def test_a_forward_without_source_is_unknown(monkeypatch):
     for forward in (space["forward"], len, functools.partial(print)):
         monkeypatch.setattr(nn.SiLU, "forward", forward)
         assert fingerprint(nn.SiLU) is None
-        assert registry.razor_of(nn.SiLU) is None
+        assert by_type.razor_of(nn.SiLU) is None

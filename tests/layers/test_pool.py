@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from razorctl.layers.registry import swaps
+from razorctl.layers.by_type import swaps
 from tests.cases import CASES, razor, stock
 from tests.layers.test_every_layer import run
 

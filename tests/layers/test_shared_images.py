@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from razorctl import Recipe, saved_bytes, sparsify
 from razorctl.layers.base import LayerSettings
-from razorctl.layers.registry import swaps
+from razorctl.layers.by_type import swaps
 from razorctl.layers.shared_copies.memo import Memo
 from razorctl.ops.images import memory_format, pixels, unrolled
 from razorctl.ops.packing import packed_bytes

@@ -33,8 +33,8 @@ from transformers import (
 
 from razorctl import Recipe, restore, saved_bytes, sparsify
 from razorctl.errors import UsageError
+from razorctl.layers.by_type import branches, branches_of
 from razorctl.layers.own_forward import runs
-from razorctl.layers.registry import branches, branches_of
 from razorctl.memory.draws import joint_draws
 from razorctl.models import find
 from scripts.bench.peaks import peak_bytes

@@ -17,7 +17,7 @@ import razorctl
 from razorctl import Recipe, restore, saved_bytes, sparsify
 from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer
-from razorctl.layers.registry import swaps
+from razorctl.layers.by_type import swaps
 from razorctl.memory.saved import traced_bytes
 from razorctl.methods import CLOSE, FAMILIES
 from razorctl.rules.allocation import RESERVE, _choices, allocate, closest, largest

@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from razorctl import Recipe, recipe_of, restore, sparsify
 from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer
+from razorctl.layers.by_type import LIBRARIES, swaps
 from razorctl.layers.kinds.linear import Linear
-from razorctl.layers.registry import LIBRARIES, swaps
 from razorctl.memory.draws import joint_draws
 from razorctl.methods import METHODS
 

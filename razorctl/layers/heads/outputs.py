@@ -17,7 +17,7 @@ from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves
 
 from razorctl.layers.base import stock_type
-from razorctl.layers.registry import linear_types
+from razorctl.layers.by_type import linear_types
 
 MARK = "razor_outputs"  # attribute of a sparsified model with its `Exact`
 PRODUCT = re.compile(r"^(Linear\w*|\w*[mM][mv])Backward")

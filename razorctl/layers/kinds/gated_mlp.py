@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from razorctl.layers.autocast import no_autocast, to_compute_dtype
 from razorctl.layers.base import LayerSettings, RazorLayer, flat, save, saved
+from razorctl.layers.by_type import razor_of_module
 from razorctl.layers.once_differentiable import once_differentiable
-from razorctl.layers.registry import razor_of_module
 from razorctl.layers.shared_copies import layouts
 from razorctl.ops.functions import FUNCTIONS
 from razorctl.ops.gated import gated_grad

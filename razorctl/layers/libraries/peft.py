@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from razorctl.layers.autocast import compute_dtype
 from razorctl.layers.base import RazorLayer, stock_type
+from razorctl.layers.by_type import linear_types
 from razorctl.layers.known_forwards import known
 from razorctl.layers.recompute.attention import CodeLayer
-from razorctl.layers.registry import linear_types
 from razorctl.rules.base import Rule
 from razorctl.rules.derived_norms import DerivedSum
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from razorctl.layers.base import LayerSettings, RazorLayer, stock_type
+from razorctl.layers.by_type import razor_of, razor_of_module
 from razorctl.layers.kinds import activation
 from razorctl.layers.kinds.gated_mlp import GatedMLP
 from razorctl.layers.recognition.called_functions import twin_of
-from razorctl.layers.registry import razor_of, razor_of_module
 from razorctl.ops.functions import FUNCTIONS
 from razorctl.rules.base import Rule, Rules
 

@@ -16,11 +16,11 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from razorctl.layers.base import PARAMETRIZED, RazorLayer, stock_type
+from razorctl.layers.by_type import razor_of_module
 from razorctl.layers.kinds.activation import by_values
 from razorctl.layers.own_forward import place
 from razorctl.layers.recognition import called_functions, gated_mlps_by_value, norms_by_value
 from razorctl.layers.recompute.attention import AttentionAgain, is_attention
-from razorctl.layers.registry import razor_of_module
 
 # Attributes that a razor class may have by the same name: those that it reads, and its forward.
 SHARED = ("forward", "weight", "bias", "normalized_shape", "eps", "p", "inplace")
