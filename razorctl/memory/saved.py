@@ -25,8 +25,8 @@ from torch.utils.hooks import RemovableHandle
 
 from razorctl.errors import UsageError, ValuesError
 from razorctl.layers.base import stock_type
+from razorctl.layers.fsdp import refuse_sharded
 from razorctl.layers.heads.outputs import unseen
-from razorctl.layers.sharded import refuse_sharded
 from razorctl.memory.draws import hold_largest
 from razorctl.memory.fake import copies, fakes, mode_of, tensors_of, whole_rows, without_caches
 from razorctl.memory.fake_mode import storage_key

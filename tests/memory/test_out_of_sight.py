@@ -317,6 +317,6 @@ def test_a_model_in_a_fake_mode_or_a_tracker_of_memory():
 
 def test_a_model_that_fsdp2_shards_is_refused(monkeypatch):
     model = nn.Linear(WIDTH, WIDTH)
-    monkeypatch.setattr("razorctl.layers.sharded._wrapped", lambda: [model])
+    monkeypatch.setattr("razorctl.layers.fsdp._wrapped", lambda: [model])
     with pytest.raises(UsageError, match="before fully_shard"):
         saved_bytes(nn.Sequential(model), X)

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer
-from razorctl.layers.sharded import alone
+from razorctl.layers.fsdp import alone
 
 # Functions that need no values.
 FACTS = frozenset(

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from razorctl.layers.autocast import compute_dtype, no_autocast
 from razorctl.layers.base import RazorLayer, save, saved
+from razorctl.layers.fsdp import lasting
 from razorctl.layers.once_differentiable import once_differentiable
-from razorctl.layers.sharded import lasting
 from razorctl.layers.shared_copies import layouts
 from razorctl.ops.images import memory_format
 from razorctl.rules.dense import Dense

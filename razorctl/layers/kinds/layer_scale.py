@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from razorctl.layers.autocast import no_autocast
 from razorctl.layers.base import LayerSettings, RazorLayer, flat, save, saved, shaped, unpacked
+from razorctl.layers.fsdp import lasting
 from razorctl.layers.kinds.linear import Gemms, LinearCall
 from razorctl.layers.once_differentiable import once_differentiable
-from razorctl.layers.sharded import lasting
 from razorctl.layers.shared_copies.memo import copy_of
 from razorctl.rules.base import Rule, Rules
 from razorctl.rules.derived import Derived, DerivedLinear

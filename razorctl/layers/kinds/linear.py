@@ -22,8 +22,8 @@ from razorctl.layers.base import (
     saved,
     shaped,
 )
+from razorctl.layers.fsdp import gather
 from razorctl.layers.once_differentiable import once_differentiable
-from razorctl.layers.sharded import gather
 from razorctl.layers.shared_copies import layouts
 from razorctl.layers.shared_copies.int8_cost import Int8Cost
 from razorctl.layers.shared_copies.int8_gradients import Int8, Int8Gradient

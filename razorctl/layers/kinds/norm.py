@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from razorctl.layers.autocast import compute_dtype, no_autocast, to_compute_dtype
 from razorctl.layers.base import RazorLayer, Swaps, flat_shape, name_of, save, saved, shaped
+from razorctl.layers.fsdp import lasting
 from razorctl.layers.once_differentiable import once_differentiable
-from razorctl.layers.sharded import lasting
 from razorctl.layers.shared_copies import layouts
 from razorctl.layers.shared_copies.int8_cost import readable
 from razorctl.layers.shared_copies.int8_gradients import Handover, Int8, Statistics

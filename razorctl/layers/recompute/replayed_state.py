@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 from razorctl.errors import UsageError
 from razorctl.layers.autocast import AVAILABLE
 from razorctl.layers.base import changed_since
+from razorctl.layers.fsdp import gather
 from razorctl.layers.random_state import random_state
-from razorctl.layers.sharded import gather
 from razorctl.ops.quantize import empty_copy
 from razorctl.ops.random import replaying
 from razorctl.rules.packed import TILE
