@@ -151,7 +151,7 @@ def losses_of(
     Args:
         reduction: as of `F.cross_entropy`, but for a mean with class weights, which is the sum over
             the number of labels: so it does not depend on how a batch is split. A model may hand
-            over logits that are not computed before this asks for them; see `layers.heads.lazy_tensor`.
+            over logits that are not computed before this asks for them, as a `lazy_tensor.Lazy`.
         class_weights: [classes], what a label of each class counts, as `weight` there.
     """
     if job.task == "regression":

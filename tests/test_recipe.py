@@ -12,7 +12,7 @@ from razorctl.rules.allocation import RESERVE, width
 from razorctl.rules.registry import RULES
 
 for library in LIBRARIES:  # so that `swaps` has all that it may have
-    importlib.import_module(f"razorctl.layers.{library}")
+    importlib.import_module(f"razorctl.layers.libraries.{library}")
 
 
 @pytest.mark.parametrize("name", METHODS)

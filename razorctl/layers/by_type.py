@@ -27,6 +27,7 @@ from razorctl.layers.base import RazorLayer, stock_type
 from razorctl.layers.known_forwards import alike, fingerprint, known, name_of
 from razorctl.layers.own_forward import place
 
+OF_LIBRARIES = f"{layers.__name__}.libraries"
 Branches = tuple[tuple[str, ...], ...]
 LIBRARIES = (
     "timm",
@@ -38,9 +39,8 @@ LIBRARIES = (
 
 @cache
 def _of_torch() -> tuple[ModuleType, ...]:
-    # `compiled_sharing` loads the compiler, the attentions their libraries.
-    attentions = "interface_attention", "timm_attention"
-    skip = ("registry", "by_type", "compiled_sharing", "compiled_memo", *attentions, *LIBRARIES)
+    # `compiled_memo` loads the compiler, files of these names their libraries.
+    skip = ("by_type", "compiled_memo", *LIBRARIES)
     files = modules(layers.__name__, layers.__path__, skip=skip)
     folders = [file for file in files if hasattr(file, "__path__")]
     inside = (modules(folder.__name__, folder.__path__, skip=skip) for folder in folders)
@@ -55,7 +55,7 @@ def _loaded() -> tuple[str, ...]:
 @cache
 def _files(loaded: tuple[str, ...]) -> list[ModuleType]:
     """The files of torch's layers, and those of the libraries that are loaded."""
-    return [*_of_torch(), *(importlib.import_module(f"razorctl.layers.{name}") for name in loaded)]
+    return [*_of_torch(), *(importlib.import_module(f"{OF_LIBRARIES}.{name}") for name in loaded)]
 
 
 def swaps() -> Mapping[type[nn.Module], type[RazorLayer]]:
@@ -75,7 +75,7 @@ def razor_of(stock: type[nn.Module]) -> type[RazorLayer] | None:
     package = stock.__module__.partition(".")[0]
     if package not in LIBRARIES:
         return None
-    file = importlib.import_module(f"razorctl.layers.{package}")
+    file = importlib.import_module(f"{OF_LIBRARIES}.{package}")
     razor: type[RazorLayer] | None = file.recognized(stock) if "recognized" in vars(file) else None
     return razor
 

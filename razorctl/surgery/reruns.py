@@ -1,7 +1,7 @@
 """Blocks that run again in the backward pass, from few-bit copies of their inputs.
 
-A block is code without parts (`layers.recompute.code`): y = f(x, w) keeps a copy x' alone, and dx and
-dw are those of f at x'. What the layers inside keep of x' is of the second run too.
+A block is code without parts (`layers.recompute`): y = f(x, w) stores only a copy x', and dx and dw
+are the gradients of f at x'. Layers inside the block store copies during the recomputation only.
 """
 
 from collections import UserDict

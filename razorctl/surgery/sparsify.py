@@ -65,7 +65,7 @@ def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
 
     Parameters, buffers, state dict, hooks and optimizers stay valid; `restore` undoes it. A module
     is swapped only if its type is exactly a known stock type, because a subclass may compute
-    something else, or if an example shows what it computes (`layers.recognition.razor_class`). Other modules
+    something else, or if an example shows what it computes (`layers.recognition`). Other modules
     stay stock and are logged. Warnings name unknown attention, and layers that are likely to exceed
     a byte budget; without one, the first training pass is traced, and a budget that it exceeds by
     FAR is told. `sparsify_within`, which traces inputs, recomputes such blocks. Everything is

@@ -65,7 +65,7 @@ def copied(monkeypatch) -> list[Tensor]:
         found.append(x)
         return int8_rows(x)
 
-    monkeypatch.setattr(sharing, "int8_rows", noting)
+    monkeypatch.setattr(memo, "int8_rows", noting)
     return found
 
 
@@ -268,9 +268,7 @@ def test_attention_saves_what_it_does_otherwise(monkeypatch):
     """q, k and v are packed as one, since they are views of one layer's output."""
     model = timm.create_model("vit_tiny_patch16_224", num_classes=10, depth=1, img_size=64)
     x, joined, joint = torch.randn(4, 3, 64, 64), [], stored.joint_of
-    monkeypatch.setattr(
-        attention, "joint_of", lambda *qkv: joined.append(joint(*qkv)) or joined[-1]
-    )
+    monkeypatch.setattr(stored, "joint_of", lambda *qkv: joined.append(joint(*qkv)) or joined[-1])
     sizes = []
     for int8_forward in (False, True):
         sparsify(model, Recipe("razor", 0.9, int8_forward=int8_forward))

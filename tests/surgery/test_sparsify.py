@@ -237,7 +237,7 @@ class TestJointBudget:
 
 def test_every_swap_is_a_razor_layer():
     for library in LIBRARIES:
-        importlib.import_module(f"razorctl.layers.{library}")
+        importlib.import_module(f"razorctl.layers.libraries.{library}")
     assert len(swaps()) > 20
     for razor in swaps().values():
         assert issubclass(razor, RazorLayer)
