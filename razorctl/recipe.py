@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, fields
 from typing import Literal, get_args
 
 from razorctl import documents
-from razorctl.config.registry import find, unknown
 from razorctl.config.settings import check_seed, check_types
 from razorctl.errors import UsageError
 from razorctl.methods import (
@@ -20,6 +19,7 @@ from razorctl.methods import (
     Family,
     Part,
 )
+from razorctl.registry import find, unknown
 from razorctl.rules.allocation import Names, allocate, width
 
 Joint = Literal["weights", "branches"]

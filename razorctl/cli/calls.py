@@ -25,10 +25,10 @@ from razorctl.cli.options import Command
 from razorctl.cli.results import Result
 from razorctl.cli.settings import GIVEN
 from razorctl.cli.views.common import hide_messages
-from razorctl.config.registry import unknown
 from razorctl.errors import RazorError, UsageError
 from razorctl.job import Job
 from razorctl.recipe import Recipe
+from razorctl.registry import unknown
 
 if TYPE_CHECKING:
     from razorctl.planning.plan import Plan

@@ -63,7 +63,7 @@ class Command(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except typer.TyperException as error:
-            from razorctl.config.registry import NEAR
+            from razorctl.registry import NEAR
 
             unknown = getattr(error, "option_name", None)
             if unknown and hasattr(error, "possibilities"):

@@ -9,10 +9,10 @@ from razorctl import units
 from razorctl.cli.command import PREFIX
 from razorctl.cli.settings import Call, is_given
 from razorctl.cli.views import common as views
-from razorctl.config.registry import unknown
 from razorctl.job import Job
 from razorctl.methods import METHODS
 from razorctl.recipe import Recipe
+from razorctl.registry import unknown
 
 if TYPE_CHECKING:
     from razorctl.rules.base import Rule

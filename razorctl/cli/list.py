@@ -8,8 +8,8 @@ from razorctl.cli.names import all_names, completion
 from razorctl.cli.options import Json
 from razorctl.cli.views import common as views
 from razorctl.cli.views import list as view
-from razorctl.config.registry import find
 from razorctl.errors import UsageError
+from razorctl.registry import find
 
 DEFAULTS = "defaults"
 

@@ -162,7 +162,7 @@ def _module_settings(
 
 
 def _trace(settings: Settings, net: Any, inputs: Any, forward: Any = None) -> dict[str, Any]:
-    from razorctl.config.registry import find
+    from razorctl.registry import find
     from razorctl.step import DTYPES
     from razorctl.training.kept_bytes import trace_kept_bytes
 

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 from razorctl.cli.views import common as views
 from razorctl.config import presets
-from razorctl.config.registry import find, unknown
 from razorctl.config.settings import check_types, read_toml
 from razorctl.errors import UsageError
 from razorctl.job import Job
 from razorctl.recipe import Recipe
+from razorctl.registry import find, unknown
 
 GIVEN = ("COMMANDLINE", "ENVIRONMENT")  # sources of a parameter that the call itself sets
 AUTO = "auto"  # the batch size that stands for the largest that a plan allows

@@ -7,8 +7,7 @@ entries.
 import os
 from pathlib import Path
 
-from razorctl import folders
-from razorctl.config import registry
+from razorctl import folders, registry
 from razorctl.data.source import Source
 
 DATASETS: dict[str, Source] = {

@@ -22,10 +22,10 @@ from typing import Any
 from torch import nn
 
 from razorctl import layers
-from razorctl.config.registry import modules
 from razorctl.layers.base import RazorLayer, stock_type
 from razorctl.layers.known_forwards import alike, fingerprint, known, name_of
 from razorctl.layers.own_forward import place
+from razorctl.registry import modules
 
 OF_LIBRARIES = f"{layers.__name__}.libraries"
 Branches = tuple[tuple[str, ...], ...]

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from razorctl import documents, folders
-from razorctl.config import registry
+from razorctl import documents, folders, registry
 from razorctl.errors import DataError, RazorError, UsageError, raise_lack, reason_of
 from razorctl.models import weights
 from razorctl.models.rows import Progress as Progress

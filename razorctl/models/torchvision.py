@@ -7,8 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from razorctl import documents, hub
-from razorctl.config import registry
+from razorctl import documents, hub, registry
 from razorctl.errors import MissingError, UsageError
 from razorctl.models import Model, Named, Rows, images, masks
 from razorctl.tasks import OF_ROWS, Task

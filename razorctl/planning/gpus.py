@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from razorctl.config import presets
-from razorctl.config.registry import find, unknown
 from razorctl.config.settings import check_types, read_toml
 from razorctl.errors import UsageError
+from razorctl.registry import find, unknown
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8", "fp8")
 ATTENTION = ("flash", "efficient", "math", "cudnn")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
-from razorctl.config import registry
+from razorctl import registry
 from razorctl.layers.base import RazorLayer
 from razorctl.layers.recompute.replayed_state import Rows, unknown
 from razorctl.layers.shared_copies.memo import Memo, TensorCache

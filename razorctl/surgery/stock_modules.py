@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from razorctl import units
-from razorctl.config import registry
+from razorctl import registry, units
 from razorctl.layers import known_forwards
 from razorctl.layers.attention.stored import Attention
 from razorctl.layers.base import RazorLayer, WeightLayer, stock_type

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from razorctl.config.registry import unknown
 from razorctl.errors import RazorError, UsageError
+from razorctl.registry import unknown
 
 ROWS = 64  # of a batch
 TOKENS = 128  # of a text, where nothing says how long it is

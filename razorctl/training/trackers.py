@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from razorctl import atomic, documents
-from razorctl.config.registry import unknown
 from razorctl.errors import UsageError, reason_of
+from razorctl.registry import unknown
 from razorctl.training import run_files
 
 if TYPE_CHECKING:

@@ -1,9 +1,9 @@
 import pytest
 
 from razorctl import data, models
-from razorctl.config.registry import unknown
 from razorctl.methods import METHODS
 from razorctl.planning import gpus
+from razorctl.registry import unknown
 
 KNOWN = {
     "model": models.models(),

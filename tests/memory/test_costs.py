@@ -9,8 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from razorctl import ops
-from razorctl.config import registry
+from razorctl import ops, registry
 from razorctl.memory.costs import OpCost, cost
 from razorctl.memory.trace_cache import KernelWork
 from razorctl.ops import gemm, kernels, topk

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from razorctl.cli.views import common as views
 from razorctl.cli.views.common import recipe_summary
-from razorctl.config.registry import starred
+from razorctl.registry import starred
 from razorctl.units import duration, percent, size
 
 Bytes = dict[tuple[str, ...], tuple[int, int]]  # labels -> bytes kept, and kept in full

@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from razorctl import documents
-from razorctl.config import registry
+from razorctl import documents, registry
 from razorctl.models import Model, Named
 from razorctl.models.timm.classification import Architecture, classifier, in_folder
 from razorctl.models.timm.micro import MICRO

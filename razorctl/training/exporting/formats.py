@@ -3,8 +3,8 @@
 from importlib.util import find_spec
 from pathlib import Path
 
-from razorctl.config.registry import unknown
 from razorctl.errors import UsageError
+from razorctl.registry import unknown
 
 PACKAGES = {"safetensors": (), "onnx": ("onnx", "onnxruntime", "onnxscript")}  # by format
 # Formats that are not written -> what to do.

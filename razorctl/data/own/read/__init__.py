@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
-from razorctl.config.registry import unknown
 from razorctl.data.catalog import DATASETS
 from razorctl.data.own.ask import STDIN, Ask, role
 from razorctl.data.own.raw import NOT_UTF8, Raw
@@ -15,6 +14,7 @@ from razorctl.data.own.read import folder, hub, layout, lines, recognition, samp
 from razorctl.errors import DataError, UsageError, raise_lack
 from razorctl.folders import exists, spelled
 from razorctl.models import Modality
+from razorctl.registry import unknown
 
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # ORG/NAME
 SEPARATORS = tuple(filter(None, (os.sep, os.altsep)))

@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from razorctl import hub
-from razorctl.config.registry import unknown
 from razorctl.data.own import chats, rows
 from razorctl.data.own.ask import Ask
 from razorctl.data.own.raw import Raw
@@ -20,6 +19,7 @@ from razorctl.data.own.read.sample import SAMPLE, Sample
 from razorctl.data.own.read.table_columns import TableColumns
 from razorctl.data.own.store import stored
 from razorctl.errors import DataError, UsageError, raise_lack
+from razorctl.registry import unknown
 from razorctl.tasks import LANGUAGE
 
 if TYPE_CHECKING:
