@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from razorctl import documents
-from razorctl.atomic import atomic_file
 from razorctl.errors import DataError, MissingError, RazorError, UsageError, raise_lack, reason_of
+from razorctl.system.atomic import atomic_file
 
 TIMEOUT = 10  # seconds
 

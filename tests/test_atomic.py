@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from razorctl import atomic
 from razorctl.errors import UsageError
+from razorctl.system import atomic
 
 NAME = ".razorctl-" + "0" * 32
 OTHERS = "of somebody else"

@@ -154,7 +154,7 @@ def _check(target: float | None, html: Path | None, resume: bool) -> None:
     if target is not None and not target > 0:
         raise UsageError(f"target {target:g} is not above 0; give an accuracy such as 0.95.")
     if html is not None:
-        from razorctl import atomic
+        from razorctl.system import atomic
 
         atomic.check_room(html, "--html", replace=resume)
 

@@ -106,6 +106,6 @@ def export(
 
 def _place(out: Path | None) -> AbstractContextManager[Path]:
     """A folder that becomes `out` if the block succeeds; for None, one that is then removed."""
-    from razorctl import atomic
+    from razorctl.system import atomic
 
     return atomic.scratch(Path(gettempdir())) if out is None else atomic.atomic_folder(out)

@@ -253,7 +253,7 @@ def _stdin(files: list[str]) -> list[str]:
 
 def _check_out(out: Path, folder: bool) -> None:
     """Raises UsageError if `out`, a file or a folder, exists or cannot be made."""
-    from razorctl import atomic
+    from razorctl.system import atomic
 
     if not folder:
         atomic.check_room(out, "--out")
@@ -272,7 +272,7 @@ def _opened(out: Path | None) -> Iterator[Any]:
         yield stream
         stream.flush()
         return
-    from razorctl import atomic
+    from razorctl.system import atomic
 
     with (
         atomic.writing(out, "file"),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from razorctl import documents, folders
-from razorctl.atomic import atomic_file
+from razorctl.system.atomic import atomic_file
 
 LIBRARIES = ("razorctl", "torch", "timm", "transformers")
 LONGEST = 10  # seconds that a process waits for another that writes the cache

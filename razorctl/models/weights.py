@@ -10,8 +10,8 @@ from time import monotonic
 from typing import Any
 
 from razorctl import documents
-from razorctl.atomic import atomic_file
 from razorctl.errors import DataError, reason_of
+from razorctl.system.atomic import atomic_file
 
 Shapes = Mapping[str, tuple[int, ...]]
 # A setting that may be a number of layers, and a number of a thousand or more in it.

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from razorctl import documents
-from razorctl.atomic import atomic_file, sync
 from razorctl.errors import UsageError
 from razorctl.job import Job
 from razorctl.recipe import Recipe
+from razorctl.system.atomic import atomic_file, sync
 from razorctl.training.run_files import merged_settings, refuse_others, steps_taken
 from razorctl.training.rundir import CHECKPOINTS
 

@@ -14,10 +14,10 @@ from safetensors import SafetensorError
 from torch import nn
 
 from razorctl import documents, models, processes, units
-from razorctl.atomic import atomic_file, scratch, sync
 from razorctl.errors import RazorError
 from razorctl.surgery import adapters
 from razorctl.surgery.sparsify import restore
+from razorctl.system.atomic import atomic_file, scratch, sync
 from razorctl.training import checkpoints, parallel, state, summary, tensors
 from razorctl.training.checkpoints import Checkpoint
 from razorctl.training.preparation import PreparedRun

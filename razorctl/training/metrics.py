@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from razorctl import documents
-from razorctl.atomic import atomic_file
+from razorctl.system.atomic import atomic_file
 from razorctl.tasks import LEAST
 from razorctl.training.rundir import METRICS
 

@@ -18,7 +18,6 @@ from torch.profiler import record_function
 from torch.utils._pytree import tree_map_only
 
 from razorctl import data, devices, models
-from razorctl.atomic import atomic_file, check_room, scratch, writing
 from razorctl.data.own import packed
 from razorctl.errors import UsageError
 from razorctl.job import Job, Precision
@@ -34,6 +33,7 @@ from razorctl.spans import watched
 from razorctl.step import by_logits, forward_backward, train_step
 from razorctl.step import precision as settle
 from razorctl.surgery.byte_budget import sparsify_within
+from razorctl.system.atomic import atomic_file, check_room, scratch, writing
 from razorctl.training import kept_bytes
 from razorctl.training.compiled import Compiled, refuse_uncompilable
 from razorctl.training.cuda_graphs import CapturedPasses

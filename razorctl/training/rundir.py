@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from razorctl import documents
-from razorctl.atomic import sweep, taken, unwritable
 from razorctl.errors import UsageError
 from razorctl.folders import exists, spelled
 from razorctl.processes import program
+from razorctl.system.atomic import sweep, taken, unwritable
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock

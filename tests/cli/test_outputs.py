@@ -15,9 +15,9 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from razorctl import atomic
 from razorctl.cli.app import COMMANDS, app, loaded
 from razorctl.models.timm import segmentation
+from razorctl.system import atomic
 from tests.cli.commands import razorctl
 from tests.own import photos
 

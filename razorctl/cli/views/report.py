@@ -5,10 +5,10 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from razorctl.atomic import atomic_file
 from razorctl.cli.views import classes, plots
 from razorctl.cli.views import comparison as table
 from razorctl.cli.views.terminal import clean
+from razorctl.system.atomic import atomic_file
 from razorctl.training.comparing.advice import sentence
 from razorctl.training.comparing.comparison import Comparison
 from razorctl.training.comparing.curves import losses, scores

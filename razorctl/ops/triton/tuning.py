@@ -12,9 +12,9 @@ import triton
 from triton.errors import TritonError
 
 from razorctl import documents, folders
-from razorctl.atomic import atomic_file
 from razorctl.ops import kernels
 from razorctl.ops.triton import launch
+from razorctl.system.atomic import atomic_file
 
 WARM_UPS = 2  # the first compiles
 ROUNDS, CALLS = 3, 5

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from razorctl import documents
-from razorctl.atomic import atomic_file
 from razorctl.config.settings import read_toml
 from razorctl.errors import RazorError, UsageError
 from razorctl.folders import exists
@@ -18,6 +17,7 @@ from razorctl.methods import METHODS
 from razorctl.planning.candidates import label
 from razorctl.planning.plan import FLAGS
 from razorctl.recipe import Recipe
+from razorctl.system.atomic import atomic_file
 from razorctl.training.comparing.finished_run import FinishedRun, read_run
 from razorctl.training.comparing.variants import GridRow, Rounds, command, rows_of
 from razorctl.training.rundir import RESULT, is_marked

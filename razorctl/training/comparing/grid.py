@@ -17,12 +17,13 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from razorctl import atomic, data, units
+from razorctl import data, units
 from razorctl.config.settings import read_toml
 from razorctl.errors import RazorError, UsageError
 from razorctl.folders import exists
 from razorctl.job import Job
 from razorctl.recipe import Recipe
+from razorctl.system import atomic
 from razorctl.training import run_files, rundir
 from razorctl.training.comparing import budget
 from razorctl.training.comparing.child import run_child

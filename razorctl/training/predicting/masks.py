@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from razorctl import atomic
 from razorctl.config import mask_classes
 from razorctl.data.own.labels import NAMES
 from razorctl.errors import UsageError
 from razorctl.models import Rows
 from razorctl.step import autocast
+from razorctl.system import atomic
 from razorctl.training.predicting.inference import check_finite
 
 if TYPE_CHECKING:
