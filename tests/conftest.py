@@ -189,11 +189,11 @@ def traces(tmp_path_factory):
 
     Processes that tests start find the compiled kernels of this one there.
     """
-    from razorctl import c_kernels
+    from razorctl.system import c_compiler
 
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "traces"
-    if library := c_kernels.built().path:
+    if library := c_compiler.built().path:
         kernels = folder / "razorctl" / "kernels"
         kernels.mkdir(mode=0o700, parents=True, exist_ok=True)
         shutil.copy(library, kernels)

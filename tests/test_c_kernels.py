@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from razorctl import c_kernels, folders
+from razorctl import folders
 from razorctl.ops.cpu import library
+from razorctl.system import c_compiler
 
 COMPILER = """#!/bin/sh
 [ "$1" = --version ] && echo "fake 1.0" && exit
@@ -35,13 +36,13 @@ def compiler(folder: Path, result: str) -> str:
 
 def test_a_machine_compiles_once(cache, tmp_path, monkeypatch):
     monkeypatch.setenv("CC", compiler(tmp_path, 'echo library > "$2"'))
-    first = c_kernels.build()
+    first = c_compiler.build()
     assert first.path.read_bytes().startswith(b"library\n")
     assert first.why == "compiled with fake 1.0"
     assert list((cache / "kernels").iterdir()) == [first.path]
     assert [stat.S_IMODE(p.stat().st_mode) for p in (cache / "kernels", first.path)] == [0o700] * 2
     monkeypatch.setenv("CC", compiler(tmp_path, "exit 1"))
-    assert c_kernels.build().path == first.path
+    assert c_compiler.build().path == first.path
 
 
 DISTRUSTED = {
@@ -64,11 +65,11 @@ def test_a_library_that_another_may_have_written_or_that_is_not_whole(
     if "another's" in how and os.geteuid():
         pytest.skip("needs root, who alone can give files away")
     monkeypatch.setenv("CC", compiler(tmp_path, 'echo library > "$2"'))
-    first = c_kernels.build()
+    first = c_compiler.build()
     content = first.path.read_bytes()
     DISTRUSTED[how](first.path, tmp_path)
     monkeypatch.setenv("CC", compiler(tmp_path, 'echo again > "$2"'))
-    second = c_kernels.build()
+    second = c_compiler.build()
     assert Path(second.loadable).read_bytes().startswith(b"again\n")
     assert second.path.stat().st_uid == os.geteuid()
     # What lies in a folder that is not trusted stays as it is, and each process compiles its own.
@@ -78,7 +79,7 @@ def test_a_library_that_another_may_have_written_or_that_is_not_whole(
 
 def test_what_is_loaded_is_what_was_looked_at(cache, tmp_path, monkeypatch):
     monkeypatch.setenv("CC", compiler(tmp_path, 'echo library > "$2"'))
-    built = c_kernels.build()
+    built = c_compiler.build()
     (tmp_path / "other.so").write_text("other")
     (tmp_path / "other.so").replace(built.path)
     assert Path(built.loadable).read_bytes().startswith(b"library\n")
@@ -86,8 +87,8 @@ def test_what_is_loaded_is_what_was_looked_at(cache, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("change", ["sources", "flags", "cpu"])
 def test_what_a_library_depends_on_names_it(change, tmp_path, monkeypatch):
-    before = c_kernels._digest("cc 1")
-    assert c_kernels._digest("cc 2") != before
+    before = c_compiler._digest("cc 1")
+    assert c_compiler._digest("cc 2") != before
     if change == "sources":
         (tmp_path / "other.c").write_text("int x;")
         monkeypatch.setattr(c_kernels, "SOURCES", tmp_path)
@@ -95,17 +96,17 @@ def test_what_a_library_depends_on_names_it(change, tmp_path, monkeypatch):
         monkeypatch.setattr(c_kernels, "FLAGS", ("-O1",))
     else:
         monkeypatch.setattr(c_kernels, "_cpu", lambda: "another")
-    assert c_kernels._digest("cc 1") != before
+    assert c_compiler._digest("cc 1") != before
 
 
 def test_clang_is_given_no_flag_that_it_refuses():
-    assert set(c_kernels.GCC_FLAGS) <= set(c_kernels.flags("cc (Debian 12.2.0-14) 12.2.0"))
-    assert not set(c_kernels.GCC_FLAGS) & set(c_kernels.flags("Debian clang version 14.0.6"))
+    assert set(c_compiler.GCC_FLAGS) <= set(c_compiler.flags("cc (Debian 12.2.0-14) 12.2.0"))
+    assert not set(c_compiler.GCC_FLAGS) & set(c_compiler.flags("Debian clang version 14.0.6"))
 
 
 def test_two_processes_at_once_make_one_library_without_torch(tmp_path):
     code = (
-        "import sys; from razorctl import c_kernels; c_kernels.start(); built = c_kernels.built();"
+        "import sys; from razorctl import c_kernels; c_compiler.start(); built = c_compiler.built();"
         "assert 'torch' not in sys.modules; print(built.path, built.path.read_text())"
     )
     env = {"XDG_CACHE_HOME": str(tmp_path), "CC": compiler(tmp_path, 'echo library > "$2"')}
@@ -125,7 +126,7 @@ def test_two_processes_at_once_make_one_library_without_torch(tmp_path):
 def test_a_cache_that_cannot_be_written_is_not_needed(cache, tmp_path, monkeypatch):
     cache.write_text("a file where the folder would be")
     monkeypatch.setenv("CC", compiler(tmp_path, 'echo library > "$2"'))
-    built = c_kernels.build()
+    built = c_compiler.build()
     assert built.path.read_bytes().startswith(b"library\n")
     built.folder.cleanup()
     assert not built.path.exists()
@@ -134,7 +135,7 @@ def test_a_cache_that_cannot_be_written_is_not_needed(cache, tmp_path, monkeypat
 def test_no_compiler_is_no_warning(cache, monkeypatch, caplog):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr(c_kernels, "built", c_kernels.build)
+    monkeypatch.setattr(c_kernels, "built", c_compiler.build)
     with caplog.at_level(logging.INFO):
         assert library._loaded.__wrapped__() == (None, "PyTorch operations: no C compiler")
     assert [record.levelname for record in caplog.records] == ["INFO"]
@@ -151,7 +152,7 @@ def test_no_compiler_is_no_warning(cache, monkeypatch, caplog):
 )
 def test_a_failing_compiler_is_one_warning(result, why, cache, tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("CC", compiler(tmp_path, result))
-    monkeypatch.setattr(c_kernels, "built", c_kernels.build)
+    monkeypatch.setattr(c_kernels, "built", c_compiler.build)
     loaded, state = library._loaded.__wrapped__()
     assert loaded is None
     assert state.startswith("PyTorch operations: ")

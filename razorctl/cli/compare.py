@@ -229,9 +229,9 @@ def _run_grid(
     """Runs the methods on a model and a data set; `options` are keywords of `Grid`."""
     if options["resume"] and options["out"] is None:
         raise UsageError("there is nothing to resume; name the comparison with --out.")
-    from razorctl import c_kernels
     from razorctl.cli import effects, planning
     from razorctl.recipe import Recipe
+    from razorctl.system import c_compiler
     from razorctl.training import rundir
     from razorctl.training.comparing.budget import parse_seconds
     from razorctl.training.comparing.comparison import NAMES
@@ -247,7 +247,7 @@ def _run_grid(
     if options["out"] is not None and not options["resume"]:
         rundir.choose(options["out"])
     planning.check_data(job)
-    c_kernels.start(options["device"])
+    c_compiler.start(options["device"])
     with views.status(f"preparing to compare on {job.model} and {job.dataset}"):
         from razorctl.cli import progress
         from razorctl.training.comparing.grid import Grid

@@ -97,14 +97,14 @@ def finetune(
     Trackers get losses, learning rates and evaluations. TensorBoard and wandb
     write into the run directory; with WANDB_MODE=offline nothing leaves it.
     """
-    from razorctl import c_kernels
     from razorctl.cli.views import finetune as view
+    from razorctl.system import c_compiler
 
     if dry_run and (resume or processes.count() > 1):
         other = "--resume" if resume else "torchrun"
         raise UsageError(f"a dry run prepares a new run, in one process; leave {other} out.")
     with processes.connected(device):
-        c_kernels.start(device)
+        c_compiler.start(device)
         settled = processes.of_first(
             lambda: _settle(
                 ctx,

@@ -78,10 +78,11 @@ def profile(
     without arguments. It returns a model and its inputs, or just a model of timm
     or transformers. The bytes of such a model are traced; no step is run.
     """
-    from razorctl import c_kernels, models
+    from razorctl import models
     from razorctl.cli import effects, planning
     from razorctl.cli.views import profile as view
     from razorctl.job import Job
+    from razorctl.system import c_compiler
 
     if FUNCTION.fullmatch(model) and not model.startswith(models.prefixes()):
         result = _profile_function(ctx, model, recipe, flags)
@@ -100,7 +101,7 @@ def profile(
     elif of_data := [name for name in DATA_SETTINGS if name in of_job and _given(ctx, name)]:
         flag = of_data[0].replace("_", "-")
         raise UsageError(f"--{flag} is for reading a data set; name one, or leave it out.")
-    c_kernels.start(device)
+    c_compiler.start(device)
     with views.status(f"profiling {model}") as at:
         from razorctl.training.profiler import profile as measure
 

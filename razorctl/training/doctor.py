@@ -25,7 +25,7 @@ from packaging.version import Version
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from razorctl import c_kernels, folders, hub, units
+from razorctl import folders, hub, units
 from razorctl.errors import first_line
 from razorctl.job import Job, settle_precision
 from razorctl.ops import kernels
@@ -34,6 +34,7 @@ from razorctl.planning import detect
 from razorctl.recipe import Recipe
 from razorctl.step import ForwardBackward, by_logits, forward_backward
 from razorctl.surgery.sparsify import sparsify
+from razorctl.system import c_compiler
 from razorctl.training.cuda_graphs import WARM_UPS, CapturedPasses
 from razorctl.version import __version__
 
@@ -138,7 +139,7 @@ def _cpu() -> Iterator[Check]:
     if not kernels.wanted():
         yield _turned_off("cpu")
         return
-    built = c_kernels.built()
+    built = c_compiler.built()
     mend = None if built.path else "install gcc or clang, or name a compiler with CC"
     yield Check("cpu", "C compiler", "ok" if built.path else "note", built.why, mend)
 

@@ -14,7 +14,7 @@ import pytest
 from rich.table import Table
 from typer.testing import CliRunner
 
-from razorctl import c_kernels, processes
+from razorctl import processes
 from razorctl.cli import predict as predicting
 from razorctl.cli.app import COMMANDS as EVERY
 from razorctl.cli.app import _uncaught, app
@@ -22,6 +22,7 @@ from razorctl.cli.views import common as views
 from razorctl.cli.views import predict as view
 from razorctl.cli.views import terminal
 from razorctl.errors import UsageError
+from razorctl.system import c_compiler
 from tests.cli.commands import PLANNED, QUICK, finetune, razorctl
 from tests.own import photos
 
@@ -166,8 +167,8 @@ def test_a_terminal_of_no_columns():
 
 def test_an_open_quotation_names_no_compiler(monkeypatch):
     monkeypatch.setenv("CC", "'")
-    found = c_kernels.compiler()
-    assert found is None or found[0] in c_kernels.COMPILERS
+    found = c_compiler.compiler()
+    assert found is None or found[0] in c_compiler.COMPILERS
 
 
 def test_closed_streams(monkeypatch):

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from razorctl import c_kernels, folders
+from razorctl import folders
 from razorctl.ops import kernels
 from razorctl.planning import detect
 from razorctl.planning.detect import Detected
+from razorctl.system import c_compiler
 from razorctl.training import doctor
 from tests.cli.commands import razorctl
 
@@ -44,7 +45,7 @@ def test_a_machine_that_is_well():
     states = {(c["group"], c["name"]): c["state"] for c in document["checks"]}
     assert (result.exit_code, document["problems"]) == (0, 0)
     assert states["kernels, cpu", "gradient"] == "ok"
-    if c_kernels.built().path is not None:
+    if c_compiler.built().path is not None:
         for op in ("quantize", "norm_grad", "topk_pack", "scaled_gemm", "int8_operand"):
             assert states["kernels, cpu", op] == "ok"
     assert states["gpu", "card"] == states["hub", "network"] == "note"
@@ -116,7 +117,7 @@ def test_folders_and_switches(monkeypatch, tmp_path):
     ],
 )
 def test_what_triton_launches_by_is_compiled(without, state, found, mend, monkeypatch, tmp_path):
-    if c_kernels.compiler() is None:
+    if c_compiler.compiler() is None:
         pytest.skip("needs a C compiler")
     monkeypatch.setattr(detect, "cards", lambda: (CARD,))
     monkeypatch.setattr(doctor, "find_spec", lambda name: None if without == "triton" else name)
@@ -132,7 +133,7 @@ def test_what_triton_launches_by_is_compiled(without, state, found, mend, monkey
 
 
 def test_without_a_compiler(monkeypatch):
-    monkeypatch.setattr(c_kernels, "built", lambda: c_kernels.Built(None, "no C compiler"))
+    monkeypatch.setattr(c_kernels, "built", lambda: c_compiler.Built(None, "no C compiler"))
     check = next(c for c in doctor._cpu() if c.name == "C compiler")
     assert (check.state, check.found) == ("note", "no C compiler")
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from razorctl import c_kernels
 from razorctl.ops.kernels import wanted
 from razorctl.ops.op import FewBitCopy
 from razorctl.ops.packing import GROUP
+from razorctl.system import c_compiler
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ def library() -> ctypes.CDLL | None:
 def _loaded() -> tuple[ctypes.CDLL | None, str]:
     if not wanted():
         return None, "PyTorch operations"
-    built = c_kernels.built()
+    built = c_compiler.built()
     if built.path is None:
         level = logging.WARNING if built.failed else logging.INFO
         log.log(level, "the CPU runs ops as PyTorch operations, slower: %s", built.why)
@@ -106,7 +106,7 @@ def _loaded() -> tuple[ctypes.CDLL | None, str]:
     try:
         # torch has loaded its OpenMP runtime; the library uses the same one with its threads.
         kernels = ctypes.CDLL(built.loadable)
-        for source in sorted(c_kernels.SOURCES.glob("*.c")):
+        for source in sorted(c_compiler.SOURCES.glob("*.c")):
             for name, types in prototypes(source.read_text("utf-8")).items():
                 function = getattr(kernels, f"razorctl_{name}")
                 function.argtypes, function.restype = tuple(types.values()), c_int
@@ -133,7 +133,7 @@ def call(name: str, /, **args: object) -> None:
     assert kernels is not None, "only arguments that `readable` allows reach a kernel"
     kernel = vars(kernels).get(f"razorctl_{name}")  # ctypes adds functions there at first use
     if kernel is None:
-        raise LookupError(f"no file in {c_kernels.SOURCES} defines int razorctl_{name}(...)")
+        raise LookupError(f"no file in {c_compiler.SOURCES} defines int razorctl_{name}(...)")
     values = [args[argument] for argument in kernel.arguments]
     values = [x.data_ptr() if isinstance(x, Tensor) else x for x in values]
     if kernel(*values, torch.get_num_threads()):

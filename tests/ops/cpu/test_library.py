@@ -6,12 +6,12 @@ from ctypes import POINTER, c_float, c_int, c_int64, c_void_p
 import pytest
 import torch
 
-from razorctl import c_kernels
 from razorctl.ops.cpu import library
 from razorctl.ops.functions import NUMBERS
+from razorctl.system import c_compiler
 
-HEADER = (c_kernels.SOURCES / "common.h").read_text("utf-8")
-SOURCES = "\n".join(path.read_text("utf-8") for path in c_kernels.SOURCES.glob("*.c"))
+HEADER = (c_compiler.SOURCES / "common.h").read_text("utf-8")
+SOURCES = "\n".join(path.read_text("utf-8") for path in c_compiler.SOURCES.glob("*.c"))
 
 
 def members(kind: str, source: str) -> list[str]:
