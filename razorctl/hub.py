@@ -6,8 +6,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from razorctl import documents
 from razorctl.errors import DataError, MissingError, RazorError, UsageError, raise_lack, reason_of
+from razorctl.system import documents
 from razorctl.system.atomic import atomic_file
 
 TIMEOUT = 10  # seconds

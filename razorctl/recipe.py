@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Literal, get_args
 
-from razorctl import documents
 from razorctl.config.settings import check_seed, check_types
 from razorctl.errors import UsageError
 from razorctl.methods import (
@@ -21,6 +20,7 @@ from razorctl.methods import (
 )
 from razorctl.registry import find, unknown
 from razorctl.rules.allocation import Names, allocate, width
+from razorctl.system import documents
 
 Joint = Literal["weights", "branches"]
 LOOSE = 0.5  # a ratio that window attention lets a model meet without running again

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from razorctl import documents, models
+from razorctl import models
 from razorctl.cli import resuming
 from razorctl.cli.settings import Settings, settings_of_file
 from razorctl.cli.views import common
@@ -28,6 +28,7 @@ from razorctl.planning import gpus
 from razorctl.planning.plan import plan
 from razorctl.planning.plan import read as read_plan
 from razorctl.recipe import Recipe
+from razorctl.system import documents
 from razorctl.training import checkpoints, run_files, trackers
 from razorctl.training.checkpoints import MARKER, Checkpoints
 from razorctl.training.comparing import comparison, finished_run

@@ -5,8 +5,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from razorctl import documents
 from razorctl.errors import UsageError
+from razorctl.system import documents
 
 
 def check_types(settings: Any, values: Mapping[str, Any] | None = None) -> None:

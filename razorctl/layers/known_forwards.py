@@ -21,7 +21,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import nn
 
-from razorctl import documents
+from razorctl.system import documents
 
 FILE = Path(__file__).with_name("known_forwards.json")
 F_ATTENTION: Any = F.multi_head_attention_forward  # which a razor class reimplements

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from razorctl import documents, units
+from razorctl import units
+from razorctl.system import documents
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -7,9 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from razorctl import documents, hub, registry
+from razorctl import hub, registry
 from razorctl.errors import MissingError, UsageError
 from razorctl.models import Model, Named, Rows, images, masks
+from razorctl.system import documents
 from razorctl.tasks import OF_ROWS, Task
 
 if TYPE_CHECKING:

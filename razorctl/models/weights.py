@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
 
-from razorctl import documents
 from razorctl.errors import DataError, reason_of
+from razorctl.system import documents
 from razorctl.system.atomic import atomic_file
 
 Shapes = Mapping[str, tuple[int, ...]]

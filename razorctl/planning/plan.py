@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from razorctl import documents
 from razorctl.errors import NoFitError, UsageError
 from razorctl.job import Job
 from razorctl.memory import trace_cache as traces
@@ -18,6 +17,7 @@ from razorctl.planning.search import Prefer, Search
 from razorctl.processes import program
 from razorctl.recipe import Recipe
 from razorctl.registry import unknown
+from razorctl.system import documents
 from razorctl.version import __version__
 
 

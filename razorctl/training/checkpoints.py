@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from razorctl import documents
 from razorctl.errors import UsageError
 from razorctl.job import Job
 from razorctl.recipe import Recipe
+from razorctl.system import documents
 from razorctl.system.atomic import atomic_file, sync
 from razorctl.training.run_files import merged_settings, refuse_others, steps_taken
 from razorctl.training.rundir import CHECKPOINTS

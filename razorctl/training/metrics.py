@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from razorctl import documents
+from razorctl.system import documents
 from razorctl.system.atomic import atomic_file
 from razorctl.tasks import LEAST
 from razorctl.training.rundir import METRICS

@@ -9,12 +9,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from razorctl import documents, hub
+from razorctl import hub
 from razorctl.config.settings import read_toml
 from razorctl.errors import DataError, MissingError, UsageError
 from razorctl.folders import exists
 from razorctl.job import Job
 from razorctl.recipe import Recipe
+from razorctl.system import documents
 from razorctl.system.atomic import atomic_file
 from razorctl.training.rundir import (
     AGAIN,

@@ -10,10 +10,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from razorctl import documents
 from razorctl.errors import UsageError
 from razorctl.folders import exists, spelled
 from razorctl.processes import program
+from razorctl.system import documents
 from razorctl.system.atomic import sweep, taken, unwritable
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from razorctl import documents
 from razorctl.surgery.drawing import draws
+from razorctl.system import documents
 from razorctl.training import parallel, tensors
 
 EIGHT_BITS = "OptimState8bit"  # torchao's class of a state in 8 bits

@@ -4,7 +4,8 @@ from dataclasses import asdict
 from statistics import fmean, median
 from typing import Any
 
-from razorctl import devices, documents
+from razorctl import devices
+from razorctl.system import documents
 from razorctl.training import rundir
 from razorctl.training.preparation import PreparedRun
 

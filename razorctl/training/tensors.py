@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from razorctl import documents
+from razorctl.system import documents
 
 DTYPES = {
     torch.bool: "BOOL",

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from razorctl import documents
 from razorctl.errors import UsageError, reason_of
 from razorctl.registry import unknown
-from razorctl.system import atomic
+from razorctl.system import atomic, documents
 from razorctl.training import run_files
 
 if TYPE_CHECKING:

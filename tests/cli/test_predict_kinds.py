@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 from razorctl.cli.app import app
 from razorctl.data.own import read
 from razorctl.data.own.ask import Ask
-from razorctl.documents import size_and_checksum
+from razorctl.system.documents import size_and_checksum
 from razorctl.training.predicting import inference, masks
 from tests.cli.commands import assert_ends_with_an_error, razorctl
 from tests.own import picture, table

@@ -152,7 +152,7 @@ def error(message: str) -> None:
 
 
 def print_json(document: Any) -> None:
-    from razorctl import documents
+    from razorctl.system import documents
 
     # rich would wrap and color it.
     data_stream().write(f"{documents.text(document, indent=2)}\n")

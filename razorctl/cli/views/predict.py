@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
-from razorctl import documents
+from razorctl.system import documents
 
 if TYPE_CHECKING:
     from razorctl.training.predicting.labels import LabelSet, Prediction

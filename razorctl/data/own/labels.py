@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from razorctl import documents
 from razorctl.data.own.raw import Faults, Raw
 from razorctl.errors import DataError, raise_lack
+from razorctl.system import documents
 from razorctl.tasks import NO_LABEL
 
 if TYPE_CHECKING:

@@ -6,12 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from razorctl import documents, registry
+from razorctl import registry
 from razorctl.models import Model, Named
 from razorctl.models.timm.classification import Architecture, classifier, in_folder
 from razorctl.models.timm.micro import MICRO
 from razorctl.models.timm.proxyless import PROXYLESS
 from razorctl.models.timm.segmentation import OWN, continued, segmenter
+from razorctl.system import documents
 from razorctl.tasks import OF_ROWS, Task
 
 PREFIX = "timm:"

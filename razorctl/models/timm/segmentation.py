@@ -7,10 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from razorctl import documents, hub
+from razorctl import hub
 from razorctl.errors import UsageError
 from razorctl.models import Model, Rows, images, masks
 from razorctl.models.timm.classification import Architecture, in_folder, logits
+from razorctl.system import documents
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

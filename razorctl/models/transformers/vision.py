@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from razorctl import documents
 from razorctl.errors import UsageError
 from razorctl.models import Model, Rows, images, masks
 from razorctl.models.transformers.pretrained_files import (
@@ -14,6 +13,7 @@ from razorctl.models.transformers.pretrained_files import (
     name_classes,
     quiet_transformers,
 )
+from razorctl.system import documents
 from razorctl.tasks import Task
 
 if TYPE_CHECKING:

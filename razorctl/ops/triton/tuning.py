@@ -11,9 +11,10 @@ import torch
 import triton
 from triton.errors import TritonError
 
-from razorctl import documents, folders
+from razorctl import folders
 from razorctl.ops import kernels
 from razorctl.ops.triton import launch
+from razorctl.system import documents
 from razorctl.system.atomic import atomic_file
 
 WARM_UPS = 2  # the first compiles

@@ -7,8 +7,8 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from razorctl import documents
 from razorctl.errors import UsageError
+from razorctl.system import documents
 from razorctl.training.rundir import METRICS, RESULT
 
 UNITS = {"s": 1, "m": 60, "h": 3600}

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from razorctl import documents
 from razorctl.config.settings import read_toml
 from razorctl.errors import RazorError, UsageError
 from razorctl.folders import exists
@@ -17,6 +16,7 @@ from razorctl.methods import METHODS
 from razorctl.planning.candidates import label
 from razorctl.planning.plan import FLAGS
 from razorctl.recipe import Recipe
+from razorctl.system import documents
 from razorctl.system.atomic import atomic_file
 from razorctl.training.comparing.finished_run import FinishedRun, read_run
 from razorctl.training.comparing.variants import GridRow, Rounds, command, rows_of

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from razorctl import documents
 from razorctl.config.settings import read_toml
 from razorctl.errors import DataError, UsageError
+from razorctl.system import documents
 from razorctl.tasks import FIGURES, LEAST
 from razorctl.training.run_files import ENVIRONMENT, check_files
 from razorctl.training.rundir import CONFIG, METRICS, RESULT

@@ -16,11 +16,12 @@ from datasets import Image as Feature
 from PIL.ExifTags import Base
 
 import razorctl
-from razorctl import data, documents
+from razorctl import data
 from razorctl.data.own import decoding, images, masks, whole
 from razorctl.errors import DataError, lacks_memory
 from razorctl.job import Job
 from razorctl.models.images import MODES, converted
+from razorctl.system import documents
 from tests import local_hub
 from tests.own import photos, picture
 

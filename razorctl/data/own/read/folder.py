@@ -12,7 +12,6 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
-from razorctl import documents
 from razorctl.data.own import labels
 from razorctl.data.own.ask import STDIN, Ask, role, role_in
 from razorctl.data.own.raw import NOT_UTF8, Fault, Raw, not_utf8, walk
@@ -21,6 +20,7 @@ from razorctl.data.own.read.sample import SUFFIXES
 from razorctl.data.own.store import text_table
 from razorctl.errors import DataError, UsageError
 from razorctl.folders import shown, spelled
+from razorctl.system import documents
 
 IMAGES = ("images", "image", "img", "jpegimages")  # of several folders the first counts
 MASKS = ("masks", "mask", "segmentationclass", "annotations", "annotation", "labels", "label")

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from razorctl import documents
 from razorctl.data.own.ask import role, role_in, split_of
 from razorctl.data.own.raw import NOT_UTF8
 from razorctl.data.own.read import lines
 from razorctl.data.own.read.folder import Folder, folders_in
 from razorctl.errors import DataError, UsageError, first_line, lacks_memory
 from razorctl.folders import shown, spelled
+from razorctl.system import documents
 
 METADATA = "metadata"  # as the hub's sets of images call it
 SUFFIXES = (*lines.READERS, ".parquet", ".arrow")
