@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from razorctl import folders
 from razorctl.ops.cpu import library
-from razorctl.system import c_compiler
+from razorctl.system import c_compiler, folders
 
 COMPILER = """#!/bin/sh
 [ "$1" = --version ] && echo "fake 1.0" && exit

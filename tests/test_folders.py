@@ -3,7 +3,7 @@ import sys
 import platformdirs
 import pytest
 
-from razorctl import folders
+from razorctl.system import folders
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have other folders")

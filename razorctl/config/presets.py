@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from razorctl import folders
+from razorctl.system import folders
 
 _PACKAGE = Path(__file__).parents[1]
 # The presets are inside the package in a wheel, and beside it in a checkout.

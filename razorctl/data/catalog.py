@@ -7,8 +7,9 @@ entries.
 import os
 from pathlib import Path
 
-from razorctl import folders, registry
+from razorctl import registry
 from razorctl.data.source import Source
+from razorctl.system import folders
 
 DATASETS: dict[str, Source] = {
     source.name: source

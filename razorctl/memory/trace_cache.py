@@ -9,8 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from razorctl import folders
-from razorctl.system import documents
+from razorctl.system import documents, folders
 from razorctl.system.atomic import atomic_file
 
 LIBRARIES = ("razorctl", "torch", "timm", "transformers")

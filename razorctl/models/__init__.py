@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from razorctl import folders, registry
+from razorctl import registry
 from razorctl.errors import DataError, RazorError, UsageError, raise_lack, reason_of
 from razorctl.models import weights
 from razorctl.models.rows import Progress as Progress
 from razorctl.models.rows import Rows as Rows
-from razorctl.system import documents
+from razorctl.system import documents, folders
 from razorctl.tasks import OF_ROWS, Task
 
 if TYPE_CHECKING:

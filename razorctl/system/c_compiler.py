@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from razorctl import folders
+from razorctl.system import folders
 
 SOURCES = Path(__file__).parent / "ops" / "cpu"
 # Scales depend on the meaning of NaN and infinity, so no -ffast-math. -O2 compiles 0.4 s faster

@@ -11,8 +11,8 @@ from razorctl.data.own import whole
 from razorctl.data.own.labels import renumbered
 from razorctl.data.own.splitting import digested
 from razorctl.errors import DataError, UsageError
-from razorctl.folders import exists
 from razorctl.job import Job
+from razorctl.system.folders import exists
 from razorctl.tasks import LABELED
 from razorctl.training import run_files
 from razorctl.training.rundir import SPLIT

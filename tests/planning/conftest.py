@@ -1,7 +1,7 @@
 import pytest
 
-from razorctl import folders
 from razorctl.memory.trace_cache import Cache
+from razorctl.system import folders
 from tests.models import entry, registered
 
 

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from razorctl import folders
 from razorctl.ops import kernels
 from razorctl.planning import detect
 from razorctl.planning.detect import Detected
-from razorctl.system import c_compiler
+from razorctl.system import c_compiler, folders
 from razorctl.training import doctor
 from tests.cli.commands import razorctl
 

@@ -26,7 +26,7 @@ def job():
 def card(shallow, tmp_path, monkeypatch):
     """The compilations, each as (variants, capability)."""
     done = []
-    monkeypatch.setattr("razorctl.folders.cache", lambda: tmp_path)
+    monkeypatch.setattr("razorctl.system.folders.cache", lambda: tmp_path)
     monkeypatch.setattr(recorded.Card, "of", lambda device: recorded.Card(89))
     monkeypatch.setattr(compiled, "compile_all", lambda *args: done.append(args[:2]))
     return done

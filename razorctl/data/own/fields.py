@@ -13,7 +13,7 @@ from razorctl.data.own import chats
 from razorctl.data.own.labels import COMMA, MARKED, UNSAID, as_list, halved, is_missing
 from razorctl.data.own.raw import ADDRESS, NEVER_SKIPPED, OUTSIDE, Reasons
 from razorctl.errors import DataError
-from razorctl.folders import exists
+from razorctl.system.folders import exists
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,13 +12,12 @@ from pathlib import Path
 from threading import Condition
 from typing import Any
 
-from razorctl import folders
 from razorctl.data.own import contents
 from razorctl.data.own.raw import ADDRESS, OUTSIDE, Fault, Faults, Raw, content
 from razorctl.data.own.store import stamp
 from razorctl.errors import first_line, raise_lack
 from razorctl.models.images import MODES, WIDE, converted
-from razorctl.system import documents
+from razorctl.system import documents, folders
 from razorctl.system.atomic import atomic_file
 
 BATCH = 256  # images that are read before the progress is details

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from razorctl import units
 from razorctl.errors import DataError, raise_lack
-from razorctl.folders import spelled
 from razorctl.models import Modality
+from razorctl.system.folders import spelled
 from razorctl.tasks import Task
 
 if TYPE_CHECKING:

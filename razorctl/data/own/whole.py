@@ -12,9 +12,9 @@ from razorctl.data.own.raw import Fault, Raw, content, refusal
 from razorctl.data.own.splitting import Checked, Inspection, read_labels, select_rows
 from razorctl.data.own.targets import Targets
 from razorctl.errors import DataError, UsageError
-from razorctl.folders import exists, spelled
 from razorctl.job import Job
 from razorctl.models import Modality, Progress
+from razorctl.system.folders import exists, spelled
 
 if TYPE_CHECKING:
     import numpy as np

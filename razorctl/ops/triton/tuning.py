@@ -11,10 +11,9 @@ import torch
 import triton
 from triton.errors import TritonError
 
-from razorctl import folders
 from razorctl.ops import kernels
 from razorctl.ops.triton import launch
-from razorctl.system import documents
+from razorctl.system import documents, folders
 from razorctl.system.atomic import atomic_file
 
 WARM_UPS = 2  # the first compiles

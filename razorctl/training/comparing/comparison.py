@@ -10,7 +10,6 @@ from typing import Any
 
 from razorctl.config.settings import read_toml
 from razorctl.errors import RazorError, UsageError
-from razorctl.folders import exists
 from razorctl.job import Job
 from razorctl.methods import METHODS
 from razorctl.planning.candidates import label
@@ -18,6 +17,7 @@ from razorctl.planning.plan import FLAGS
 from razorctl.recipe import Recipe
 from razorctl.system import documents
 from razorctl.system.atomic import atomic_file
+from razorctl.system.folders import exists
 from razorctl.training.comparing.finished_run import FinishedRun, read_run
 from razorctl.training.comparing.variants import GridRow, Rounds, command, rows_of
 from razorctl.training.rundir import RESULT, is_marked

@@ -20,10 +20,10 @@ from typing import Any
 from razorctl import data, units
 from razorctl.config.settings import read_toml
 from razorctl.errors import RazorError, UsageError
-from razorctl.folders import exists
 from razorctl.job import Job
 from razorctl.recipe import Recipe
 from razorctl.system import atomic
+from razorctl.system.folders import exists
 from razorctl.training import run_files, rundir
 from razorctl.training.comparing import budget
 from razorctl.training.comparing.child import run_child

@@ -17,9 +17,9 @@ import pytest
 import triton
 
 import razorctl.ops.triton
-from razorctl import folders
 from razorctl.ops.triton.launch import Kernel
 from razorctl.ops.triton.variants import Variant
+from razorctl.system import folders
 from tests.launches import CARDS, alike, compilations, demanding
 from tests.ops.triton import releases
 

@@ -12,9 +12,9 @@ from razorctl.data.own.ask import STDIN, Ask, role
 from razorctl.data.own.raw import NOT_UTF8, Raw
 from razorctl.data.own.read import folder, hub, layout, lines, recognition, sample, tables, texts
 from razorctl.errors import DataError, UsageError, raise_lack
-from razorctl.folders import exists, spelled
 from razorctl.models import Modality
 from razorctl.registry import unknown
+from razorctl.system.folders import exists, spelled
 
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # ORG/NAME
 SEPARATORS = tuple(filter(None, (os.sep, os.altsep)))

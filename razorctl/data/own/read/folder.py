@@ -19,8 +19,8 @@ from razorctl.data.own.read.recognition import AUDIO, coco, for_other_models, re
 from razorctl.data.own.read.sample import SUFFIXES
 from razorctl.data.own.store import text_table
 from razorctl.errors import DataError, UsageError
-from razorctl.folders import shown, spelled
 from razorctl.system import documents
+from razorctl.system.folders import shown, spelled
 
 IMAGES = ("images", "image", "img", "jpegimages")  # of several folders the first counts
 MASKS = ("masks", "mask", "segmentationclass", "annotations", "annotation", "labels", "label")

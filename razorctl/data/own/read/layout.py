@@ -11,8 +11,8 @@ from razorctl.data.own.raw import NOT_UTF8
 from razorctl.data.own.read import lines
 from razorctl.data.own.read.folder import Folder, folders_in
 from razorctl.errors import DataError, UsageError, first_line, lacks_memory
-from razorctl.folders import shown, spelled
 from razorctl.system import documents
+from razorctl.system.folders import shown, spelled
 
 METADATA = "metadata"  # as the hub's sets of images call it
 SUFFIXES = (*lines.READERS, ".parquet", ".arrow")

@@ -13,7 +13,7 @@ from razorctl.data.own.read.lines import decoded, of_tokens
 from razorctl.data.own.read.sample import SAMPLE
 from razorctl.data.own.store import packed, stored, text_table
 from razorctl.errors import DataError, UsageError
-from razorctl.folders import shown, spelled
+from razorctl.system.folders import shown, spelled
 from razorctl.tasks import Task
 
 if TYPE_CHECKING:
