@@ -65,7 +65,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'razorctl' has no attribute {name!r}")
-    import_module("razorctl.hush").hush()
+    import_module("razorctl.system.quiet").hush()
     return getattr(import_module(f"razorctl.{_HOMES[name]}"), name)
 
 

@@ -6,7 +6,7 @@ import warnings
 import pytest
 from torch import nn, zeros
 
-from razorctl.hush import LOGGED, hush
+from razorctl.system.quiet import LOGGED, hush
 from scripts.bench.peaks import peak_bytes
 
 

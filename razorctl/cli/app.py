@@ -23,7 +23,7 @@ from razorctl.errors import (
     first_line,
     lacks_memory,
 )
-from razorctl.hush import hush
+from razorctl.system.quiet import hush
 from razorctl.training.signals import termination_raises
 from razorctl.version import __version__
 
