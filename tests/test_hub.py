@@ -15,13 +15,13 @@ from huggingface_hub import constants
 from typer.testing import CliRunner
 
 from razorctl import data, models
-from razorctl import hub as razor_hub
 from razorctl.cli.app import app
 from razorctl.data.own import read
 from razorctl.data.own.ask import Ask
 from razorctl.errors import DataError, MissingError, UsageError
 from razorctl.job import Job
 from razorctl.planning import job_trace
+from razorctl.system import hub as razor_hub
 from tests import hub_server, local_hub, own
 
 QUICK = ["--steps", "2", "--batch-size", "4", "--device", "cpu", "--ratio", "0.5", "--json"]

@@ -61,7 +61,7 @@ def export(
 
     With --push-to-hub and --out, both are written.
     """
-    from razorctl import hub
+    from razorctl.system import hub
     from razorctl.training import run_files
     from razorctl.training.exporting import formats
 

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from razorctl import hub, units
+from razorctl import units
 from razorctl.data.source import Source, Splits
 from razorctl.errors import DataError
 from razorctl.models import Modality, Progress
+from razorctl.system import hub
 from razorctl.tasks import Task
 
 if TYPE_CHECKING:

@@ -3,10 +3,10 @@
 from functools import partial
 from typing import TYPE_CHECKING
 
-from razorctl import hub
 from razorctl.data.source import Source, Splits
 from razorctl.errors import DataError
 from razorctl.models import Progress
+from razorctl.system import hub
 
 if TYPE_CHECKING:
     from datasets import Dataset

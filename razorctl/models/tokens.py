@@ -7,10 +7,11 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from razorctl import hub, units
+from razorctl import units
 from razorctl.errors import DataError, UsageError
 from razorctl.models.packing import layout, rounded
 from razorctl.models.rows import Progress, Rows
+from razorctl.system import hub
 from razorctl.tasks import NO_LABEL
 from razorctl.version import __version__
 

@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from razorctl import hub, registry
+from razorctl import registry
 from razorctl.errors import MissingError, UsageError
 from razorctl.models import Model, Named, Rows, images, masks
-from razorctl.system import documents
+from razorctl.system import documents, hub
 from razorctl.tasks import OF_ROWS, Task
 
 if TYPE_CHECKING:

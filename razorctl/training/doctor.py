@@ -25,7 +25,7 @@ from packaging.version import Version
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from razorctl import hub, units
+from razorctl import units
 from razorctl.errors import first_line
 from razorctl.job import Job, settle_precision
 from razorctl.ops import kernels
@@ -34,7 +34,7 @@ from razorctl.planning import detect
 from razorctl.recipe import Recipe
 from razorctl.step import ForwardBackward, by_logits, forward_backward
 from razorctl.surgery.sparsify import sparsify
-from razorctl.system import c_compiler, folders
+from razorctl.system import c_compiler, folders, hub
 from razorctl.training.cuda_graphs import WARM_UPS, CapturedPasses
 from razorctl.version import __version__
 

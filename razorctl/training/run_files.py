@@ -9,12 +9,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from razorctl import hub
 from razorctl.config.settings import read_toml
 from razorctl.errors import DataError, MissingError, UsageError
 from razorctl.job import Job
 from razorctl.recipe import Recipe
-from razorctl.system import documents
+from razorctl.system import documents, hub
 from razorctl.system.atomic import atomic_file
 from razorctl.system.folders import exists
 from razorctl.training.rundir import (

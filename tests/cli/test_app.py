@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from razorctl import hub, models
+from razorctl import models
 from razorctl.cli import app
+from razorctl.system import hub
 from razorctl.training import run as trainer
 from tests.cli.commands import QUICK, assert_ends_with_an_error, razorctl
 

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from razorctl import hub
+from razorctl.system import hub
 from razorctl.version import __version__
 
 if TYPE_CHECKING:

@@ -9,10 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from razorctl import hub
 from razorctl.errors import DataError, UsageError, lacks_memory, reason_of
 from razorctl.models import Model, Rows, images
-from razorctl.system import documents
+from razorctl.system import documents, hub
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -7,11 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from razorctl import hub
 from razorctl.errors import UsageError
 from razorctl.models import Model, Rows, images, masks
 from razorctl.models.timm.classification import Architecture, in_folder, logits
-from razorctl.system import documents
+from razorctl.system import documents, hub
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -10,10 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from razorctl import hub, units
+from razorctl import units
 from razorctl.errors import DataError, UsageError
 from razorctl.models import weights
-from razorctl.system import documents
+from razorctl.system import documents, hub
 from razorctl.tasks import Task
 
 if TYPE_CHECKING:

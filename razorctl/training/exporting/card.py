@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from razorctl import hub, models, units
+from razorctl import models, units
 from razorctl.data.own.read import hub as repositories
 from razorctl.methods import METHODS
 from razorctl.models import timm, transformers
 from razorctl.planning.plan import command_line
 from razorctl.recipe import Recipe
+from razorctl.system import hub
 from razorctl.tasks import FIGURES
 from razorctl.training import rundir
 from razorctl.training.predicting.inference import Trained
