@@ -2,8 +2,8 @@
 
 import torch
 
-from razorctl import processes
 from razorctl.errors import UsageError
+from razorctl.system import processes
 
 
 def find(name: torch.device | str | None) -> torch.device:

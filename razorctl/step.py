@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from razorctl import processes
 from razorctl.errors import DivergedError, UsageError
 from razorctl.job import Job, Precision, settle_precision
 from razorctl.ops.weight_copies import shared_by
+from razorctl.system import processes
 from razorctl.tasks import LANGUAGE, NO_LABEL
 
 # `Job.precision` -> the dtype of autocast; None is without autocast.

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from razorctl import processes
 from razorctl.cli.command import PREFIX, Command, format_help, option, skip_unset_checks
 from razorctl.cli.views import common as views
 from razorctl.cli.views.terminal import clean, safe_streams
@@ -23,6 +22,7 @@ from razorctl.errors import (
     first_line,
     lacks_memory,
 )
+from razorctl.system import processes
 from razorctl.system.quiet import hush
 from razorctl.training.signals import termination_raises
 from razorctl.version import __version__

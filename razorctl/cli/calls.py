@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, overload
 
 from rich.text import Text
 
-from razorctl import processes
 from razorctl.cli import compare as comparing
 from razorctl.cli import finetune as finetuning
 from razorctl.cli import plan as planning
@@ -29,6 +28,7 @@ from razorctl.errors import RazorError, UsageError
 from razorctl.job import Job
 from razorctl.recipe import Recipe
 from razorctl.registry import unknown
+from razorctl.system import processes
 
 if TYPE_CHECKING:
     from razorctl.planning.plan import Plan

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from razorctl import processes
 from razorctl.cli.options import (
     JOB,
     PLANNING,
@@ -24,6 +23,7 @@ from razorctl.cli.options import (
 from razorctl.cli.settings import Call, call_settings, given_settings, print_result
 from razorctl.cli.views import common as views
 from razorctl.errors import UsageError
+from razorctl.system import processes
 
 # What --help does not need is imported in the functions below.
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from razorctl import processes
 from razorctl.cli.views import common as views
 from razorctl.cli.views import finetune as view
 from razorctl.cli.views import notebook
@@ -25,6 +24,7 @@ from razorctl.cli.views.evaluate import note_skipped
 from razorctl.errors import Terminated
 from razorctl.job import Job
 from razorctl.recipe import Recipe
+from razorctl.system import processes
 from razorctl.training import run_files, rundir
 from razorctl.training.checkpoints import left
 from razorctl.training.signals import noted

@@ -14,10 +14,10 @@ from razorctl.planning import refusal
 from razorctl.planning.candidates import CONTEXT, Candidate, Predicted
 from razorctl.planning.gpus import Achieved, Gpu
 from razorctl.planning.search import Prefer, Search
-from razorctl.processes import program
 from razorctl.recipe import Recipe
 from razorctl.registry import unknown
 from razorctl.system import documents
+from razorctl.system.processes import program
 from razorctl.version import __version__
 
 

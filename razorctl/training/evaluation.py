@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from razorctl import processes
 from razorctl.errors import FigureError
 from razorctl.job import Job
 from razorctl.layers.heads.lazy_tensor import lazily
 from razorctl.step import counted, losses_of, scored
+from razorctl.system import processes
 from razorctl.tasks import LANGUAGE, NO_LABEL
 from razorctl.training.metrics import MOST, ByClass
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from safetensors import SafetensorError
 from torch import nn
 
-from razorctl import models, processes, units
+from razorctl import models, units
 from razorctl.errors import RazorError
 from razorctl.surgery import adapters
 from razorctl.surgery.sparsify import restore
-from razorctl.system import documents
+from razorctl.system import documents, processes
 from razorctl.system.atomic import atomic_file, scratch, sync
 from razorctl.training import checkpoints, parallel, state, summary, tensors
 from razorctl.training.checkpoints import Checkpoint

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from razorctl import processes
 from razorctl.job import Job
 from razorctl.optimizer import build_optimizer
 from razorctl.step import by_logits, forward_backward, refuse_infinite, train_step
+from razorctl.system import processes
 from razorctl.training import parallel, state
 from razorctl.training.averaging import Average
 from razorctl.training.compiled import Trial

@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
-from razorctl import processes, units
+from razorctl import units
 from razorctl.data.own.images import unreadable_image
 from razorctl.errors import DataError, UsageError, first_line, raise_lack
 from razorctl.job import Job
 from razorctl.models.packing import GROUPED
+from razorctl.system import processes
 
 ROOM = 256 << 20  # bytes of the rows that a data set keeps in memory
 PRIME = 1_000_003  # factor by which a seed and a number below it become one seed

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from razorctl import data, models, processes, units
+from razorctl import data, models, units
 from razorctl.data.own import packed
 from razorctl.defaults import ByRows
 from razorctl.errors import DataError, RazorError, UsageError
@@ -29,6 +29,7 @@ from razorctl.surgery import freezing
 from razorctl.surgery.byte_budget import sparsify_within
 from razorctl.surgery.excess import LEAST, uncompressed
 from razorctl.surgery.sparsify import restore, sparsified
+from razorctl.system import processes
 from razorctl.training import run_files, rundir, space, state
 from razorctl.training.checkpoints import Checkpoint, Checkpoints
 from razorctl.training.class_counts import class_counts, class_weights, rare_classes

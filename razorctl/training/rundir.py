@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from razorctl.errors import UsageError
-from razorctl.processes import program
 from razorctl.system import documents
 from razorctl.system.atomic import sweep, taken, unwritable
 from razorctl.system.folders import exists, spelled
+from razorctl.system.processes import program
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from razorctl import processes
 from razorctl.errors import Terminated
+from razorctl.system import processes
 
 ENDING = [signal.SIGTERM]
 if hasattr(signal, "SIGHUP"):  # not on Windows

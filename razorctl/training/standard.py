@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from razorctl import processes
 from razorctl.errors import UsageError
 from razorctl.step import scored
 from razorctl.surgery import freezing
+from razorctl.system import processes
 
 Logits = Callable[[nn.Module, Any], Tensor]
 

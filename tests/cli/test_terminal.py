@@ -14,7 +14,6 @@ import pytest
 from rich.table import Table
 from typer.testing import CliRunner
 
-from razorctl import processes
 from razorctl.cli import predict as predicting
 from razorctl.cli.app import COMMANDS as EVERY
 from razorctl.cli.app import _uncaught, app
@@ -22,7 +21,7 @@ from razorctl.cli.views import common as views
 from razorctl.cli.views import predict as view
 from razorctl.cli.views import terminal
 from razorctl.errors import UsageError
-from razorctl.system import c_compiler
+from razorctl.system import c_compiler, processes
 from tests.cli.commands import PLANNED, QUICK, finetune, razorctl
 from tests.own import photos
 

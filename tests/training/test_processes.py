@@ -17,11 +17,11 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from razorctl import processes
 from razorctl.cli.app import app
 from razorctl.errors import DataError, ElsewhereError, RazorError, UsageError
 from razorctl.job import Job
 from razorctl.recipe import Recipe
+from razorctl.system import processes
 from razorctl.training.run import finetune
 from tests.cli import kinds
 from tests.forked import Forked, razorctl_command
