@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from razorctl import devices
 from razorctl.errors import UsageError
+from razorctl.system import devices
 
 
 def test_the_default_is_cuda_where_there_is_any():

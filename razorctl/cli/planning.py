@@ -121,7 +121,7 @@ def settle(settings: Settings, device: str | None, *, quiet: bool = False) -> Se
         if settings.orders or not cards:
             return _unplanned(settings)
     with views.status("looking for the device"):
-        from razorctl import devices
+        from razorctl.system import devices
 
         place = devices.find(device)
     if not {"gpu", "vram"} & given.keys():
@@ -163,7 +163,7 @@ def settle_by_file(file: Path, flags: Mapping[str, Any], device: str | None) -> 
                 f"{file} already sets {name.replace('_', ' ')}; leave it out, or plan again."
             )
     check_data(job)
-    from razorctl import devices
+    from razorctl.system import devices
 
     _check_place(job.precision, devices.find(device), str(file))
     return job, recipe, document

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 from torch.utils._pytree import tree_map_only
 
-from razorctl import data, devices, models
+from razorctl import data, models
 from razorctl.data.own import packed
 from razorctl.errors import UsageError
 from razorctl.job import Job, Precision
@@ -33,6 +33,7 @@ from razorctl.spans import watched
 from razorctl.step import by_logits, forward_backward, train_step
 from razorctl.step import precision as settle
 from razorctl.surgery.byte_budget import sparsify_within
+from razorctl.system import devices
 from razorctl.system.atomic import atomic_file, check_room, scratch, writing
 from razorctl.training import kept_bytes
 from razorctl.training.compiled import Compiled, refuse_uncompilable

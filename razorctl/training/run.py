@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from razorctl import devices, models
+from razorctl import models
 from razorctl.errors import DivergedError, FigureError, RazorError, UsageError
 from razorctl.job import Job
 from razorctl.optimizer import check_optimizer
 from razorctl.recipe import Recipe
-from razorctl.system import atomic, processes
+from razorctl.system import atomic, devices, processes
 from razorctl.training import export, parallel, run_files, rundir, state, summary
 from razorctl.training.checkpoints import Checkpoint
 from razorctl.training.compiled import refuse_uncompilable

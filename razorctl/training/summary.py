@@ -4,8 +4,7 @@ from dataclasses import asdict
 from statistics import fmean, median
 from typing import Any
 
-from razorctl import devices
-from razorctl.system import documents
+from razorctl.system import devices, documents
 from razorctl.training import rundir
 from razorctl.training.preparation import PreparedRun
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from razorctl import devices
 from razorctl.cli import planning
 from razorctl.cli.settings import Settings
 from razorctl.job import Job
@@ -15,6 +14,7 @@ from razorctl.planning import detect
 from razorctl.planning import plan as planner
 from razorctl.planning.detect import Detected
 from razorctl.recipe import Recipe
+from razorctl.system import devices
 from razorctl.training import run as trainer
 from tests.cli.commands import PLANNED, SMALL, razorctl
 

@@ -34,7 +34,7 @@ def test_a_step_takes_what_is_predicted(point):
 
 
 def test_a_process_is_held_to_its_budget():
-    from razorctl.devices import find, hold_to
+    from razorctl.system.devices import find, hold_to
 
     device = find("cuda")
     try:

@@ -95,7 +95,8 @@ class Commands:
         return self._trace(job, accumulate, method).on(self._kind)
 
     def _trace(self, job: Job, accumulate: int, method: str) -> Trace:
-        from razorctl import devices, step  # import torch
+        from razorctl import step  # import torch
+        from razorctl.system import devices
 
         precision = step.precision(job, devices.find(self.device))
         job = replace(self._resolved(job), precision=precision, accumulate=accumulate)
@@ -104,6 +105,6 @@ class Commands:
 
     @property
     def _kind(self) -> str:
-        from razorctl import devices
+        from razorctl.system import devices
 
         return devices.find(self.device).type

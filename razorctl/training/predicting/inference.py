@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from razorctl import devices, models
+from razorctl import models
 from razorctl.errors import DataError, MissingError, OutOfMemoryError, UsageError
 from razorctl.job import Job
 from razorctl.models.transformers.pretrained_files import INDEX, SETTINGS, WEIGHTS
 from razorctl.step import precision
-from razorctl.system import hub
+from razorctl.system import devices, hub
 from razorctl.training import run_files, rundir
 from razorctl.training.evaluation import Evaluation, evaluate
 from razorctl.training.loading import in_order, moved
