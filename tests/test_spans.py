@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from razorctl.spans import packing, watched
+from razorctl.system.spans import packing, watched
 from tests.cases import CASES
 
 

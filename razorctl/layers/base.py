@@ -25,7 +25,7 @@ from razorctl.rules.base import Rule, Rules
 from razorctl.rules.derived import Derived, DerivedCopy
 from razorctl.rules.packed import Packed
 from razorctl.sampling.joint import Blocks
-from razorctl.spans import packing
+from razorctl.system.spans import packing
 
 PARAMETRIZED = "parametrizations"  # where `torch.nn.utils.parametrize` keeps what it calls
 

@@ -18,7 +18,7 @@ from razorctl.layers.shared_copies.int8_cost import Int8Cost
 from razorctl.sampling.joint import MARK, Blocks, refuse_compilation
 from razorctl.sampling.reduction import mean_over_processes
 from razorctl.sampling.samplers import Sampler
-from razorctl.spans import packing
+from razorctl.system.spans import packing
 
 
 def attach(model: nn.Module, blocks: Blocks) -> None:

@@ -29,12 +29,12 @@ from razorctl.ops import kernels
 from razorctl.optimizer import build_optimizer
 from razorctl.planning import job_trace as tracing
 from razorctl.recipe import Recipe
-from razorctl.spans import watched
 from razorctl.step import by_logits, forward_backward, train_step
 from razorctl.step import precision as settle
 from razorctl.surgery.byte_budget import sparsify_within
 from razorctl.system import devices
 from razorctl.system.atomic import atomic_file, check_room, scratch, writing
+from razorctl.system.spans import watched
 from razorctl.training import kept_bytes
 from razorctl.training.compiled import Compiled, refuse_uncompilable
 from razorctl.training.cuda_graphs import CapturedPasses

@@ -16,8 +16,8 @@ from razorctl import Recipe, models, restore, saved_bytes, sparsify
 from razorctl.errors import UsageError
 from razorctl.job import Job
 from razorctl.planning import job_trace as tracing
-from razorctl.spans import packing, watched
 from razorctl.surgery.byte_budget import sparsify_within
+from razorctl.system.spans import packing, watched
 from razorctl.training import profiler
 from razorctl.training.kept_bytes import OTHER
 from razorctl.training.profiler import CLASSES, PHASES, Clock, Profile, profile

@@ -19,7 +19,7 @@ from razorctl.ops.random import replaying
 from razorctl.rules.base import Rule
 from razorctl.rules.derived import Derived
 from razorctl.rules.packed import Packed
-from razorctl.spans import packing
+from razorctl.system.spans import packing
 
 aten = torch.ops.aten
 

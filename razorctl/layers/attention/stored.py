@@ -27,7 +27,7 @@ from razorctl.ops.dropout import dropout
 from razorctl.rules.base import Rule, Rules
 from razorctl.rules.derived import apart
 from razorctl.rules.prune import Centered
-from razorctl.spans import packing
+from razorctl.system.spans import packing
 
 EXAMPLES = 4  # of a batch, by which attention measures
 WIDEST_HEAD = 256  # columns of a head: the most that fused kernels take

@@ -26,7 +26,7 @@ from razorctl.ops.slopes import slope_bits, slope_grad
 from razorctl.rules.base import Rule
 from razorctl.rules.derived import DerivedCall, DerivedCopy
 from razorctl.rules.packed import Packed
-from razorctl.spans import packing
+from razorctl.system.spans import packing
 
 
 class ActivationFunction(torch.autograd.Function):

@@ -17,7 +17,7 @@ from razorctl.layers.shared_copies.memo import copy_of_images
 from razorctl.ops.images import memory_format
 from razorctl.rules.base import Rule
 from razorctl.rules.packed import Packed
-from razorctl.spans import packing
+from razorctl.system.spans import packing
 
 
 class GateFunction(torch.autograd.Function):

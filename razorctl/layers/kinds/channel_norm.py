@@ -19,7 +19,7 @@ from razorctl.layers.shared_copies import layouts
 from razorctl.ops.images import memory_format
 from razorctl.rules.dense import Dense
 from razorctl.rules.packed import Packed
-from razorctl.spans import packing
+from razorctl.system.spans import packing
 
 
 class ChannelNormFunction(torch.autograd.Function):

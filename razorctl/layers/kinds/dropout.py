@@ -12,7 +12,7 @@ from razorctl.ops.dropout import dropout, dropout_backward
 from razorctl.ops.topk import pack_bits, unpack_bits
 from razorctl.rules.base import Rule
 from razorctl.rules.derived import DerivedByExample, DerivedDropout
-from razorctl.spans import packing
+from razorctl.system.spans import packing
 
 
 class DropoutFunction(torch.autograd.Function):

@@ -22,7 +22,7 @@ from razorctl.ops.gated import gated_grad
 from razorctl.rules.base import Rule, Rules
 from razorctl.rules.derived import Derived, DerivedCopy
 from razorctl.rules.packed import Packed
-from razorctl.spans import packing
+from razorctl.system.spans import packing
 
 
 class GatedFunction(torch.autograd.Function):

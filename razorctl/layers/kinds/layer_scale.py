@@ -24,7 +24,7 @@ from razorctl.layers.shared_copies.memo import copy_of
 from razorctl.rules.base import Rule, Rules
 from razorctl.rules.derived import Derived, DerivedLinear
 from razorctl.rules.derived_norms import DerivedAffine, DerivedSum
-from razorctl.spans import packing
+from razorctl.system.spans import packing
 
 
 class ScaleFunction(torch.autograd.Function):

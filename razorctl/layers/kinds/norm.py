@@ -20,7 +20,7 @@ from razorctl.rules.dense import Dense
 from razorctl.rules.derived import Derived, DerivedCopy
 from razorctl.rules.derived_norms import DerivedInput, DerivedNorm
 from razorctl.rules.packed import Packed
-from razorctl.spans import packing
+from razorctl.system.spans import packing
 
 log = logging.getLogger(__name__)
 

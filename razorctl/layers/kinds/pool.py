@@ -15,7 +15,7 @@ from razorctl.layers.once_differentiable import once_differentiable
 from razorctl.ops.images import memory_format
 from razorctl.ops.pool import max_pool, max_pool_grad
 from razorctl.rules.base import Rule
-from razorctl.spans import packing
+from razorctl.system.spans import packing
 
 aten = torch.ops.aten
 PLACES = 256  # in a window, at most: a code has 8 bits

@@ -23,7 +23,7 @@ from razorctl.layers.recompute.replayed_state import (
 )
 from razorctl.ops.images import memory_format
 from razorctl.rules.packed import Packed
-from razorctl.spans import packing
+from razorctl.system.spans import packing
 
 push = torch._C._autograd._push_saved_tensors_default_hooks
 pop = torch._C._autograd._pop_saved_tensors_default_hooks
