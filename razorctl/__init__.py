@@ -8,7 +8,7 @@ from razorctl.version import __version__ as __version__
 if TYPE_CHECKING:
     from razorctl.cli.calls import compare, finetune, plan, profile
     from razorctl.cli.results import Result
-    from razorctl.job import Job
+    from razorctl.config.job import Job
     from razorctl.planning.gpus import Gpu
     from razorctl.planning.plan import Plan
     from razorctl.recipe import Recipe

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
+from razorctl.config.job import Job
 from razorctl.errors import UsageError
-from razorctl.job import Job
 
 
 def check_optimizer(job: Job) -> None:

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from razorctl.config.job import Job, Precision, settle_precision
 from razorctl.errors import DivergedError, UsageError
-from razorctl.job import Job, Precision, settle_precision
 from razorctl.ops.weight_copies import shared_by
 from razorctl.system import processes
 from razorctl.tasks import LANGUAGE, NO_LABEL

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 import razorctl
 from razorctl.cli.app import app
-from razorctl.job import Job
+from razorctl.config.job import Job
 from razorctl.recipe import Recipe
 
 NAMED = ["vit-micro", "digits"]

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import cache
 
-from razorctl.job import Job
+from razorctl.config.job import Job
 from razorctl.ops.triton.gemm_tiles import scaled_gemm_kernel
 from razorctl.ops.triton.recorded import Card, Launch, distinct
 from razorctl.ops.triton.variants import DTYPES, Variant

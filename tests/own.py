@@ -11,8 +11,8 @@ from datasets import Dataset
 from PIL import Image
 
 from razorctl import data
+from razorctl.config.job import Job
 from razorctl.errors import DataError, UsageError
-from razorctl.job import Job
 
 CLASSES = ("bus", "car", "tram")
 

@@ -18,10 +18,10 @@ from razorctl.cli import resuming
 from razorctl.cli.settings import Settings, settings_of_file
 from razorctl.cli.views import common
 from razorctl.cli.views import finetune as view
+from razorctl.config.job import Job
 from razorctl.config.settings import read_toml
 from razorctl.data.own.labels import class_names_in
 from razorctl.errors import DataError, RazorError, UsageError
-from razorctl.job import Job
 from razorctl.memory import trace_cache
 from razorctl.ops.triton import tuning
 from razorctl.planning import gpus

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from razorctl import restore, sparsify
+from razorctl.config.job import Job
 from razorctl.errors import UsageError
-from razorctl.job import Job
 from razorctl.optimizer import parameter_groups
 from razorctl.recipe import Recipe
 from razorctl.surgery.freezing import freeze_weights

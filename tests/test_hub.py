@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from razorctl import data, models
 from razorctl.cli.app import app
+from razorctl.config.job import Job
 from razorctl.data.own import read
 from razorctl.data.own.ask import Ask
 from razorctl.errors import DataError, MissingError, UsageError
-from razorctl.job import Job
 from razorctl.planning import job_trace
 from razorctl.system import hub as razor_hub
 from tests import hub_server, local_hub, own

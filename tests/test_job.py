@@ -5,8 +5,8 @@ from itertools import pairwise
 import pytest
 
 from razorctl import data
+from razorctl.config.job import Job, settle_precision
 from razorctl.errors import UsageError
-from razorctl.job import Job, settle_precision
 
 POSITIVE = (
     "input_size",

@@ -19,8 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 from transformers import BertForSequenceClassification
 
+from razorctl.config.job import OPTIMIZERS, Job
 from razorctl.errors import DataError, MissingError, UsageError
-from razorctl.job import OPTIMIZERS, Job
 from razorctl.memory.saved import traced_bytes
 from razorctl.models import find, models, named, transformers
 from razorctl.models.timm.micro import VIT_MICRO, WEIGHTS

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from razorctl import optimizer
+from razorctl.config.job import Job
 from razorctl.errors import UsageError
-from razorctl.job import Job
 from razorctl.optimizer import TracedAdamW, build_optimizer, layer_numbers, parameter_groups
 from razorctl.recipe import Recipe
 from razorctl.surgery.sparsify import sparsify

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from razorctl.config.job import Job
 from razorctl.errors import DivergedError, UsageError
-from razorctl.job import Job
 from razorctl.optimizer import build_optimizer, cast_weights
 from razorctl.step import by_logits, label_count, refuse_infinite, train_step
 from razorctl.tasks import NO_LABEL

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from razorctl import data, models
-from razorctl.job import BY_ROWS, GENERAL, Job
+from razorctl.config.job import BY_ROWS, GENERAL, Job
 
 # Fields of a job that are shown, in this order.
 SETTINGS = (

@@ -9,7 +9,7 @@ from razorctl import units
 from razorctl.cli.command import PREFIX
 from razorctl.cli.settings import Call, is_given
 from razorctl.cli.views import common as views
-from razorctl.job import Job
+from razorctl.config.job import Job
 from razorctl.methods import METHODS
 from razorctl.recipe import Recipe
 from razorctl.registry import unknown

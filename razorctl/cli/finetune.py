@@ -27,7 +27,7 @@ from razorctl.system import processes
 
 # What --help does not need is imported in the functions below.
 if TYPE_CHECKING:
-    from razorctl.job import Job
+    from razorctl.config.job import Job
     from razorctl.recipe import Recipe
     from razorctl.training.run import Run
 

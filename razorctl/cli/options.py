@@ -20,7 +20,7 @@ from rich.markup import escape
 from razorctl.cli.command import option as option
 from razorctl.cli.names import completion
 from razorctl.cli.settings import AUTO
-from razorctl.job import AUGMENT, Job, OptimizerName
+from razorctl.config.job import AUGMENT, Job, OptimizerName
 from razorctl.recipe import Recipe
 from razorctl.tasks import TASKS
 

@@ -10,8 +10,8 @@ from razorctl.cli.options import PLANNING
 from razorctl.cli.settings import Settings
 from razorctl.cli.views import common as views
 from razorctl.cli.views import plan as view
+from razorctl.config.job import Job, settle_precision
 from razorctl.errors import UsageError
-from razorctl.job import Job, settle_precision
 from razorctl.recipe import Recipe
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from razorctl.errors import DataError, UsageError
 
 # What --help does not need is imported in the functions below.
 if TYPE_CHECKING:
+    from razorctl.config.job import Job
     from razorctl.data.own.whole import UnlabeledRows
-    from razorctl.job import Job
     from razorctl.training.predicting.inference import Trained
 
 COLUMNS = ("image_column", "text_column", "skip_bad")

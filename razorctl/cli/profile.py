@@ -81,7 +81,7 @@ def profile(
     from razorctl import models
     from razorctl.cli import effects, planning
     from razorctl.cli.views import profile as view
-    from razorctl.job import Job
+    from razorctl.config.job import Job
     from razorctl.system import c_compiler
 
     if FUNCTION.fullmatch(model) and not model.startswith(models.prefixes()):

@@ -21,8 +21,8 @@ from razorctl.cli.views import finetune as view
 from razorctl.cli.views import notebook
 from razorctl.cli.views.common import Pulse
 from razorctl.cli.views.evaluate import note_skipped
+from razorctl.config.job import Job
 from razorctl.errors import Terminated
-from razorctl.job import Job
 from razorctl.recipe import Recipe
 from razorctl.system import processes
 from razorctl.training import run_files, rundir

@@ -9,8 +9,8 @@ from razorctl import data, models
 from razorctl.cli.options import PLANNING
 from razorctl.cli.planning import Settled
 from razorctl.cli.settings import Settings
+from razorctl.config.job import Job
 from razorctl.errors import UsageError
-from razorctl.job import Job
 from razorctl.training import checkpoints, run_files, rundir
 
 

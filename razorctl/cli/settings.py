@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 from razorctl.cli.views import common as views
 from razorctl.config import presets
+from razorctl.config.job import Job
 from razorctl.config.settings import check_types, read_toml
 from razorctl.errors import UsageError
-from razorctl.job import Job
 from razorctl.recipe import Recipe
 from razorctl.registry import find, unknown
 

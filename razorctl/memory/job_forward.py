@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from razorctl.job import Job
+from razorctl.config.job import Job
 from razorctl.memory.saved import Forward
 from razorctl.models import Model
 from razorctl.step import DTYPES, losses_of, unit_weights

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from razorctl.job import Job
+from razorctl.config.job import Job
 from razorctl.memory import trace_cache as traces
 from razorctl.planning.cached_traces import job_facts
 from razorctl.planning.candidates import label

@@ -3,8 +3,8 @@
 from dataclasses import asdict, replace
 from typing import Any
 
+from razorctl.config.job import Job
 from razorctl.errors import UsageError
-from razorctl.job import Job
 from razorctl.memory import trace_cache as traces
 from razorctl.memory.trace_cache import Trace
 from razorctl.recipe import Recipe

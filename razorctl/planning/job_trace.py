@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from razorctl import models
-from razorctl.job import Job
+from razorctl.config.job import Job
 from razorctl.memory import fake, tracker
 from razorctl.memory.job_forward import JobForward
 from razorctl.memory.saved import traced_bytes, tracing

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from razorctl.config.job import Job
 from razorctl.errors import NoFitError, UsageError
-from razorctl.job import Job
 from razorctl.memory import trace_cache as traces
 from razorctl.models.packing import Gain
 from razorctl.planning import refusal

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from razorctl import units
+from razorctl.config.job import Job, settle_precision
 from razorctl.errors import UsageError
-from razorctl.job import Job, settle_precision
 from razorctl.planning.candidates import CONTEXT, FRAGMENTATION
 from razorctl.planning.search import ADAPTERS, Prefer, Search
 from razorctl.recipe import Recipe

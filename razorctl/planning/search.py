@@ -8,8 +8,8 @@ from operator import attrgetter
 from typing import Any, Literal
 
 from razorctl import units
+from razorctl.config.job import Job, settle_precision
 from razorctl.errors import UsageError
-from razorctl.job import Job, settle_precision
 from razorctl.memory import trace_cache as traces
 from razorctl.memory.trace_cache import Trace
 from razorctl.methods import DEFAULT_METHOD, METHODS, Family

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import nn
 
+from razorctl.config.job import Job
 from razorctl.errors import UsageError
-from razorctl.job import Job
 from razorctl.optimizer import layer_numbers
 
 # The names of the parameters that were trainable before, and of the norms that keep statistics.

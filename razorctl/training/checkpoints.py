@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from razorctl.config.job import Job
 from razorctl.errors import UsageError
-from razorctl.job import Job
 from razorctl.recipe import Recipe
 from razorctl.system import documents
 from razorctl.system.atomic import atomic_file, sync

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from razorctl import units
+from razorctl.config.job import Job
 from razorctl.config.job_checks import weight_numbers
 from razorctl.errors import DataError
-from razorctl.job import Job
 from razorctl.models import Progress
 from razorctl.models.masks import mask_labels
 

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from razorctl import units
+from razorctl.config.job import Job
 from razorctl.errors import UsageError
-from razorctl.job import Job
 from razorctl.ops.op import OPS
 from razorctl.recipe import Recipe
 from razorctl.training.payoff import Payoff

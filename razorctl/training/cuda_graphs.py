@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
-from razorctl.job import Job
+from razorctl.config.job import Job
 from razorctl.ops import kernels
 from razorctl.ops.weight_copies import shared_by
 from razorctl.step import Losses, forward_backward

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from razorctl import units
+from razorctl.config.job import Job, settle_precision
 from razorctl.errors import first_line
-from razorctl.job import Job, settle_precision
 from razorctl.ops import kernels
 from razorctl.ops.cpu.gemm import makes_products
 from razorctl.planning import detect

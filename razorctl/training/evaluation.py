@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from razorctl.config.job import Job
 from razorctl.errors import FigureError
-from razorctl.job import Job
 from razorctl.layers.heads.lazy_tensor import lazily
 from razorctl.step import counted, losses_of, scored
 from razorctl.system import processes

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from razorctl import data, models
+from razorctl.config.job import Job
 from razorctl.data import own
 from razorctl.data.own import whole
 from razorctl.data.own.labels import renumbered
 from razorctl.data.own.splitting import digested
 from razorctl.errors import DataError, UsageError
-from razorctl.job import Job
 from razorctl.system.folders import exists
 from razorctl.tasks import LABELED
 from razorctl.training import run_files

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from razorctl import data, models, units
+from razorctl.config.job import Job
 from razorctl.data.own import packed
 from razorctl.data.own.splitting import digested
-from razorctl.job import Job
 from razorctl.models.packing import rounded
 from razorctl.models.tokens import are
 from razorctl.step import label_count

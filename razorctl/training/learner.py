@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from razorctl.job import Job
+from razorctl.config.job import Job
 from razorctl.optimizer import build_optimizer
 from razorctl.step import by_logits, forward_backward, refuse_infinite, train_step
 from razorctl.system import processes

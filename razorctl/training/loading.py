@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from razorctl import units
+from razorctl.config.job import Job
 from razorctl.data.own.images import unreadable_image
 from razorctl.errors import DataError, UsageError, first_line, raise_lack
-from razorctl.job import Job
 from razorctl.models.packing import GROUPED
 from razorctl.system import processes
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
-from razorctl.job import Job
+from razorctl.config.job import Job
 from razorctl.step import Losses
 from razorctl.surgery.blocks import blocks
 from razorctl.system import processes

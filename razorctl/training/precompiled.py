@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from razorctl import units
+from razorctl.config.job import Job
 from razorctl.errors import first_line
-from razorctl.job import Job
 from razorctl.memory.trace_cache import Cache
 from razorctl.ops import kernels
 from razorctl.planning import job_trace

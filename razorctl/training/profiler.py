@@ -18,9 +18,9 @@ from torch.profiler import record_function
 from torch.utils._pytree import tree_map_only
 
 from razorctl import data, models
+from razorctl.config.job import Job, Precision
 from razorctl.data.own import packed
 from razorctl.errors import UsageError
-from razorctl.job import Job, Precision
 from razorctl.memory import measured
 from razorctl.memory.job_forward import JobForward
 from razorctl.memory.saved import traced_bytes_by_module

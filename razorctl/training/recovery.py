@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from razorctl.config.job import Job
 from razorctl.errors import UsageError
-from razorctl.job import Job
 from razorctl.methods import METHODS
 from razorctl.recipe import Recipe
 from razorctl.rules.allocation import largest

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from razorctl import models
+from razorctl.config.job import Job
 from razorctl.errors import DivergedError, FigureError, RazorError, UsageError
-from razorctl.job import Job
 from razorctl.optimizer import check_optimizer
 from razorctl.recipe import Recipe
 from razorctl.system import atomic, devices, processes

@@ -9,9 +9,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from razorctl.config.job import Job
 from razorctl.config.settings import read_toml
 from razorctl.errors import DataError, MissingError, UsageError
-from razorctl.job import Job
 from razorctl.recipe import Recipe
 from razorctl.system import documents, hub
 from razorctl.system.atomic import atomic_file

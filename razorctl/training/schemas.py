@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from razorctl import units
-from razorctl.job import Job
+from razorctl.config.job import Job
 from razorctl.planning.candidates import Predicted
 from razorctl.recipe import Recipe
 from razorctl.tasks import EVERY_FIGURE

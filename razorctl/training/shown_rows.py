@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from razorctl import models
-from razorctl.job import Job
+from razorctl.config.job import Job
 from razorctl.tasks import LANGUAGE, NO_LABEL
 from razorctl.units import percent
 

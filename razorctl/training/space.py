@@ -7,8 +7,8 @@ from pathlib import Path
 from torch import nn
 
 from razorctl import units
+from razorctl.config.job import Job
 from razorctl.errors import RazorError
-from razorctl.job import Job
 from razorctl.training import tensors
 from razorctl.training.checkpoints import Checkpoints
 

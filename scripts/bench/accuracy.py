@@ -41,8 +41,8 @@ from rich.console import Console
 from rich.table import Table
 
 from razorctl import Job, Recipe, data, finetune
+from razorctl.config.job import Precision
 from razorctl.errors import RazorError
-from razorctl.job import Precision
 from razorctl.memory.job_forward import JobForward
 from razorctl.surgery.byte_budget import sparsify_within
 from razorctl.tasks import LEAST

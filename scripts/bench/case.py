@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from razorctl import Recipe, saved_bytes, sparsify
-from razorctl.job import Job
+from razorctl.config.job import Job
 from razorctl.memory.saved import kept_storages, run_forward
 from razorctl.methods import METHODS
 from razorctl.ops import kernels

@@ -18,8 +18,8 @@ from typing import get_args
 from record import head, options, write
 
 from razorctl import data, models
+from razorctl.config.job import Job
 from razorctl.errors import UsageError
-from razorctl.job import Job
 from razorctl.planning import gpus
 from razorctl.planning.candidates import Candidate
 from razorctl.planning.search import SAME, Prefer, Search

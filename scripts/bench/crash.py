@@ -31,7 +31,7 @@ from machine import device_name
 from record import head, options, write
 from safetensors.torch import load_file
 
-from razorctl.job import Job
+from razorctl.config.job import Job
 from razorctl.recipe import Recipe
 from razorctl.training.checkpoints import Checkpoints
 from razorctl.training.run import finetune

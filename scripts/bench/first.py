@@ -34,7 +34,7 @@ from record import head, options, reason, write
 from torch import Tensor, nn
 
 from razorctl import Recipe
-from razorctl.job import Job
+from razorctl.config.job import Job
 from razorctl.methods import METHODS
 from razorctl.ops import kernels
 from razorctl.planning import job_trace

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, replace
 
 from record import head, options, write
 
+from razorctl.config.job import Job
 from razorctl.errors import UsageError
-from razorctl.job import Job
 from razorctl.memory import trace_cache as traces
 from razorctl.methods import DEFAULT_METHOD, METHODS
 from razorctl.planning import gpus

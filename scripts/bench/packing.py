@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import razorctl
-from razorctl.job import Job
+from razorctl.config.job import Job
 from razorctl.models.tokens import causal_inputs
 from razorctl.step import losses_of
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from razorctl import models
-from razorctl.job import Job
+from razorctl.config.job import Job
 from razorctl.ops import chunks, gemm, kernels, topk
 from razorctl.optimizer import build_optimizer
 from razorctl.planning import gpus

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from record import head, options, write
 from roofline import SHOWN
 
+from razorctl.config.job import Job
 from razorctl.errors import UsageError
-from razorctl.job import Job
 from razorctl.memory import trace_cache as traces
 from razorctl.planning import gpus
 from razorctl.planning.search import Search

@@ -37,7 +37,7 @@ from record import head, options, write
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from razorctl import models as registry
-from razorctl.job import Job
+from razorctl.config.job import Job
 from razorctl.models import timm as timm_models
 from razorctl.models.transformers import classification, from_hub
 from razorctl.recipe import Recipe

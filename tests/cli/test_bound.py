@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from razorctl.cli.app import COMMANDS, loaded
-from razorctl.job import Job
+from razorctl.config.job import Job
 from razorctl.recipe import Recipe
 from razorctl.training.run import finetune
 from tests import local_hub

@@ -10,7 +10,7 @@ from torch import Tensor
 from typer.testing import Result
 
 from razorctl.cli.effects import without_effect
-from razorctl.job import Job
+from razorctl.config.job import Job
 from razorctl.layers.kinds.linear import Linear
 from razorctl.methods import METHODS
 from razorctl.models import find

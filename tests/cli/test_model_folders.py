@@ -23,8 +23,8 @@ from transformers import (
 )
 
 from razorctl import models
+from razorctl.config.job import Job
 from razorctl.errors import DataError
-from razorctl.job import Job
 from razorctl.models import weights
 from razorctl.planning import job_trace
 from tests import own

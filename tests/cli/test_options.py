@@ -14,7 +14,7 @@ from razorctl.cli.app import COMMANDS, app, loaded
 from razorctl.cli.options import PLANNING
 from razorctl.cli.views import common as views
 from razorctl.cli.views.terminal import CleanConsole
-from razorctl.job import Job
+from razorctl.config.job import Job
 from razorctl.methods import METHODS
 from razorctl.planning.search import Prefer
 from razorctl.recipe import Recipe

@@ -9,7 +9,7 @@ import torch
 
 from razorctl.cli import planning
 from razorctl.cli.settings import Settings
-from razorctl.job import Job
+from razorctl.config.job import Job
 from razorctl.planning import detect
 from razorctl.planning import plan as planner
 from razorctl.planning.detect import Detected

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from razorctl.config import presets
+from razorctl.config.job import Job
 from razorctl.config.settings import read_toml
-from razorctl.job import Job
 from razorctl.methods import METHODS
 from razorctl.recipe import Recipe
 from tests.cli.commands import PLANNED, finetune, razorctl

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from razorctl.cli.app import COMMANDS, loaded
+from razorctl.config.job import Job
 from razorctl.errors import UsageError
-from razorctl.job import Job
 from razorctl.training.run import finetune
 from tests.cli.commands import razorctl
 from tests.own import CLASSES, photos, table

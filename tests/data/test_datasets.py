@@ -7,9 +7,9 @@ import pytest
 from datasets import ClassLabel, Dataset, Image
 from PIL import Image as Pictures
 
+from razorctl.config.job import Job
 from razorctl.data import DATASETS, check, find, of, pair, scenes, usual
 from razorctl.errors import DataError, MissingError, UsageError
-from razorctl.job import Job
 from razorctl.models import masks
 from tests import local_hub
 

@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from razorctl import Recipe, saved_bytes, sparsify
-from razorctl.job import Job
+from razorctl.config.job import Job
 from razorctl.models import packing, tokens
 from razorctl.models.transformers import language
 from razorctl.step import losses_of

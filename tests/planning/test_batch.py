@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from razorctl.cli.app import app
-from razorctl.job import Job
+from razorctl.config.job import Job
 from razorctl.planning import gpus
 from razorctl.planning.batch import largest_batch
 from razorctl.planning.search import Search

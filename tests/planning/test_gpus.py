@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 
 from razorctl.config import presets
+from razorctl.config.job import settle_precision
 from razorctl.errors import UsageError
-from razorctl.job import settle_precision
 from razorctl.planning import detect, gpus
 from razorctl.planning.detect import Detected
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from razorctl.config.job import Job
 from razorctl.errors import UsageError
-from razorctl.job import Job
 from razorctl.memory.trace_cache import Cache, KernelWork, Trace, dump, load
 from razorctl.methods import METHODS
 from razorctl.planning import gpus

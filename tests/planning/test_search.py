@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from razorctl import units
+from razorctl.config.job import Job
 from razorctl.errors import NoFitError, UsageError
-from razorctl.job import Job
 from razorctl.methods import METHODS
 from razorctl.planning import gpus, refusal
 from razorctl.planning.candidates import CONTEXT, FRAGMENTATION, Candidate, Predicted

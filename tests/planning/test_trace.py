@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from razorctl import models, saved_bytes
-from razorctl.job import Job
+from razorctl.config.job import Job
 from razorctl.layers.kinds.linear import Linear
 from razorctl.memory import fake
 from razorctl.memory.costs import caller

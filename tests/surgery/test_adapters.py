@@ -11,8 +11,8 @@ from peft.tuners.lora import LoraLayer
 from torch import nn
 
 from razorctl import Recipe, models, restore, saved_bytes, sparsify
+from razorctl.config.job import Job
 from razorctl.errors import UsageError
-from razorctl.job import Job
 from razorctl.layers.kinds.linear import Linear
 from razorctl.memory.saved import traced_bytes_by_module
 from razorctl.planning.job_trace import trace

@@ -10,7 +10,7 @@ import numpy
 import torch
 from safetensors.torch import load_file
 
-from razorctl.job import Job
+from razorctl.config.job import Job
 from razorctl.recipe import Recipe
 from razorctl.training.checkpoints import Checkpoints
 from razorctl.training.run import Run, finetune

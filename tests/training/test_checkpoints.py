@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from razorctl import data
+from razorctl.config.job import Job
 from razorctl.errors import RazorError, UsageError
-from razorctl.job import Job
 from razorctl.models.timm import micro
 from razorctl.recipe import Recipe
 from razorctl.surgery.drawing import draws

@@ -6,8 +6,8 @@ import torch
 from datasets import Dataset
 from PIL import Image
 
+from razorctl.config.job import Job
 from razorctl.errors import DataError
-from razorctl.job import Job
 from razorctl.training.class_counts import class_counts, class_weights, rare_classes
 
 CLASSES = ("car", "bus", "tram")

@@ -13,8 +13,8 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
 
 from razorctl import Recipe, restore, sparsify
+from razorctl.config.job import Job
 from razorctl.errors import UsageError
-from razorctl.job import Job
 from razorctl.models.timm.micro import VIT_MICRO
 from razorctl.ops.op import OPS
 from razorctl.optimizer import build_optimizer

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from razorctl import Recipe, data, models, sparsify
+from razorctl.config.job import Job
 from razorctl.data.own import packed
 from razorctl.errors import UsageError
-from razorctl.job import Job
 from razorctl.ops import kernels
 from razorctl.training import cuda_graphs
 from razorctl.training.compiled import refuse_uncompilable

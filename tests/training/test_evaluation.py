@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from razorctl import Recipe, sparsify
+from razorctl.config.job import Job
 from razorctl.errors import FigureError
-from razorctl.job import Job
 from razorctl.layers.heads.pixel_logits import Enlarged
 from razorctl.training.evaluation import SCORINGS, evaluate
 

@@ -4,8 +4,8 @@ import numpy
 import pytest
 import torch
 
+from razorctl.config.job import Job
 from razorctl.errors import UsageError
-from razorctl.job import Job
 from razorctl.training.feed import mixing
 
 IMAGES = torch.arange(4.0).view(4, 1, 1, 1).expand(4, 1, 8, 8)

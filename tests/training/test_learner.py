@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from razorctl.config.job import Job
 from razorctl.errors import DivergedError
-from razorctl.job import Job
 from razorctl.optimizer import build_optimizer
 from razorctl.step import by_logits, refuse_infinite, train_step
 

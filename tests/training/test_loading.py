@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from razorctl.config.job import Job
 from razorctl.data.own import whole
 from razorctl.errors import DataError
-from razorctl.job import Job
 from razorctl.training import loading
 from razorctl.training.loading import CachedRows, Loader
 from razorctl.training.predicting import inference, labels

@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from razorctl.job import Job
+from razorctl.config.job import Job
 from razorctl.ops import kernels
 from razorctl.ops.triton import compiled, recorded
 from razorctl.planning import job_trace

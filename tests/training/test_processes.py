@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from razorctl.cli.app import app
+from razorctl.config.job import Job
 from razorctl.errors import DataError, ElsewhereError, RazorError, UsageError
-from razorctl.job import Job
 from razorctl.recipe import Recipe
 from razorctl.system import processes
 from razorctl.training.run import finetune

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from razorctl import Recipe, models, restore, saved_bytes, sparsify
+from razorctl.config.job import Job
 from razorctl.errors import UsageError
-from razorctl.job import Job
 from razorctl.planning import job_trace as tracing
 from razorctl.surgery.byte_budget import sparsify_within
 from razorctl.system.spans import packing, watched

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from razorctl import models
+from razorctl.config.job import Job
 from razorctl.errors import RazorError, UsageError
-from razorctl.job import Job
 from razorctl.layers.base import RazorLayer
 from razorctl.methods import METHODS
 from razorctl.recipe import Recipe

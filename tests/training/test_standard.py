@@ -12,7 +12,7 @@ import transformers
 from torch import Tensor, nn
 
 from razorctl import Recipe, sparsify
-from razorctl.job import Job
+from razorctl.config.job import Job
 from razorctl.training.feed import Feed
 from razorctl.training.standard import Standard
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from razorctl import data, models
-from razorctl.job import Job
+from razorctl.config.job import Job
 from razorctl.memory.saved import traced_bytes
 from razorctl.recipe import Recipe
 from tests import local_hub

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from razorctl.job import Job
+from razorctl.config.job import Job
 from razorctl.recipe import Recipe
 from razorctl.training import run as trainer
 from razorctl.training import threads

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from razorctl.config.job import Job
 from razorctl.errors import UsageError
-from razorctl.job import Job
 from razorctl.training import trackers
 from razorctl.training.run import Run
 from razorctl.training.trackers import check_trackers, tracked

@@ -15,8 +15,8 @@ from razorctl.cli.views.common import (
     predicted_duration,
     recipe_summary,
 )
+from razorctl.config.job import Job
 from razorctl.defaults import MANY
-from razorctl.job import Job
 from razorctl.models import RenderedChat
 from razorctl.recipe import Recipe
 from razorctl.units import against, count, duration, size

@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from razorctl import units
+from razorctl.config.job import Job
 from razorctl.data.own import read
 from razorctl.data.own.ask import Ask
 from razorctl.data.own.read import hub
 from razorctl.data.own.splitting import Checked, checked, held_out_count
 from razorctl.data.source import Source, Splits
-from razorctl.job import Job
 from razorctl.models import Modality, Progress
 from razorctl.tasks import ENTITY_TAG, LANGUAGE, Task
 

@@ -9,9 +9,9 @@ from typing import Optional
 
 from razorctl import models
 from razorctl.config import mask_classes
+from razorctl.config.job import Job
 from razorctl.config.mask_classes import MaskClasses
 from razorctl.errors import UsageError
-from razorctl.job import Job
 from razorctl.tasks import LANGUAGE, Task
 
 STDIN = "-"  # the name of standard input

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
+from razorctl.config.job import Job
 from razorctl.data.source import Source
 from razorctl.errors import MissingError, UsageError
-from razorctl.job import Job
 from razorctl.models import Model
 from razorctl.models.packing import Gain, gain
 

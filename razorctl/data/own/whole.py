@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from razorctl.config.job import Job
 from razorctl.data.own import read, rows, targets
 from razorctl.data.own.ask import STDIN, Ask
 from razorctl.data.own.labels import no_labels
@@ -12,7 +13,6 @@ from razorctl.data.own.raw import Fault, Raw, content, refusal
 from razorctl.data.own.splitting import Checked, Inspection, read_labels, select_rows
 from razorctl.data.own.targets import Targets
 from razorctl.errors import DataError, UsageError
-from razorctl.job import Job
 from razorctl.models import Modality, Progress
 from razorctl.system.folders import exists, spelled
 

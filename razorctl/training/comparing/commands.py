@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from razorctl import units
+from razorctl.config.job import BY_ROWS, Job
 from razorctl.errors import UsageError
-from razorctl.job import BY_ROWS, Job
 from razorctl.memory.trace_cache import Cache, Trace
 from razorctl.planning.cached_traces import cached_trace, job_facts
 from razorctl.planning.plan import FLAGS

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from razorctl.config.job import Job
 from razorctl.config.settings import read_toml
 from razorctl.errors import RazorError, UsageError
-from razorctl.job import Job
 from razorctl.methods import METHODS
 from razorctl.planning.candidates import label
 from razorctl.planning.plan import FLAGS

@@ -18,9 +18,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from razorctl import data, units
+from razorctl.config.job import Job
 from razorctl.config.settings import read_toml
 from razorctl.errors import RazorError, UsageError
-from razorctl.job import Job
 from razorctl.recipe import Recipe
 from razorctl.system import atomic
 from razorctl.system.folders import exists

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from razorctl import units
+from razorctl.config.job import CHOICES, Job
 from razorctl.errors import UsageError
-from razorctl.job import CHOICES, Job
 from razorctl.methods import METHODS
 from razorctl.planning.plan import command_line
 from razorctl.recipe import Recipe

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from razorctl import models
+from razorctl.config.job import Job
 from razorctl.errors import DataError, MissingError, OutOfMemoryError, UsageError
-from razorctl.job import Job
 from razorctl.models.transformers.pretrained_files import INDEX, SETTINGS, WEIGHTS
 from razorctl.step import precision
 from razorctl.system import devices, hub

@@ -8,8 +8,8 @@ import pytest
 from datasets import Dataset
 
 from razorctl import data
+from razorctl.config.job import Job
 from razorctl.errors import DataError
-from razorctl.job import Job
 
 ASKED = ["What is 2 + 2?", "Name a color.", "Who wrote it?", "Why?"]
 ANSWERS = ["It is four.", "Blue.", "Nobody knows.", "For no reason."]

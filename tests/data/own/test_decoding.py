@@ -17,9 +17,9 @@ from PIL.ExifTags import Base
 
 import razorctl
 from razorctl import data
+from razorctl.config.job import Job
 from razorctl.data.own import decoding, images, masks, whole
 from razorctl.errors import DataError, lacks_memory
-from razorctl.job import Job
 from razorctl.models.images import MODES, converted
 from razorctl.system import documents
 from tests import local_hub

@@ -6,9 +6,9 @@ import pytest
 from datasets import ClassLabel, Dataset, DatasetDict
 
 from razorctl import data
+from razorctl.config.job import Job
 from razorctl.data.own import whole
 from razorctl.errors import DataError
-from razorctl.job import Job
 from tests.own import photos, picture, refused, table, texts
 
 

@@ -6,9 +6,9 @@ from datasets import Dataset, Image
 from PIL import Image as Pictures
 
 from razorctl import data
+from razorctl.config.job import Job
 from razorctl.data.own import store
 from razorctl.data.own.read import hub as hubs
-from razorctl.job import Job
 from tests import local_hub
 
 CARD = """---

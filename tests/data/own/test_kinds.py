@@ -17,10 +17,10 @@ from PIL import Image
 from PIL.PngImagePlugin import PngImageFile
 
 from razorctl import data
+from razorctl.config.job import Job
 from razorctl.data.own import images, store, whole
 from razorctl.data.own.read import parquet
 from razorctl.errors import DataError, UsageError, lacks_memory
-from razorctl.job import Job
 from razorctl.models.images import converted
 from tests.own import CLASSES, floats, photos, picture, table, texts
 

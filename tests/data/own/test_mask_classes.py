@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from razorctl import data
+from razorctl.config.job import Job
 from razorctl.errors import DataError, UsageError
-from razorctl.job import Job
 from razorctl.models.masks import mask_labels
 from razorctl.training import evaluation_rows
 from razorctl.training.evaluation_rows import splits_of_run

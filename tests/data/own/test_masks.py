@@ -13,9 +13,9 @@ from datasets import Image as ImageColumn
 from PIL import Image
 
 from razorctl import data
+from razorctl.config.job import Job
 from razorctl.data.own import images
 from razorctl.errors import DataError, UsageError
-from razorctl.job import Job
 from razorctl.models import masks
 from tests.own import photos, picture, table
 

@@ -7,9 +7,9 @@ import pytest
 from datasets import Dataset
 
 from razorctl import data
+from razorctl.config.job import Job
 from razorctl.data.own import whole
 from razorctl.errors import DataError
-from razorctl.job import Job
 from tests.own import photos, picture, table
 
 TEXTS = [f"a text of {i} words" for i in range(12)]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from razorctl import data
-from razorctl.job import Job
+from razorctl.config.job import Job
 from tests.cli.commands import razorctl
 from tests.own import CLASSES, photos, picture, table
 

@@ -9,9 +9,9 @@ from datasets import Features as Kinds
 from PIL import Image as Pictures
 
 from razorctl import data
+from razorctl.config.job import Job
 from razorctl.data.own.read import hub as hubs
 from razorctl.errors import DataError
-from razorctl.job import Job
 from tests import local_hub
 from tests.own import photos, picture, refused, table, written
 

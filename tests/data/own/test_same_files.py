@@ -10,10 +10,10 @@ from datasets import Dataset
 from PIL import Image
 
 from razorctl import data
+from razorctl.config.job import Job
 from razorctl.data import own
 from razorctl.data.own import whole
 from razorctl.errors import DataError, UsageError
-from razorctl.job import Job
 from tests.own import CLASSES, photos, picture, table, texts
 
 PROSE = [f"a long text, number {i}" for i in range(8)]

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from razorctl import data
+from razorctl.config.job import Job
 from razorctl.data.own.read import lines
 from razorctl.errors import DataError
-from razorctl.job import Job
 from tests.own import photos, refused, table, written
 
 PROSE = [f"a long text, number {i}" for i in range(12)]

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from razorctl import data
+from razorctl.config.job import Job
 from razorctl.data.own import whole
 from razorctl.errors import UsageError
-from razorctl.job import Job
 
 WORDS = [[f"word{(3 * i + j) % 17}" for j in range(2 + i % 4)] for i in range(12)]
 ENTITIES = [["B-PER", "I-PER", "O", "B-LOC", "O"][: len(own)] for own in WORDS]

@@ -7,11 +7,11 @@ import pytest
 from datasets import ClassLabel, Dataset, Features, List, Value
 
 from razorctl import data
+from razorctl.config.job import Job
 from razorctl.data.own import whole
 from razorctl.data.own.fields import FIELDS
 from razorctl.data.own.read.lines import conll as conll_lines
 from razorctl.errors import DataError, RazorError, UsageError
-from razorctl.job import Job
 from tests import local_hub
 from tests.own import picture
 

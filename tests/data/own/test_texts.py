@@ -8,9 +8,9 @@ import pytest
 from datasets import Dataset
 
 from razorctl import data, models
+from razorctl.config.job import Job
 from razorctl.data.own import store
 from razorctl.errors import DataError, UsageError
-from razorctl.job import Job
 from razorctl.models import Named
 from tests.own import CLASSES, photos, table
 from tests.own import texts as labeled

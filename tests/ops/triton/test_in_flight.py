@@ -10,7 +10,7 @@ from math import ceil, prod
 
 import pytest
 
-from razorctl.job import Job
+from razorctl.config.job import Job
 from razorctl.ops.triton import gemm_tiles, sums
 from razorctl.ops.triton.launch import REGISTERS, WARP
 from razorctl.ops.triton.recorded import Card, Launch

@@ -12,7 +12,7 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from razorctl.job import Job
+from razorctl.config.job import Job
 from razorctl.ops import gemm, kernels, norm, quantize
 from razorctl.ops.triton import launch, tuning
 from razorctl.ops.triton.recorded import Card, Recording, distinct

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from razorctl.cli.app import app
+from razorctl.config.job import Job
 from razorctl.errors import RazorError
-from razorctl.job import Job
 from razorctl.memory import trace_cache as traces
 from razorctl.methods import METHODS
 from razorctl.planning.cached_traces import cached_trace

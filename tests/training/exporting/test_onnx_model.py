@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from razorctl import models
+from razorctl.config.job import Job
 from razorctl.errors import RazorError
-from razorctl.job import Job
 from razorctl.training.exporting import onnx_model
 from razorctl.training.predicting.inference import Trained
 

@@ -18,9 +18,9 @@ from timm.data import create_transform, resolve_model_data_config
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from razorctl import data
+from razorctl.config.job import Job
 from razorctl.data.own import whole
 from razorctl.errors import DataError, MissingError, OutOfMemoryError, UsageError
-from razorctl.job import Job
 from razorctl.recipe import Recipe
 from razorctl.training.evaluation_rows import rows_of_job, rows_of_run
 from razorctl.training.predicting import inference, labels
