@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from razorctl.cli.calls import compare, finetune, plan, profile
     from razorctl.cli.results import Result
     from razorctl.config.job import Job
+    from razorctl.config.recipe import Recipe
     from razorctl.planning.gpus import Gpu
     from razorctl.planning.plan import Plan
-    from razorctl.recipe import Recipe
     from razorctl.rules.base import Rule
     from razorctl.surgery.byte_budget import saved_bytes, sparsify_within
     from razorctl.surgery.sparsify import recipe_of, restore, sparsify

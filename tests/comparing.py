@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 import razorctl
 from razorctl.cli.app import app
 from razorctl.config.job import Job
-from razorctl.recipe import Recipe
+from razorctl.config.recipe import Recipe
 
 NAMED = ["vit-micro", "digits"]
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 from functools import cache
 
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.ops.triton.gemm_tiles import scaled_gemm_kernel
 from razorctl.ops.triton.recorded import Card, Launch, distinct
 from razorctl.ops.triton.variants import DTYPES, Variant
 from razorctl.planning import job_trace
-from razorctl.recipe import Recipe
 from tests.models import registered, two_blocks
 
 CARDS = (75, 80, 86, 89, 90, 100, 120)  # compute capabilities of the presets

@@ -19,6 +19,7 @@ from razorctl.cli.settings import Settings, settings_of_file
 from razorctl.cli.views import common
 from razorctl.cli.views import finetune as view
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.config.settings import read_toml
 from razorctl.data.own.labels import class_names_in
 from razorctl.errors import DataError, RazorError, UsageError
@@ -27,7 +28,6 @@ from razorctl.ops.triton import tuning
 from razorctl.planning import gpus
 from razorctl.planning.plan import plan
 from razorctl.planning.plan import read as read_plan
-from razorctl.recipe import Recipe
 from razorctl.system import documents
 from razorctl.training import checkpoints, run_files, trackers
 from razorctl.training.checkpoints import MARKER, Checkpoints

@@ -11,9 +11,9 @@ from torch import nn
 
 from razorctl import restore, sparsify
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.errors import UsageError
 from razorctl.optimizer import parameter_groups
-from razorctl.recipe import Recipe
 from razorctl.surgery.freezing import freeze_weights
 from tests.cli.commands import assert_ends_with_an_error, finetune
 from tests.models import bert, gpt2, vit

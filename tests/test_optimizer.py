@@ -9,9 +9,9 @@ from torch import nn
 
 from razorctl import optimizer
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.errors import UsageError
 from razorctl.optimizer import TracedAdamW, build_optimizer, layer_numbers, parameter_groups
-from razorctl.recipe import Recipe
 from razorctl.surgery.sparsify import sparsify
 from tests.models import bert, vit
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from razorctl.config.recipe import Recipe
 from razorctl.errors import UsageError
 from razorctl.layers.by_type import LIBRARIES, swaps
 from razorctl.methods import CLOSE, DEFAULT_METHOD, EXACT, FAMILIES, METHODS, WEIGHTS
-from razorctl.recipe import Recipe
 from razorctl.rules.allocation import RESERVE, width
 from razorctl.rules.registry import RULES
 

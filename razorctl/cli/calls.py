@@ -25,8 +25,8 @@ from razorctl.cli.results import Result
 from razorctl.cli.settings import GIVEN
 from razorctl.cli.views.common import hide_messages
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.errors import RazorError, UsageError
-from razorctl.recipe import Recipe
 from razorctl.registry import unknown
 from razorctl.system import processes
 

@@ -230,7 +230,7 @@ def _run_grid(
     if options["resume"] and options["out"] is None:
         raise UsageError("there is nothing to resume; name the comparison with --out.")
     from razorctl.cli import effects, planning
-    from razorctl.recipe import Recipe
+    from razorctl.config.recipe import Recipe
     from razorctl.system import c_compiler
     from razorctl.training import rundir
     from razorctl.training.comparing.budget import parse_seconds

@@ -10,8 +10,8 @@ from razorctl.cli.command import PREFIX
 from razorctl.cli.settings import Call, is_given
 from razorctl.cli.views import common as views
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.methods import METHODS
-from razorctl.recipe import Recipe
 from razorctl.registry import unknown
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from razorctl.system import processes
 # What --help does not need is imported in the functions below.
 if TYPE_CHECKING:
     from razorctl.config.job import Job
-    from razorctl.recipe import Recipe
+    from razorctl.config.recipe import Recipe
     from razorctl.training.run import Run
 
 

@@ -21,7 +21,7 @@ from razorctl.cli.command import option as option
 from razorctl.cli.names import completion
 from razorctl.cli.settings import AUTO
 from razorctl.config.job import AUGMENT, Job, OptimizerName
-from razorctl.recipe import Recipe
+from razorctl.config.recipe import Recipe
 from razorctl.tasks import TASKS
 
 Command = Callable[..., Any]

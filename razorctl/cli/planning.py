@@ -11,8 +11,8 @@ from razorctl.cli.settings import Settings
 from razorctl.cli.views import common as views
 from razorctl.cli.views import plan as view
 from razorctl.config.job import Job, settle_precision
+from razorctl.config.recipe import Recipe
 from razorctl.errors import UsageError
-from razorctl.recipe import Recipe
 
 if TYPE_CHECKING:
     import torch

@@ -22,8 +22,8 @@ from razorctl.cli.views import notebook
 from razorctl.cli.views.common import Pulse
 from razorctl.cli.views.evaluate import note_skipped
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.errors import Terminated
-from razorctl.recipe import Recipe
 from razorctl.system import processes
 from razorctl.training import run_files, rundir
 from razorctl.training.checkpoints import left

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 from razorctl.cli.views import common as views
 from razorctl.config import presets
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.config.settings import check_types, read_toml
 from razorctl.errors import UsageError
-from razorctl.recipe import Recipe
 from razorctl.registry import find, unknown
 
 GIVEN = ("COMMANDLINE", "ENVIRONMENT")  # sources of a parameter that the call itself sets

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.memory import trace_cache as traces
 from razorctl.planning.cached_traces import job_facts
 from razorctl.planning.candidates import label
 from razorctl.planning.gpus import Gpu
 from razorctl.planning.search import Search
-from razorctl.recipe import Recipe
 
 TRIED = (8, 16)  # examples of a process from which the memory of others is guessed
 

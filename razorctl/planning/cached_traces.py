@@ -4,10 +4,10 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.errors import UsageError
 from razorctl.memory import trace_cache as traces
 from razorctl.memory.trace_cache import Trace
-from razorctl.recipe import Recipe
 
 
 def job_facts(job: Job) -> dict[str, Any]:

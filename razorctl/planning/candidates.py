@@ -7,11 +7,11 @@ how long it takes.
 import math
 from dataclasses import dataclass, replace
 
+from razorctl.config.recipe import Recipe
 from razorctl.memory.trace_cache import Trace
 from razorctl.methods import CLOSE, METHODS
 from razorctl.planning.gpus import Gpu
 from razorctl.planning.times import launch_count, on_card, on_host, step_seconds
-from razorctl.recipe import Recipe
 
 # Memory of a process beside its tensors: CONTEXT is bytes of the CUDA context and the libraries'
 # workspaces, FRAGMENTATION the share of the tensors' bytes that the allocator loses. Neither is

@@ -18,13 +18,13 @@ from torch.utils._pytree import tree_map_only
 
 from razorctl import models
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.memory import fake, tracker
 from razorctl.memory.job_forward import JobForward
 from razorctl.memory.saved import traced_bytes, tracing
 from razorctl.memory.trace_cache import Trace
 from razorctl.ops.kernels import assumed
 from razorctl.optimizer import cast_weights, traceable_optimizer
-from razorctl.recipe import Recipe
 from razorctl.step import autocast, by_logits, train_step, unit_weights
 from razorctl.surgery import freezing
 from razorctl.surgery.blocks import blocks, parameter_bytes

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.errors import NoFitError, UsageError
 from razorctl.memory import trace_cache as traces
 from razorctl.models.packing import Gain
@@ -14,7 +15,6 @@ from razorctl.planning import refusal
 from razorctl.planning.candidates import CONTEXT, Candidate, Predicted
 from razorctl.planning.gpus import Achieved, Gpu
 from razorctl.planning.search import Prefer, Search
-from razorctl.recipe import Recipe
 from razorctl.registry import unknown
 from razorctl.system import documents
 from razorctl.system.processes import program

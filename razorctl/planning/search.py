@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from razorctl import units
 from razorctl.config.job import Job, settle_precision
+from razorctl.config.recipe import Recipe
 from razorctl.errors import UsageError
 from razorctl.memory import trace_cache as traces
 from razorctl.memory.trace_cache import Trace
@@ -24,7 +25,6 @@ from razorctl.planning.candidates import (
 )
 from razorctl.planning.gpus import Gpu
 from razorctl.planning.times import step_seconds
-from razorctl.recipe import Recipe
 from razorctl.rules.allocation import largest, width
 from razorctl.tasks import LANGUAGE
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from razorctl.config.recipe import Recipe
 from razorctl.layers.base import stock_type
 from razorctl.layers.by_type import razor_of
 from razorctl.layers.heads.outputs import Outputs
@@ -22,7 +23,6 @@ from razorctl.layers.shared_copies.memo import Memo
 from razorctl.memory.fake import copies, mode_of
 from razorctl.memory.saved import bytes_by_module, storages_by_module
 from razorctl.methods import METHODS
-from razorctl.recipe import Recipe
 from razorctl.registry import starred
 from razorctl.rules.allocation import Names, allocate, close_ratios, closest, kinds_of, largest
 from razorctl.surgery import outputs, reruns

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from razorctl import units
+from razorctl.config.recipe import Recipe
 from razorctl.errors import UsageError
 from razorctl.layers.base import stock_type
 from razorctl.layers.heads.outputs import Outputs
 from razorctl.memory.saved import Forward, on_copies, traced_bytes, traced_bytes_by_module
 from razorctl.methods import METHODS
-from razorctl.recipe import Recipe
 from razorctl.surgery import checkpointing, drawing, outputs
 from razorctl.surgery.budget_search import BudgetSearch, Reruns
 from razorctl.surgery.excess import note_excess, uncompressed

@@ -9,10 +9,10 @@ from contextlib import suppress
 from torch import nn
 
 from razorctl import units
+from razorctl.config.recipe import Recipe
 from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer, stock_type
 from razorctl.layers.heads.outputs import MARK
-from razorctl.recipe import Recipe
 from razorctl.surgery import freezing, reruns
 
 log = logging.getLogger(__name__)

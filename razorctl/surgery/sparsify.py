@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from razorctl.config.recipe import Recipe
 from razorctl.errors import UsageError
 from razorctl.layers import own_forward
 from razorctl.layers.attention.stored import Attention
@@ -24,7 +25,6 @@ from razorctl.layers.shared_copies.memo import Memo
 from razorctl.memory.fake import mode_of
 from razorctl.memory.saved import Forward, bytes_by_module, on_copies, storages_by_module
 from razorctl.methods import METHODS
-from razorctl.recipe import Recipe
 from razorctl.rules.allocation import Names
 from razorctl.rules.base import Rules
 from razorctl.rules.prune import Centered

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from razorctl import registry, units
+from razorctl.config.recipe import Recipe
 from razorctl.layers import known_forwards
 from razorctl.layers.attention.stored import Attention
 from razorctl.layers.base import RazorLayer, WeightLayer, stock_type
@@ -15,7 +16,6 @@ from razorctl.layers.by_type import razor_of
 from razorctl.layers.own_forward import place
 from razorctl.layers.recognition.razor_class import razor_for
 from razorctl.layers.recompute.attention import AttentionAgain, attends, is_attention
-from razorctl.recipe import Recipe
 from razorctl.rules.allocation import closest, largest
 from razorctl.surgery import reruns
 

@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from razorctl import units
-from razorctl.recipe import Recipe
+from razorctl.config.recipe import Recipe
 from razorctl.surgery import drawing
 from razorctl.surgery.byte_budget import saved_bytes, sparsify_within
 from razorctl.surgery.sparsify import restore, sparsify, stock_parts, tell_excess

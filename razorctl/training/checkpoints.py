@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.errors import UsageError
-from razorctl.recipe import Recipe
 from razorctl.system import documents
 from razorctl.system.atomic import atomic_file, sync
 from razorctl.training.run_files import merged_settings, refuse_others, steps_taken

@@ -13,9 +13,9 @@ from torch import nn
 
 from razorctl import units
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.errors import UsageError
 from razorctl.ops.op import OPS
-from razorctl.recipe import Recipe
 from razorctl.training.payoff import Payoff
 
 log = logging.getLogger(__name__)

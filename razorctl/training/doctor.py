@@ -27,11 +27,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from razorctl import units
 from razorctl.config.job import Job, settle_precision
+from razorctl.config.recipe import Recipe
 from razorctl.errors import first_line
 from razorctl.ops import kernels
 from razorctl.ops.cpu.gemm import makes_products
 from razorctl.planning import detect
-from razorctl.recipe import Recipe
 from razorctl.step import ForwardBackward, by_logits, forward_backward
 from razorctl.surgery.sparsify import sparsify
 from razorctl.system import c_compiler, folders, hub

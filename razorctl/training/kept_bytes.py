@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from razorctl.config.recipe import Recipe
 from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer
 from razorctl.layers.recognition.razor_class import razor_for
 from razorctl.layers.recompute.replayed_state import unknown
 from razorctl.memory.saved import Forward, on_copies, traced_bytes_by_module
-from razorctl.recipe import Recipe
 from razorctl.surgery.excess import note_excess
 from razorctl.surgery.sparsify import recipe_of, restore, sparsify, stock_parts
 

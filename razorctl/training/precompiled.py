@@ -10,12 +10,12 @@ import torch
 
 from razorctl import units
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.errors import first_line
 from razorctl.memory.trace_cache import Cache
 from razorctl.ops import kernels
 from razorctl.planning import job_trace
 from razorctl.planning.cached_traces import trace_key
-from razorctl.recipe import Recipe
 
 log = logging.getLogger(__name__)
 

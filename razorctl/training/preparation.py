@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from razorctl import data, models, units
 from razorctl.config.job import BY_ROWS, Job
+from razorctl.config.recipe import Recipe
 from razorctl.data.own import packed
 from razorctl.defaults import ByRows
 from razorctl.errors import DataError, RazorError, UsageError
@@ -23,7 +24,6 @@ from razorctl.models import kept_head
 from razorctl.models.packing import keeps_apart
 from razorctl.optimizer import cast_weights
 from razorctl.planning.job_trace import blueprint
-from razorctl.recipe import Recipe
 from razorctl.step import precision
 from razorctl.surgery import freezing
 from razorctl.surgery.byte_budget import sparsify_within

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map_only
 
 from razorctl import data, models
 from razorctl.config.job import Job, Precision
+from razorctl.config.recipe import Recipe
 from razorctl.data.own import packed
 from razorctl.errors import UsageError
 from razorctl.memory import measured
@@ -28,7 +29,6 @@ from razorctl.models import Model
 from razorctl.ops import kernels
 from razorctl.optimizer import build_optimizer
 from razorctl.planning import job_trace as tracing
-from razorctl.recipe import Recipe
 from razorctl.step import by_logits, forward_backward, train_step
 from razorctl.step import precision as settle
 from razorctl.surgery.byte_budget import sparsify_within

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.errors import UsageError
 from razorctl.methods import METHODS
-from razorctl.recipe import Recipe
 from razorctl.rules.allocation import largest
 
 log = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from razorctl import models
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.errors import DivergedError, FigureError, RazorError, UsageError
 from razorctl.optimizer import check_optimizer
-from razorctl.recipe import Recipe
 from razorctl.system import atomic, devices, processes
 from razorctl.training import export, parallel, run_files, rundir, state, summary
 from razorctl.training.checkpoints import Checkpoint

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.config.settings import read_toml
 from razorctl.errors import DataError, MissingError, UsageError
-from razorctl.recipe import Recipe
 from razorctl.system import documents, hub
 from razorctl.system.atomic import atomic_file
 from razorctl.system.folders import exists

@@ -32,7 +32,7 @@ from record import head, options, write
 from safetensors.torch import load_file
 
 from razorctl.config.job import Job
-from razorctl.recipe import Recipe
+from razorctl.config.recipe import Recipe
 from razorctl.training.checkpoints import Checkpoints
 from razorctl.training.run import finetune
 from razorctl.training.rundir import RESULT

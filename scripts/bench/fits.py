@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from record import head, options, write
 
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.errors import UsageError
 from razorctl.memory import trace_cache as traces
 from razorctl.methods import DEFAULT_METHOD, METHODS
@@ -23,7 +24,6 @@ from razorctl.planning import gpus
 from razorctl.planning.batch import largest_batch
 from razorctl.planning.gpus import Gpu
 from razorctl.planning.search import Search
-from razorctl.recipe import Recipe
 from razorctl.rules.allocation import width
 
 # All of them have bf16, so only their memory tells them apart.

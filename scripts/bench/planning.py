@@ -29,12 +29,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from razorctl import models
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.ops import chunks, gemm, kernels, topk
 from razorctl.optimizer import build_optimizer
 from razorctl.planning import gpus
 from razorctl.planning import job_trace as tracing
 from razorctl.planning.candidates import Predicted
-from razorctl.recipe import Recipe
 from razorctl.step import DTYPES, by_logits, train_step
 from razorctl.surgery.byte_budget import sparsify_within
 

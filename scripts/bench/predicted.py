@@ -16,11 +16,11 @@ from record import head, options, write
 from roofline import SHOWN
 
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.errors import UsageError
 from razorctl.memory import trace_cache as traces
 from razorctl.planning import gpus
 from razorctl.planning.search import Search
-from razorctl.recipe import Recipe
 from razorctl.units import size
 
 MODEL, DATA, BATCH = "vit-b16", "cifar100", 128

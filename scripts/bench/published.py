@@ -22,12 +22,12 @@ from record import head, options, write
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
+from razorctl.config.recipe import Recipe
 from razorctl.memory import fake, tracker
 from razorctl.memory.trace_cache import Trace
 from razorctl.planning import gpus
 from razorctl.planning import job_trace as tracing
 from razorctl.planning.times import on_card
-from razorctl.recipe import Recipe
 from razorctl.surgery.sparsify import sparsify
 
 BARS = {"train": 0.25, "infer": 0.20}  # by how much a predicted rate may be off

@@ -38,9 +38,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from razorctl import models as registry
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.models import timm as timm_models
 from razorctl.models.transformers import classification, from_hub
-from razorctl.recipe import Recipe
 from razorctl.training import state
 from razorctl.training.loading import Loading
 from razorctl.training.metrics import Step

@@ -10,7 +10,7 @@ import pytest
 
 from razorctl.cli.app import COMMANDS, loaded
 from razorctl.config.job import Job
-from razorctl.recipe import Recipe
+from razorctl.config.recipe import Recipe
 from razorctl.training.run import finetune
 from tests import local_hub
 from tests.cli.commands import razorctl

@@ -11,10 +11,10 @@ from typer.testing import Result
 
 from razorctl.cli.effects import without_effect
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.layers.kinds.linear import Linear
 from razorctl.methods import METHODS
 from razorctl.models import find
-from razorctl.recipe import Recipe
 from razorctl.surgery import sparsify as surgery
 from razorctl.training import run as trainer
 from tests.cli.commands import finetune, razorctl

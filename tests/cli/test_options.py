@@ -15,9 +15,9 @@ from razorctl.cli.options import PLANNING
 from razorctl.cli.views import common as views
 from razorctl.cli.views.terminal import CleanConsole
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.methods import METHODS
 from razorctl.planning.search import Prefer
-from razorctl.recipe import Recipe
 from razorctl.training.trackers import TRACKERS
 from tests.cli.commands import razorctl
 

@@ -10,10 +10,10 @@ import torch
 from razorctl.cli import planning
 from razorctl.cli.settings import Settings
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.planning import detect
 from razorctl.planning import plan as planner
 from razorctl.planning.detect import Detected
-from razorctl.recipe import Recipe
 from razorctl.system import devices
 from razorctl.training import run as trainer
 from tests.cli.commands import PLANNED, SMALL, razorctl

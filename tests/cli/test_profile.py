@@ -12,8 +12,8 @@ from typer.testing import Result
 
 from razorctl.cli.views import common as views
 from razorctl.cli.views import profile as profile_view
+from razorctl.config.recipe import Recipe
 from razorctl.methods import DEFAULT_METHOD
-from razorctl.recipe import Recipe
 from tests.cli.commands import assert_ends_with_an_error, razorctl
 
 

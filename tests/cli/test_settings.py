@@ -8,9 +8,9 @@ import pytest
 
 from razorctl.config import presets
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.config.settings import read_toml
 from razorctl.methods import METHODS
-from razorctl.recipe import Recipe
 from tests.cli.commands import PLANNED, finetune, razorctl
 
 

@@ -32,12 +32,12 @@ from transformers import (
 )
 
 from razorctl import Recipe, restore, sparsify
+from razorctl.config.recipe import METHODS
 from razorctl.layers.attention.stored import Attention
 from razorctl.layers.base import RazorLayer
 from razorctl.layers.by_type import razor_of
 from razorctl.layers.heads.token_logits import Head
 from razorctl.memory.saved import traced_bytes, traced_bytes_by_module
-from razorctl.recipe import METHODS
 from tests.forked import Forked, program
 
 TOKENS, VOCABULARY = 13, 61

@@ -14,9 +14,9 @@ from transformers.models.llama.modeling_llama import (
     eager_attention_forward,
 )
 
+from razorctl.config.recipe import Recipe
 from razorctl.layers.attention.transformers import InterfaceAttention
 from razorctl.layers.recompute.attention import AttentionAgain
-from razorctl.recipe import Recipe
 from razorctl.surgery.byte_budget import saved_bytes
 from razorctl.surgery.sparsify import sparsify
 

@@ -5,10 +5,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
+from razorctl.config.recipe import Recipe
 from razorctl.memory.fake import fakes
 from razorctl.memory.fake_mode import TraceMode, storage_key
 from razorctl.memory.saved import tracing
-from razorctl.recipe import Recipe
 from razorctl.surgery.sparsify import sparsify
 from tests.models import bert, vit
 

@@ -7,10 +7,10 @@ from typer.testing import CliRunner
 
 from razorctl.cli.app import app
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.planning import gpus
 from razorctl.planning.batch import largest_batch
 from razorctl.planning.search import Search
-from razorctl.recipe import Recipe
 
 GPU = gpus.load("rtx-4090")
 JOB = Job("vit-micro", "cifar100", steps=10, precision="fp32")

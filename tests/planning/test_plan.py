@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.errors import UsageError
 from razorctl.memory.trace_cache import Cache, KernelWork, Trace, dump, load
 from razorctl.methods import METHODS
 from razorctl.planning import gpus
 from razorctl.planning import job_trace as tracing
 from razorctl.planning.plan import Plan, plan, read
-from razorctl.recipe import Recipe
 
 GIB = 2**30
 # Of one ratio of razor, so that few steps are traced.

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from razorctl import models, saved_bytes
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.layers.kinds.linear import Linear
 from razorctl.memory import fake
 from razorctl.memory.costs import caller
@@ -24,7 +25,6 @@ from razorctl.optimizer import build_optimizer
 from razorctl.planning import gpus
 from razorctl.planning import job_trace as tracing
 from razorctl.planning.times import on_card
-from razorctl.recipe import Recipe
 from razorctl.step import autocast, by_logits, train_step
 from razorctl.surgery.byte_budget import sparsify_within
 from razorctl.surgery.freezing import freeze_weights

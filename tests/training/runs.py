@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from razorctl.config.job import Job
-from razorctl.recipe import Recipe
+from razorctl.config.recipe import Recipe
 from razorctl.training.checkpoints import Checkpoints
 from razorctl.training.run import Run, finetune
 

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 
 from razorctl import data
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.errors import RazorError, UsageError
 from razorctl.models.timm import micro
-from razorctl.recipe import Recipe
 from razorctl.surgery.drawing import draws
 from razorctl.training import evaluation, preparation, rundir
 from razorctl.training import run as trainer

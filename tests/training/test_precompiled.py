@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.ops import kernels
 from razorctl.ops.triton import compiled, recorded
 from razorctl.planning import job_trace
-from razorctl.recipe import Recipe
 from razorctl.training.precompiled import precompile
 
 CARD = torch.device("cuda", 0)

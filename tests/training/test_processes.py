@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 
 from razorctl.cli.app import app
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.errors import DataError, ElsewhereError, RazorError, UsageError
-from razorctl.recipe import Recipe
 from razorctl.system import processes
 from razorctl.training.run import finetune
 from tests.cli import kinds

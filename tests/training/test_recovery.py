@@ -7,8 +7,8 @@ import torch
 from typer.testing import CliRunner
 
 from razorctl.cli.app import app
+from razorctl.config.recipe import Recipe
 from razorctl.errors import UsageError
-from razorctl.recipe import Recipe
 from razorctl.surgery.sparsify import recipe_of
 from razorctl.training import learner
 from razorctl.training.recovery import Recovery, Relief, parted, reliefs

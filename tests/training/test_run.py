@@ -16,10 +16,10 @@ from torch import nn
 
 from razorctl import models
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.errors import RazorError, UsageError
 from razorctl.layers.base import RazorLayer
 from razorctl.methods import METHODS
-from razorctl.recipe import Recipe
 from razorctl.training.run import Run, finetune
 
 DENSE = ("full", "lora", "torchao-int8")  # an adapter's gradient needs the whole input too

@@ -7,8 +7,8 @@ import pytest
 
 from razorctl import data, models
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.memory.saved import traced_bytes
-from razorctl.recipe import Recipe
 from tests import local_hub
 from tests.training.runs import begin, resume, same
 

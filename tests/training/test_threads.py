@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from razorctl.config.job import Job
-from razorctl.recipe import Recipe
+from razorctl.config.recipe import Recipe
 from razorctl.training import run as trainer
 from razorctl.training import threads
 from razorctl.training.run import Run

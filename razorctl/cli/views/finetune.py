@@ -16,9 +16,9 @@ from razorctl.cli.views.common import (
     recipe_summary,
 )
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.defaults import MANY
 from razorctl.models import RenderedChat
-from razorctl.recipe import Recipe
 from razorctl.units import against, count, duration, size
 
 if TYPE_CHECKING:

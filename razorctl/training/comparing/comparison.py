@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.config.settings import read_toml
 from razorctl.errors import RazorError, UsageError
 from razorctl.methods import METHODS
 from razorctl.planning.candidates import label
 from razorctl.planning.plan import FLAGS
-from razorctl.recipe import Recipe
 from razorctl.system import documents
 from razorctl.system.atomic import atomic_file
 from razorctl.system.folders import exists

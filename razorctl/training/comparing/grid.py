@@ -19,9 +19,9 @@ from typing import Any
 
 from razorctl import data, units
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.config.settings import read_toml
 from razorctl.errors import RazorError, UsageError
-from razorctl.recipe import Recipe
 from razorctl.system import atomic
 from razorctl.system.folders import exists
 from razorctl.training import run_files, rundir

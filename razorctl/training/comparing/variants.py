@@ -14,10 +14,10 @@ from typing import Any, get_args
 
 from razorctl import units
 from razorctl.config.job import CHOICES, Job
+from razorctl.config.recipe import Recipe
 from razorctl.errors import UsageError
 from razorctl.methods import METHODS
 from razorctl.planning.plan import command_line
-from razorctl.recipe import Recipe
 
 Number = int | float
 Lists = Mapping[str, Sequence[Number]]  # setting -> its values

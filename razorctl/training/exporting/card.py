@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from razorctl import models, units
+from razorctl.config.recipe import Recipe
 from razorctl.data.own.read import hub as repositories
 from razorctl.methods import METHODS
 from razorctl.models import timm, transformers
 from razorctl.planning.plan import command_line
-from razorctl.recipe import Recipe
 from razorctl.system import hub
 from razorctl.tasks import FIGURES
 from razorctl.training import rundir

@@ -11,11 +11,11 @@ from math import ceil, prod
 import pytest
 
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.ops.triton import gemm_tiles, sums
 from razorctl.ops.triton.launch import REGISTERS, WARP
 from razorctl.ops.triton.recorded import Card, Launch
 from razorctl.planning import gpus, job_trace
-from razorctl.recipe import Recipe
 from scripts.bench.cubins import CompiledKernel, compiled
 from tests.models import registered, two_blocks
 from tests.planning.test_gpus import CHIPS

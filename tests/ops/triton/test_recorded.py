@@ -13,11 +13,11 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.ops import gemm, kernels, norm, quantize
 from razorctl.ops.triton import launch, tuning
 from razorctl.ops.triton.recorded import Card, Recording, distinct
 from razorctl.planning import job_trace
-from razorctl.recipe import Recipe
 from scripts.bench.cubins import compiled
 
 CARD = GPUTarget("cuda", 89, 32)

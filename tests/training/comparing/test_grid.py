@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 
 from razorctl.cli.app import app
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.errors import RazorError
 from razorctl.memory import trace_cache as traces
 from razorctl.methods import METHODS
 from razorctl.planning.cached_traces import cached_trace
-from razorctl.recipe import Recipe
 from razorctl.training.comparing import figures, grid
 from razorctl.training.comparing.comparison import NAMES, repeating
 from razorctl.training.comparing.grid import Grid

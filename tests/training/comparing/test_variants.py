@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from razorctl.config.recipe import Recipe
 from razorctl.config.settings import read_toml
-from razorctl.recipe import Recipe
 from razorctl.training.comparing import grid
 from razorctl.training.comparing.comparison import repeating
 from razorctl.training.comparing.variants import Rounds, lists_of, rows_of, shares

@@ -19,9 +19,9 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from razorctl import data
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.data.own import whole
 from razorctl.errors import DataError, MissingError, OutOfMemoryError, UsageError
-from razorctl.recipe import Recipe
 from razorctl.training.evaluation_rows import rows_of_job, rows_of_run
 from razorctl.training.predicting import inference, labels
 from razorctl.training.run import Run, finetune
