@@ -5,9 +5,9 @@ import math
 import pytest
 
 from razorctl import data
+from razorctl.config.defaults import EPOCHS, ByRows, whole_batch
 from razorctl.config.job import BY_ROWS, Job
 from razorctl.config.settings import read_toml
-from razorctl.defaults import EPOCHS, ByRows, whole_batch
 from razorctl.errors import UsageError
 from razorctl.training.run import finetune
 from tests.drawings import shapes

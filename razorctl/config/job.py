@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from razorctl.config.defaults import FEWEST, ByRows, whole_batch
 from razorctl.config.job_checks import check_batch, check_bounds, check_pairs
 from razorctl.config.settings import check_seed, check_types
-from razorctl.defaults import FEWEST, ByRows, whole_batch
 from razorctl.errors import UsageError
 from razorctl.registry import unknown
 from razorctl.tasks import EVERY_FIGURE, FIGURES, OF_ROWS, TASKS

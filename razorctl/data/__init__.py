@@ -6,6 +6,7 @@ The package `own` is for what has no entry: files and folders of a user, and any
 from dataclasses import replace
 
 from razorctl import models, units
+from razorctl.config.defaults import FROM_SCRATCH, ByRows
 from razorctl.config.job import BY_ROWS, Job
 from razorctl.config.job_checks import weight_numbers
 from razorctl.data.catalog import DATASETS as DATASETS
@@ -13,7 +14,6 @@ from razorctl.data.catalog import find as find
 from razorctl.data.catalog import place as place
 from razorctl.data.source import Source as Source
 from razorctl.data.source import Splits as Splits
-from razorctl.defaults import FROM_SCRATCH, ByRows
 from razorctl.errors import UsageError
 from razorctl.models import Modality
 from razorctl.tasks import FIGURES, Task

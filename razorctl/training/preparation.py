@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from razorctl import data, models, units
+from razorctl.config.defaults import ByRows
 from razorctl.config.job import BY_ROWS, Job
 from razorctl.config.recipe import Recipe
 from razorctl.data.own import packed
-from razorctl.defaults import ByRows
 from razorctl.errors import DataError, RazorError, UsageError
 from razorctl.memory.job_forward import JobForward
 from razorctl.memory.saved import traced_bytes, traced_bytes_by_module

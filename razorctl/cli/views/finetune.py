@@ -15,9 +15,9 @@ from razorctl.cli.views.common import (
     predicted_duration,
     recipe_summary,
 )
+from razorctl.config.defaults import MANY
 from razorctl.config.job import Job
 from razorctl.config.recipe import Recipe
-from razorctl.defaults import MANY
 from razorctl.models import RenderedChat
 from razorctl.units import against, count, duration, size
 
