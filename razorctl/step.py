@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from razorctl.config.job import Job, Precision, settle_precision
+from razorctl.config.tasks import LANGUAGE, NO_LABEL
 from razorctl.errors import DivergedError, UsageError
 from razorctl.ops.weight_copies import shared_by
 from razorctl.system import processes
-from razorctl.tasks import LANGUAGE, NO_LABEL
 
 # `Job.precision` -> the dtype of autocast; None is without autocast.
 DTYPES: dict[str, torch.dtype | None] = {

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from razorctl.config.job import Job
+from razorctl.config.tasks import NO_LABEL
 from razorctl.errors import DivergedError, UsageError
 from razorctl.optimizer import build_optimizer, cast_weights
 from razorctl.step import by_logits, label_count, refuse_infinite, train_step
-from razorctl.tasks import NO_LABEL
 
 CPU = torch.device("cpu")
 JOB = Job(

@@ -18,9 +18,9 @@ from razorctl.cli.options import (
 )
 from razorctl.cli.settings import Call, given_settings, is_given, is_typed, print_result
 from razorctl.cli.views import common as views
+from razorctl.config.tasks import LEAST
 from razorctl.errors import UsageError
 from razorctl.registry import unknown
-from razorctl.tasks import LEAST
 
 # What --help does not need is imported in the functions below.
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from razorctl.cli.names import completion
 from razorctl.cli.settings import AUTO
 from razorctl.config.job import AUGMENT, Job, OptimizerName
 from razorctl.config.recipe import Recipe
-from razorctl.tasks import TASKS
+from razorctl.config.tasks import TASKS
 
 Command = Callable[..., Any]
 

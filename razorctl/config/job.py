@@ -8,9 +8,9 @@ from typing import Any, Literal, get_args
 from razorctl.config.defaults import FEWEST, ByRows, whole_batch
 from razorctl.config.job_checks import check_batch, check_bounds, check_pairs
 from razorctl.config.settings import check_seed, check_types
+from razorctl.config.tasks import EVERY_FIGURE, FIGURES, OF_ROWS, TASKS
 from razorctl.errors import UsageError
 from razorctl.registry import unknown
-from razorctl.tasks import EVERY_FIGURE, FIGURES, OF_ROWS, TASKS
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 AUGMENT = ("none", "crop", "rand")

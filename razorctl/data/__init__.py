@@ -9,6 +9,7 @@ from razorctl import models, units
 from razorctl.config.defaults import FROM_SCRATCH, ByRows
 from razorctl.config.job import BY_ROWS, Job
 from razorctl.config.job_checks import weight_numbers
+from razorctl.config.tasks import FIGURES, Task
 from razorctl.data.catalog import DATASETS as DATASETS
 from razorctl.data.catalog import find as find
 from razorctl.data.catalog import place as place
@@ -16,7 +17,6 @@ from razorctl.data.source import Source as Source
 from razorctl.data.source import Splits as Splits
 from razorctl.errors import UsageError
 from razorctl.models import Modality
-from razorctl.tasks import FIGURES, Task
 
 SETTINGS = (  # of one's own data
     *("image_column", "text_column", "label_column", "mask_values", "mask_colors"),

@@ -5,11 +5,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from razorctl import units
+from razorctl.config.tasks import Task
 from razorctl.data.source import Source, Splits
 from razorctl.errors import DataError
 from razorctl.models import Modality, Progress
 from razorctl.system import hub
-from razorctl.tasks import Task
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from razorctl.config.tasks import Task
 from razorctl.models import Modality
-from razorctl.tasks import Task
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from razorctl import registry
+from razorctl.config.tasks import OF_ROWS, Task
 from razorctl.errors import DataError, RazorError, UsageError, raise_lack, reason_of
 from razorctl.models import weights
 from razorctl.models.rows import Progress as Progress
 from razorctl.models.rows import Rows as Rows
 from razorctl.system import documents, folders
-from razorctl.tasks import OF_ROWS, Task
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

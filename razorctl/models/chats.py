@@ -10,11 +10,11 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from razorctl import units
+from razorctl.config.tasks import NO_LABEL
 from razorctl.errors import DataError, RazorError, UsageError, lacks_memory, reason_of
 from razorctl.models.rows import Progress
 from razorctl.models.tokens import BATCH, are, around, stored
 from razorctl.system import documents
-from razorctl.tasks import NO_LABEL
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl.config import mask_classes
 from razorctl.config.mask_classes import IGNORED
+from razorctl.config.tasks import NO_LABEL
 from razorctl.models import Rows
 from razorctl.models.images import converted, levels
-from razorctl.tasks import NO_LABEL
 
 if TYPE_CHECKING:
     import numpy as np

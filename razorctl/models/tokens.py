@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from razorctl import units
+from razorctl.config.tasks import NO_LABEL
 from razorctl.errors import DataError, UsageError
 from razorctl.models.packing import layout, rounded
 from razorctl.models.rows import Progress, Rows
 from razorctl.system import hub
-from razorctl.tasks import NO_LABEL
 from razorctl.version import __version__
 
 if TYPE_CHECKING:

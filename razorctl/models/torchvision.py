@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from razorctl import registry
+from razorctl.config.tasks import OF_ROWS, Task
 from razorctl.errors import MissingError, UsageError
 from razorctl.models import Model, Named, Rows, images, masks
 from razorctl.system import documents, hub
-from razorctl.tasks import OF_ROWS, Task
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from razorctl import units
 from razorctl.config.job import Job, settle_precision
 from razorctl.config.recipe import Recipe
+from razorctl.config.tasks import LANGUAGE
 from razorctl.errors import UsageError
 from razorctl.memory import trace_cache as traces
 from razorctl.memory.trace_cache import Trace
@@ -26,7 +27,6 @@ from razorctl.planning.candidates import (
 from razorctl.planning.gpus import Gpu
 from razorctl.planning.times import step_seconds
 from razorctl.rules.allocation import largest, width
-from razorctl.tasks import LANGUAGE
 
 Prefer = Literal["balanced", "exact", "fast"]
 # Ratios of razor that are tried beside the largest one that is close, and the largest allowed one.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from razorctl.tasks import ENTITY_TAG, NO_LABEL
+from razorctl.config.tasks import ENTITY_TAG, NO_LABEL
 
 # Prefix of a tag -> how a token stands in its entity; BILOU calls an end L, and a single token U;
 # BMES calls the inside M.

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from razorctl.config.job import Job
+from razorctl.config.tasks import LANGUAGE, NO_LABEL
 from razorctl.errors import FigureError
 from razorctl.layers.heads.lazy_tensor import lazily
 from razorctl.step import counted, losses_of, scored
 from razorctl.system import processes
-from razorctl.tasks import LANGUAGE, NO_LABEL
 from razorctl.training.metrics import MOST, ByClass
 
 Batch = tuple[Any, Tensor]  # inputs and labels

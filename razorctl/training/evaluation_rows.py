@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl import data, models
 from razorctl.config.job import Job
+from razorctl.config.tasks import LABELED
 from razorctl.data import own
 from razorctl.data.own import whole
 from razorctl.data.own.labels import renumbered
 from razorctl.data.own.splitting import digested
 from razorctl.errors import DataError, UsageError
 from razorctl.system.folders import exists
-from razorctl.tasks import LABELED
 from razorctl.training import run_files
 from razorctl.training.rundir import SPLIT
 

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from razorctl.config.tasks import LEAST
 from razorctl.system import documents
 from razorctl.system.atomic import atomic_file
-from razorctl.tasks import LEAST
 from razorctl.training.rundir import METRICS
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from typing import Literal
 from razorctl import units
 from razorctl.config.job import Job
 from razorctl.config.recipe import Recipe
+from razorctl.config.tasks import EVERY_FIGURE
 from razorctl.planning.candidates import Predicted
-from razorctl.tasks import EVERY_FIGURE
 from razorctl.training.metrics import ByClass
 from razorctl.training.payoff import Payoff
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from razorctl import models
 from razorctl.config.job import Job
-from razorctl.tasks import LANGUAGE, NO_LABEL
+from razorctl.config.tasks import LANGUAGE, NO_LABEL
 from razorctl.units import percent
 
 ROWS, LONGEST = 2, 300  # rows, and characters of one

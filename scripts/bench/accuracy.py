@@ -42,10 +42,10 @@ from rich.table import Table
 
 from razorctl import Job, Recipe, data, finetune
 from razorctl.config.job import Precision
+from razorctl.config.tasks import LEAST
 from razorctl.errors import RazorError
 from razorctl.memory.job_forward import JobForward
 from razorctl.surgery.byte_budget import sparsify_within
-from razorctl.tasks import LEAST
 from razorctl.training.comparing.figures import TARGET
 from razorctl.training.profiler import CLASSES, TimedTraining
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from razorctl.tasks import NO_LABEL
+from razorctl.config.tasks import NO_LABEL
 from razorctl.training.entities import EntityScores
 
 TAGS = ("O", "B-PER", "I-PER", "E-PER", "S-PER", "B-LOC", "I-LOC", "ART")

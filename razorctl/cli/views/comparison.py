@@ -9,7 +9,7 @@ from rich.table import Table
 
 from razorctl.cli.views import common as views
 from razorctl.cli.views.terminal import data_stream
-from razorctl.tasks import LEAST
+from razorctl.config.tasks import LEAST
 from razorctl.training.comparing.advice import sentence
 from razorctl.units import count, percent
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 from razorctl import units
 from razorctl.config.job import Job
+from razorctl.config.tasks import ENTITY_TAG, LANGUAGE, Task
 from razorctl.data.own import read
 from razorctl.data.own.ask import Ask
 from razorctl.data.own.read import hub
 from razorctl.data.own.splitting import Checked, checked, held_out_count
 from razorctl.data.source import Source, Splits
 from razorctl.models import Modality, Progress
-from razorctl.tasks import ENTITY_TAG, LANGUAGE, Task
 
 
 def find(job: Job, trained: Job | None = None) -> Source:

@@ -11,8 +11,8 @@ from razorctl import models
 from razorctl.config import mask_classes
 from razorctl.config.job import Job
 from razorctl.config.mask_classes import MaskClasses
+from razorctl.config.tasks import LANGUAGE, Task
 from razorctl.errors import UsageError
-from razorctl.tasks import LANGUAGE, Task
 
 STDIN = "-"  # the name of standard input
 SHARE = 0.1  # of the training rows is held out, unless a job says otherwise

@@ -11,10 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from razorctl.config.tasks import NO_LABEL
 from razorctl.data.own.raw import Faults, Raw
 from razorctl.errors import DataError, raise_lack
 from razorctl.system import documents
-from razorctl.tasks import NO_LABEL
 
 if TYPE_CHECKING:
     import numpy as np

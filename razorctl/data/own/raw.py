@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from razorctl import units
+from razorctl.config.tasks import Task
 from razorctl.errors import DataError, raise_lack
 from razorctl.models import Modality
 from razorctl.system.folders import spelled
-from razorctl.tasks import Task
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from razorctl.config.tasks import LABELED, LANGUAGE
 from razorctl.data.catalog import place
 from razorctl.data.own import contents, images, masks, rows, targets
 from razorctl.data.own.ask import KNOWN, Ask
@@ -13,7 +14,6 @@ from razorctl.data.source import Splits
 from razorctl.errors import DataError, UsageError
 from razorctl.models import Progress
 from razorctl.models.images import white
-from razorctl.tasks import LABELED, LANGUAGE
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from razorctl import units
+from razorctl.config.tasks import NO_LABEL, TASKS, Task
 from razorctl.data.own.labels import (
     WHOLE,
     Numbers,
@@ -19,7 +20,6 @@ from razorctl.data.own.labels import (
 )
 from razorctl.data.own.raw import Faults, Raw
 from razorctl.errors import DataError
-from razorctl.tasks import NO_LABEL, TASKS, Task
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from razorctl import registry
+from razorctl.config.tasks import OF_ROWS, Task
 from razorctl.models import Model, Named
 from razorctl.models.timm.classification import Architecture, classifier, in_folder
 from razorctl.models.timm.micro import MICRO
 from razorctl.models.timm.proxyless import PROXYLESS
 from razorctl.models.timm.segmentation import OWN, continued, segmenter
 from razorctl.system import documents
-from razorctl.tasks import OF_ROWS, Task
 
 PREFIX = "timm:"
 # SGD as in Sheared Backpropagation, section 5.1, which has no AdamW; its values are usual ones.

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from razorctl.config.tasks import LABELED, OF_ROWS, Task
 from razorctl.errors import UsageError
 from razorctl.models import Modality, Model, Named
 from razorctl.models.transformers.classification import classifier
@@ -14,7 +15,6 @@ from razorctl.models.transformers.pretrained_files import PretrainedFiles
 from razorctl.models.transformers.repositories import ENCODER, REPOSITORIES
 from razorctl.models.transformers.tagging import tagger
 from razorctl.models.transformers.vision import vision_model
-from razorctl.tasks import LABELED, OF_ROWS, Task
 
 PREFIX = "hf:"
 # Batch size and epochs as in Sheared Backpropagation, section 5.2, which states no learning rate.

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from razorctl import units
+from razorctl.config.tasks import Task
 from razorctl.models import Model, Rows, prepared
 from razorctl.models.packing import rounded
 from razorctl.models.tokens import around, cut_texts, unframed
@@ -15,7 +16,6 @@ from razorctl.models.transformers.pretrained_files import (
     name_classes,
     quiet_transformers,
 )
-from razorctl.tasks import Task
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from razorctl.config.tasks import Task
 from razorctl.models import Model, Progress, RenderedChat, Rows, chats, tokens
 from razorctl.models.transformers import classification
 from razorctl.models.transformers.pretrained_files import (
@@ -13,7 +14,6 @@ from razorctl.models.transformers.pretrained_files import (
     has_argument,
 )
 from razorctl.models.transformers.writing import Writer, writer
-from razorctl.tasks import Task
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

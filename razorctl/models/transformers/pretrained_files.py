@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from razorctl import units
+from razorctl.config.tasks import Task
 from razorctl.errors import DataError, UsageError
 from razorctl.models import weights
 from razorctl.system import documents, hub
-from razorctl.tasks import Task
 
 if TYPE_CHECKING:
     from torch import nn

@@ -5,7 +5,7 @@ A config has what differs from the defaults of transformers.
 
 from typing import Any
 
-from razorctl.tasks import LABELED, OF_ROWS, Task
+from razorctl.config.tasks import LABELED, OF_ROWS, Task
 
 ENCODER: tuple[Task, ...] = (*LABELED, "masked-lm")
 DECODER: tuple[Task, ...] = ("causal-lm", *LABELED)

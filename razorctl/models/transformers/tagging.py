@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from razorctl.config.tasks import NO_LABEL, Task
 from razorctl.errors import UsageError
 from razorctl.models import Model, Rows
 from razorctl.models.packing import rounded
@@ -12,7 +13,6 @@ from razorctl.models.tokens import cut_texts
 from razorctl.models.transformers import classification
 from razorctl.models.transformers.classification import FRESH, TOKENS
 from razorctl.models.transformers.pretrained_files import PretrainedFiles
-from razorctl.tasks import NO_LABEL, Task
 
 if TYPE_CHECKING:
     from torch import nn

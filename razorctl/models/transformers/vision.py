@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from razorctl.config.tasks import Task
 from razorctl.errors import UsageError
 from razorctl.models import Model, Rows, images, masks
 from razorctl.models.transformers.pretrained_files import (
@@ -14,7 +15,6 @@ from razorctl.models.transformers.pretrained_files import (
     quiet_transformers,
 )
 from razorctl.system import documents
-from razorctl.tasks import Task
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

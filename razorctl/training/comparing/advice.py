@@ -5,7 +5,7 @@ from math import inf
 from typing import Any
 
 from razorctl import units
-from razorctl.tasks import LEAST
+from razorctl.config.tasks import LEAST
 
 # How far a score may be behind the best exact one: points of a share, percent of a perplexity.
 POINTS, PERCENT = 0.5, 1.0

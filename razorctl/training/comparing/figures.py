@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, median, stdev
 from typing import Any
 
+from razorctl.config.tasks import LEAST
 from razorctl.methods import METHODS
-from razorctl.tasks import LEAST
 from razorctl.training.comparing import advice
 from razorctl.training.comparing.comparison import Comparison, Entry
 from razorctl.version import __version__

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from razorctl.config.settings import read_toml
+from razorctl.config.tasks import FIGURES, LEAST
 from razorctl.errors import DataError, UsageError
 from razorctl.system import documents
-from razorctl.tasks import FIGURES, LEAST
 from razorctl.training.run_files import ENVIRONMENT, check_files
 from razorctl.training.rundir import CONFIG, METRICS, RESULT
 from razorctl.training.schemas import RunResult, StepLine

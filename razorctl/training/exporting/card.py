@@ -9,12 +9,12 @@ from typing import Any
 
 from razorctl import models, units
 from razorctl.config.recipe import Recipe
+from razorctl.config.tasks import FIGURES
 from razorctl.data.own.read import hub as repositories
 from razorctl.methods import METHODS
 from razorctl.models import timm, transformers
 from razorctl.planning.plan import command_line
 from razorctl.system import hub
-from razorctl.tasks import FIGURES
 from razorctl.training import rundir
 from razorctl.training.predicting.inference import Trained
 from razorctl.version import __version__

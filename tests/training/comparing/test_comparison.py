@@ -13,9 +13,9 @@ from rich.console import Console
 from razorctl.cli.views import common as views
 from razorctl.cli.views import comparison as view
 from razorctl.config.recipe import Recipe
+from razorctl.config.tasks import EVERY_FIGURE
 from razorctl.errors import DataError, UsageError
 from razorctl.planning.candidates import label
-from razorctl.tasks import EVERY_FIGURE
 from razorctl.training.comparing import comparison
 from razorctl.training.comparing.figures import document as document_of
 from razorctl.training.comparing.figures import pareto

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from razorctl import units
+from razorctl.config.tasks import LANGUAGE, OF_ROWS, Task
 from razorctl.data.own.ask import Ask
 from razorctl.data.own.raw import TEXT_COLUMNS
 from razorctl.data.own.read import tagged
@@ -11,7 +12,6 @@ from razorctl.data.own.read.sample import Sample, normalized_name
 from razorctl.data.own.read.table_columns import FLAG, ROLES, TableColumns
 from razorctl.errors import UsageError
 from razorctl.models import Modality
-from razorctl.tasks import LANGUAGE, OF_ROWS, Task
 
 LABELS = frozenset({"label", "labels", "class", "target", "category"})
 SCORES = frozenset({"score", "rating", "similarity", "similarity_score", "stars"})

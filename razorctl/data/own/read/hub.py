@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from razorctl.config.tasks import LANGUAGE
 from razorctl.data.own import chats, rows
 from razorctl.data.own.ask import Ask
 from razorctl.data.own.raw import Raw
@@ -20,7 +21,6 @@ from razorctl.data.own.store import stored
 from razorctl.errors import DataError, UsageError, raise_lack
 from razorctl.registry import unknown
 from razorctl.system import hub
-from razorctl.tasks import LANGUAGE
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from razorctl import models
+from razorctl.config.tasks import LANGUAGE, OF_ROWS, Task
 from razorctl.data.own.ask import Ask
 from razorctl.data.own.read import columns, conversations
 from razorctl.data.own.read.columns import LABELS, TEXTS
@@ -17,7 +18,6 @@ from razorctl.data.own.read.sample import SAMPLE, Sample, normalized_name
 from razorctl.data.own.read.table_columns import TableColumns
 from razorctl.errors import UsageError
 from razorctl.system import documents
-from razorctl.tasks import LANGUAGE, OF_ROWS, Task
 
 AUDIO = frozenset(f".{ending}" for ending in ("wav", "flac", "mp3", "ogg", "opus", "m4a", "aac"))
 LANGUAGES = frozenset(("en", "de", "fr", "es", "it", "pt", "nl", "ru", "zh", "ja", "ar", "hi"))

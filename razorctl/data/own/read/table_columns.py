@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from razorctl.config.tasks import Task
 from razorctl.data.own import chats
 from razorctl.models import Modality
-from razorctl.tasks import Task
 
 # Task -> the role of its label.
 ROLES: Mapping[Task, str] = {

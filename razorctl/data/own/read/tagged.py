@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from razorctl.tasks import ENTITY_TAG
+from razorctl.config.tasks import ENTITY_TAG
 
 Column = Sequence[Sequence[str]]  # the values of each sentence
 OUTSIDE = "O"

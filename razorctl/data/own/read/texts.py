@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from razorctl.config.tasks import Task
 from razorctl.data.own.ask import STDIN, Ask, role, split_of
 from razorctl.data.own.raw import Raw, not_utf8, walk
 from razorctl.data.own.read.lines import decoded, of_tokens
@@ -14,7 +15,6 @@ from razorctl.data.own.read.sample import SAMPLE
 from razorctl.data.own.store import packed, stored, text_table
 from razorctl.errors import DataError, UsageError
 from razorctl.system.folders import shown, spelled
-from razorctl.tasks import Task
 
 if TYPE_CHECKING:
     import pyarrow as pa
