@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 # Loaded on first use, so that `razorctl --help` imports no torch.
 _HOMES = {
     "Gpu": "planning.gpus",
-    "Job": "job",
+    "Job": "config.job",
     "Plan": "planning.plan",
     "Profile": "training.profiler",
     "RazorCallback": "training.callback",
-    "Recipe": "recipe",
+    "Recipe": "config.recipe",
     "Rule": "rules.base",
     "Step": "training.metrics",
     "Result": "cli.results",

@@ -68,7 +68,7 @@ def prepare_only(
 
 def _announce(run: "Run", job: Job, device: str | None, where: str) -> None:
     """Prints what a user should know before the first step; where: the file of skipped rows."""
-    from razorctl import devices  # imports torch, which preparing the run has already loaded
+    from razorctl.system import devices  # imports torch, which preparing the run has already loaded
 
     note_skipped(run.skipped, where)
     for sentence in run.notes:

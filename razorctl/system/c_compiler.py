@@ -20,7 +20,7 @@ from pathlib import Path
 
 from razorctl.system import folders
 
-SOURCES = Path(__file__).parent / "ops" / "cpu"
+SOURCES = Path(__file__).parents[1] / "ops" / "cpu"
 # Scales depend on the meaning of NaN and infinity, so no -ffast-math. -O2 compiles 0.4 s faster
 # than -O3 and vectorizes the same loops, with GCC given its dynamic cost model.
 FLAGS = (

@@ -132,7 +132,7 @@ def test_what_triton_launches_by_is_compiled(without, state, found, mend, monkey
 
 
 def test_without_a_compiler(monkeypatch):
-    monkeypatch.setattr(c_kernels, "built", lambda: c_compiler.Built(None, "no C compiler"))
+    monkeypatch.setattr(c_compiler, "built", lambda: c_compiler.Built(None, "no C compiler"))
     check = next(c for c in doctor._cpu() if c.name == "C compiler")
     assert (check.state, check.found) == ("note", "no C compiler")
 

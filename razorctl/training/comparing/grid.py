@@ -106,7 +106,7 @@ class Grid:
             raise UsageError(f"{what} and a budget cannot both be set; give one of them.")
         self.methods = list(dict.fromkeys(methods))
         if job.cuda_graphs:
-            from razorctl import devices  # imports torch
+            from razorctl.system import devices  # imports torch
             from razorctl.training.compiled import refuse_uncompilable
 
             refuse_uncompilable(job, Recipe(), devices.find(device))

@@ -90,11 +90,11 @@ def test_what_a_library_depends_on_names_it(change, tmp_path, monkeypatch):
     assert c_compiler._digest("cc 2") != before
     if change == "sources":
         (tmp_path / "other.c").write_text("int x;")
-        monkeypatch.setattr(c_kernels, "SOURCES", tmp_path)
+        monkeypatch.setattr(c_compiler, "SOURCES", tmp_path)
     elif change == "flags":
-        monkeypatch.setattr(c_kernels, "FLAGS", ("-O1",))
+        monkeypatch.setattr(c_compiler, "FLAGS", ("-O1",))
     else:
-        monkeypatch.setattr(c_kernels, "_cpu", lambda: "another")
+        monkeypatch.setattr(c_compiler, "_cpu", lambda: "another")
     assert c_compiler._digest("cc 1") != before
 
 
@@ -105,7 +105,8 @@ def test_clang_is_given_no_flag_that_it_refuses():
 
 def test_two_processes_at_once_make_one_library_without_torch(tmp_path):
     code = (
-        "import sys; from razorctl import c_kernels; c_compiler.start(); built = c_compiler.built();"
+        "import sys; from razorctl.system import c_compiler; c_compiler.start();"
+        "built = c_compiler.built();"
         "assert 'torch' not in sys.modules; print(built.path, built.path.read_text())"
     )
     env = {"XDG_CACHE_HOME": str(tmp_path), "CC": compiler(tmp_path, 'echo library > "$2"')}
@@ -134,7 +135,7 @@ def test_a_cache_that_cannot_be_written_is_not_needed(cache, tmp_path, monkeypat
 def test_no_compiler_is_no_warning(cache, monkeypatch, caplog):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr(c_kernels, "built", c_compiler.build)
+    monkeypatch.setattr(c_compiler, "built", c_compiler.build)
     with caplog.at_level(logging.INFO):
         assert library._loaded.__wrapped__() == (None, "PyTorch operations: no C compiler")
     assert [record.levelname for record in caplog.records] == ["INFO"]
@@ -151,7 +152,7 @@ def test_no_compiler_is_no_warning(cache, monkeypatch, caplog):
 )
 def test_a_failing_compiler_is_one_warning(result, why, cache, tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("CC", compiler(tmp_path, result))
-    monkeypatch.setattr(c_kernels, "built", c_compiler.build)
+    monkeypatch.setattr(c_compiler, "built", c_compiler.build)
     loaded, state = library._loaded.__wrapped__()
     assert loaded is None
     assert state.startswith("PyTorch operations: ")
@@ -162,7 +163,7 @@ def test_a_failing_compiler_is_one_warning(result, why, cache, tmp_path, monkeyp
 
 def test_kernels_that_are_not_wanted_are_not_compiled(cache, monkeypatch):
     monkeypatch.setattr(library, "wanted", lambda: False)
-    monkeypatch.setattr(c_kernels, "built", lambda: pytest.fail("compiled"))
+    monkeypatch.setattr(c_compiler, "built", lambda: pytest.fail("compiled"))
     assert library._loaded.__wrapped__() == (None, "PyTorch operations")
 
 
