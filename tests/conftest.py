@@ -107,7 +107,7 @@ class Rows:
 
 # Files of few tests that take long; pytest-xdist would begin them last, and then wait for one.
 LONG = (
-    *("tests/test_examples.py", "layers/test_compiled_sharing.py", "ops/triton/test_compiled.py"),
+    *("tests/test_examples.py", "layers/test_compiled_memo.py", "ops/triton/test_compiled.py"),
     *("cli/test_front.py", "cli/test_chats.py", "cli/test_tasks.py", "tests/test_readme.py"),
     *("training/test_processes.py", "training/test_crash.py", "training/test_full_disk.py"),
     *("training/test_recovery.py", "tests/test_bare.py"),

@@ -55,7 +55,7 @@ def test_a_whole_run_from_the_cache(model, hub, tmp_path, monkeypatch):
 def test_a_process_honors_hf_home(hub, tmp_path):
     local_hub.cache_data(hub, data.find("cifar100"))
     environment = {**os.environ, "HF_HOME": str(hub.parent), "HF_HUB_OFFLINE": "1"}
-    environment["PYTHONPATH"] = str(Path(razor_hub.__file__).parents[1])
+    environment["PYTHONPATH"] = str(Path(razor_hub.__file__).parents[2])
     code = "from razorctl import data; print(len(data.find('cifar100').load().train))"
     command = [sys.executable, "-c", code]
     cached = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)

@@ -38,6 +38,8 @@ def test_given_values_win_over_the_models_and_those_over_ours():
             "image_column",
             "text_column",
             "label_column",
+            "mask_values",
+            "mask_colors",
             "split",
             "validation",
             "packing",
