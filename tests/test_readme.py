@@ -17,8 +17,14 @@ from tests.cases import CASES
 from tests.forked import Forked, program
 
 ROOT = Path(__file__).parents[1]
-README, CONTRIBUTING = ROOT / "README.md", ROOT / "CONTRIBUTING.md"
-PAGES = ("README.md", "CONTRIBUTING.md", "scripts/bench/README.md")
+README = ROOT / "README.md"
+OPS, RULES_PAGE = ROOT / "razorctl/ops/README.md", ROOT / "razorctl/rules/README.md"
+# Pages on how to add something, each in the folder that it is about.
+GUIDES = (*(ROOT / "razorctl").glob("*/README.md"), ROOT / "presets/README.md")
+PAGES = (
+    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "scripts/bench/README.md"),
+    *(str(page.relative_to(ROOT)) for page in sorted(GUIDES)),
+)
 
 
 def run(*command: str | Path, cwd: Path = ROOT, tree: Path = ROOT) -> str:
@@ -33,6 +39,14 @@ def run(*command: str | Path, cwd: Path = ROOT, tree: Path = ROOT) -> str:
 
 def test_the_readme_is_a_front_door():
     assert len(README.read_text().splitlines()) <= 150
+
+
+def test_contributing_the_changelog_and_the_guides_are_short():
+    assert (ROOT / "CONTRIBUTING.md").stat().st_size <= 6000
+    for page in (ROOT / "CHANGELOG.md", *GUIDES):
+        lines = page.read_text().splitlines()
+        assert len(lines) <= 60, page
+        assert max(map(len, lines)) <= 120, page
 
 
 def blocks(page: Path) -> list[str]:
@@ -63,9 +77,9 @@ def test_the_functions_run_as_printed(tmp_path, monkeypatch, traces, shallow):
     assert eval(train, names)["job"]["steps"] == 2
 
 
-def test_the_op_of_contributing_works_as_printed(tmp_path):
+def test_the_op_of_the_guide_works_as_printed(tmp_path):
     """In a process of its own, since an op stays."""
-    op, *_ = blocks(CONTRIBUTING)
+    op, *_ = blocks(OPS)
     check = (
         f"__name__ = 'razorctl.ops.limits'\n{op}\n"
         "import torch\nfrom tests.references import opcheck\n"
@@ -76,8 +90,8 @@ def test_the_op_of_contributing_works_as_printed(tmp_path):
     assert code == 0, errors
 
 
-def test_the_rule_of_contributing_works_as_printed(monkeypatch):
-    _, code, *_ = blocks(CONTRIBUTING)
+def test_the_rule_of_the_guide_works_as_printed(monkeypatch):
+    code, *_ = blocks(RULES_PAGE)
     names: dict[str, Any] = {"__name__": "signs"}
     exec(code, names)
     rule = names["Signs"]()
@@ -93,12 +107,12 @@ def test_the_rule_of_contributing_works_as_printed(monkeypatch):
     torch.testing.assert_close(layer.weight.grad, dy.T @ back)
 
 
-def test_a_rule_added_as_contributing_says_passes_the_tests_that_it_joins(tmp_path):
+def test_a_rule_added_as_the_guide_says_passes_the_tests_that_it_joins(tmp_path):
     """In a copy of the repository, into which each step writes."""
     for name in ("razorctl", "tests", "presets"):
         shutil.copytree(ROOT / name, tmp_path / name)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    _, code, entry, kept = blocks(CONTRIBUTING)
+    code, entry, kept = blocks(RULES_PAGE)
     (tmp_path / "razorctl/rules/signs.py").write_text(code)
     rules, layers = "tests/rules/test_rules.py", "tests/layers/test_every_layer.py"
     for file, place, step in (
