@@ -48,7 +48,8 @@ def rows_of_run(
     classes = result["classes"]
     if job.task == "segmentation" and classes == [*map(str, range(len(classes)))]:
         job = _by_values(job, classes)  # an older razorctl took all values up to the highest
-    splits = digested(data.of(job).load(progress))
+    source = data.of(job) if job.dataset in data.DATASETS else own.find(job, classes=classes)
+    splits = digested(source.load(progress))
     before, now = run_files.read_split(run), run_files.split_document(splits)
     if "digests" not in before:
         now = {name: value for name, value in now.items() if name not in ("digests", "white")}

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
+from razorctl.data.own.labels import UNSAID
 from razorctl.tasks import ENTITY_TAG
 
 Column = Sequence[Sequence[str]]  # the values of each sentence
@@ -31,6 +32,14 @@ def are_tags(values: Iterable[str]) -> bool:
     found = {*values}
     typed = {tag for tag in found if ENTITY_TAG.fullmatch(tag)}
     return found <= BARE | typed and bool(typed or OUTSIDE in found or len(found) > 2)
+
+
+def has_header(rows: Sequence[Sequence[str]]) -> bool:
+    """Whether the first of these lines has names, and no tag in a column that has them else."""
+    first, *rest = rows or [[]]
+    columns = zip(first, zip(*rest, strict=False), strict=False)
+    named = all(name.isidentifier() and name not in UNSAID for name in first)
+    return named and any(are_tags(own) and not are_tags([name, *own]) for name, own in columns)
 
 
 def tag_columns(columns: Mapping[str, Column]) -> list[str]:
