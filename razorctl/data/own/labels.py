@@ -135,8 +135,8 @@ def named_classes(
         names |= {label: name if len(own) > 1 else class_name(label) for label in own}
         if len(own) > 1:
             notes.append(f"the labels {' and '.join(map(ascii, own))} are one class, {name}.")
-    signed = {"-1"} < spelled.keys() <= {"-1", "0", "1"}
-    doubted = [n for n in spelled if DOUBTED.fullmatch(n) or (signed and n == "-1")]
+    doubted = [*filter(DOUBTED.fullmatch, spelled)]
+    doubted += ["-1"] if {"-1"} < spelled.keys() <= {"-1", "0", "1"} else []
     for name in () if raw.sorted else doubted:
         notes.append(f"the label {name} is learned as a class; leave it empty where it means none.")
     if said := none - missing if of_rows else none:  # rows without one are bad

@@ -264,7 +264,6 @@ def read_labels(ask: Ask, raw: Raw, looked: Findings) -> tuple[Targets, Faults]:
 
     looked: the findings on images, as far as they are known.
     """
-    # What is a class of the run stands for it.
     raw = replace(raw, sorted=raw.sorted or bool(no_labels(ask.classes)))
     of_images = images.image_faults(looked)
     bad = {split: {**of_images.get(split, {}), **own} for split, own in rows.faults(raw).items()}

@@ -204,7 +204,7 @@ def test_lines_that_begin_with_few_words_are_no_texts(form):
     lines = [form.format("ham" if i % 2 else "spam", text) for i, text in enumerate(PROSE)]
     Path("a.txt").write_text("\n".join(lines))
     said = refused("bert-base", "a.txt")
-    assert said.startswith("a.txt looks like a table, by a word such as spam")
+    assert said.startswith("a.txt looks like a table, by a word such as ham")
     assert data.of(Job("gpt2", "a.txt")).task == "causal-lm"  # which is usual
     Path("a.txt").write_text("\n".join([*lines, "not one of these"]))
     assert data.of(Job("bert-base", "a.txt")).task == "masked-lm"
@@ -221,7 +221,7 @@ def test_tags_in_one_text(tags):
     labels = [tags.format(" ".join("O" * (i % 2 + 1))) for i in range(12)]
     columns = {"text": [" ".join(label.casefold().split()) for label in labels], "label": labels}
     written(columns, "csv")
-    assert "a.csv has a tag for each word in label" in refused("bert-base", "a.csv")
+    assert "a.csv has tags of words in label" in refused("bert-base", "a.csv")
     assert data.of(Job("bert-base", "a.csv", task="classification")).classes == 2
 
 

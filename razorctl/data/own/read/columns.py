@@ -81,8 +81,7 @@ def refuse_misread(ask: Ask, sample: Sample, found: TableColumns) -> None:
     tags = words[0] if len(words) == 2 and words[0] == words[1] else []
     if len({*tags}) > 1 and 2 * tags.count(1) < len(tags):
         raise UsageError(
-            f"{ask.name} has a tag for each word in {label}, it seems; write lists of the tokens "
-            "and the tags, or give --task classification."
+            f"{ask.name} has tags of words in {label}; write lists, or give --task classification."
         )
 
 

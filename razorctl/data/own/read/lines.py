@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from datasets import Dataset
 
+OF_FILE = "-DOCSTART-"  # begins a line before a text
 COMMENT = re.compile(r"#\s*(\w+\s*=|id\s)")  # before a sentence, as of CoNLL-U
 UNSAID = (".txt", ".text", ".tsv")  # endings of files that may be CoNLL
 LOOKED_AT = 200  # lines of such a file, and sentences of one that is
@@ -193,12 +194,12 @@ def conll(file: Path) -> Iterator[Line]:
 
 
 def _shape(lines: Iterable[str]) -> tuple[int, bool, str]:
-    """How many columns most lines of a CoNLL file have, whether by tabs; its header, if any."""
+    """How many columns most lines of a CoNLL file have, whether by tabs; its header or OF_FILE."""
     plain = [line for line in lines if line[:1] != "#" and line.strip()]
     shapes = Counter((len(_fields(line)), "\t" in line) for line in plain)
     shape = max(shapes, key=shapes.__getitem__, default=(1, False))
     named = tagged.has_header([row for line in plain if len(row := _fields(line)) == shape[0]])
-    return *shape, plain[0] if named else ""
+    return *shape, plain[0] if named else OF_FILE
 
 
 def _sentences(file: Path, shape: tuple[int, bool, str]) -> Iterator[tuple[int, list[list[str]]]]:
@@ -224,8 +225,7 @@ def _fields(line: str) -> list[str]:
 def _is_no_token(line: str, shape: tuple[int, bool, str]) -> bool:
     """Whether a line that begins a sentence of CoNLL is none of its tokens, as a comment."""
     other = line[0] == "#" and (len(_fields(line)), "\t" in line) != shape[:2]
-    said = line == shape[2] or line.startswith("-DOCSTART-")
-    return said or other or COMMENT.match(line) is not None
+    return line.startswith((OF_FILE, shape[2])) or other or COMMENT.match(line) is not None
 
 
 def tagged_lines(file: Path) -> Iterator[Line]:

@@ -82,7 +82,7 @@ def _refuse_rows(ask: Ask, file: Path, task: Task) -> None:
     firsts = Counter(re.split(r"[\s,:]", line, maxsplit=1)[0] for line in head)
     alike = 1 < len(firsts) <= len(head) // 4 and min(firsts.values()) > 1
     if alike and ask.tasks[0] != task:  # a word says little where texts are what is usual
-        signs.append(f"a word such as {head[0].split()[0]} before each text")
+        signs.append(f"a word such as {min(firsts)} before each text")
     if signs and len(head) > 2:
         raise UsageError(
             f"{ask.name} looks like a table, by {signs[0]}; call it .csv, .tsv or .jsonl, with a "
