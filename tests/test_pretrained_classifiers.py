@@ -109,10 +109,29 @@ def test_a_head_that_the_model_has_not_is_new(caplog: pytest.LogCaptureFixture) 
     assert line == "the classifier of m is new; it is trained from random weights"
 
 
-@pytest.mark.parametrize("names", [["LABEL_0", "LABEL_1"], ["0", "1"]])
-def test_classes_without_names_keep_their_order(names: list[str]) -> None:
-    encoder(names)
-    assert kept_head.read(models.find("./m").files(True)) is None
+# Classes of the stored head that have no names, those of the run -> as in KEPT.
+UNNAMED: list[tuple[list[str], list[str], list[int | None], str]] = [
+    (["LABEL_0", "LABEL_1"], ["b", "a"], [0, 1], "keeps the rows of b (LABEL_0), a (LABEL_1)"),
+    (["LABEL_0", "LABEL_1", "LABEL_2"], ["a", "b"], [None, None], "from random weights"),
+    (["0", "1"], ["a", "b"], [0, 1], "keeps the rows of a (0), b (1)"),
+    (["0", "1"], ["1", "2"], [1, None], "keeps the rows of 1; those of 2 are new"),
+    (["0", "1"], ["0", "1"], [0, 1], "keeps the rows of 0, 1"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(UNNAMED)))
+def test_classes_without_names_keep_their_order(
+    number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    stored, classes, rows, said = UNNAMED[number]
+    encoder(stored)
+    head = kept_head.read(models.find("./m").files(True))
+    assert head is not None
+    assert head.rows(classes) == rows
+    with models.told_before():
+        model = models.find("./m").build(len(classes), None)
+    head.put(model, classes, "m")
+    assert caplog.records[-1].getMessage().endswith(said)
 
 
 def test_a_run_goes_on_with_the_classes_it_had() -> None:

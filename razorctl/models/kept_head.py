@@ -36,8 +36,11 @@ class KeptHead:
     def rows(self, classes: Sequence[str]) -> list[int | None]:
         """For each class the row of the class of that name; None if there is none.
 
-        A name in other case counts where only one stored name is spelled so.
+        A name in other case counts if only one stored name is spelled so; without names order does.
         """
+        unnamed = all(map(UNNAMED.fullmatch, self.names)) and not {*self.names} & {*classes}
+        if unnamed and len(self.names) == len(classes):
+            return [*range(len(classes))]
         exact = {name: number for number, name in enumerate(self.names)}
         spelled = Counter(map(str.casefold, self.names))
         alike = {n.casefold(): number for n, number in exact.items() if spelled[n.casefold()] == 1}
@@ -51,7 +54,8 @@ class KeptHead:
         import torch
 
         rows, own = self.rows(classes), model.state_dict()
-        known = [name for name, row in zip(classes, rows, strict=True) if row is not None]
+        pairs = zip(classes, rows, strict=True)
+        known = {name: self.names[row] for name, row in pairs if row is not None}
         placed = False
         with torch.no_grad():
             for name, stored in self.weights.items():
@@ -71,7 +75,8 @@ class KeptHead:
             return
         others = [name for name in classes if name not in known]
         new_rows = f"; those of {_listed(others)} are new" if others else ""
-        log.warning("the classifier of %s keeps the rows of %s%s", what, _listed(known), new_rows)
+        said = [a if a == b or not UNNAMED.fullmatch(b) else f"{a} ({b})" for a, b in known.items()]
+        log.warning("the classifier of %s keeps the rows of %s%s", what, _listed(said), new_rows)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -79,13 +84,11 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def read(files: Sequence[Path]) -> KeptHead | None:
-    """The head in the files of a pretrained model; None if it has none whose classes have names."""
+    """The head in the files of a pretrained model; None if it has none, or no classes."""
     from safetensors import safe_open
 
     config = next((file for file in files if file.name == "config.json"), None)
     names = () if config is None else _names(documents.read_foreign(config))
-    if not names or all(map(UNNAMED.fullmatch, names)):
-        return None
     found = dict[str, Any]()
     for file in files:
         if file.suffix == ".safetensors":
@@ -104,4 +107,6 @@ def _names(config: Any) -> tuple[str, ...]:
     named, listed = config.get("id2label"), config.get("label_names")
     if isinstance(named, dict) and all(str(number) in named for number in range(len(named))):
         listed = [named[str(number)] for number in range(len(named))]
+    elif "model_type" in config:
+        listed = ["LABEL_0", "LABEL_1"]  # which transformers does not write
     return tuple(map(str, listed)) if isinstance(listed, list) else ()

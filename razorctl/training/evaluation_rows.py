@@ -47,7 +47,9 @@ def rows_of_run(
     result, job = run_files.finished_run(run)
     # Of rows that an older razorctl streamed it has no digests, as of those of one older still.
     job = replace(job, streaming=False)
-    splits = digested(splits_of_run(run, job, data.of(job), progress))
+    known = job.dataset in data.DATASETS
+    source = data.of(job) if known else own.find(job, classes=result["classes"])
+    splits = digested(splits_of_run(run, job, source, progress))
     before, now = run_files.read_split(run), run_files.split_document(splits)
     if "digests" not in before:
         now = {name: value for name, value in now.items() if name not in ("digests", "white")}

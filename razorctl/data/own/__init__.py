@@ -14,16 +14,16 @@ from razorctl.data.source import Source, Splits
 from razorctl.models import Modality, Progress
 
 
-def find(job: Job, trained: Job | None = None) -> Source:
+def find(job: Job, trained: Job | None = None, classes: Sequence[str] = ()) -> Source:
     """The data set that a job names by a path or by `hf:`, read as far as planning needs it.
 
     If the card of a set of the hub says enough, no data are fetched before they are loaded.
     Raises UsageError if there is none or it is not clear how to use it, DataError if it cannot be
     used, and MissingError if it is not on the hub.
 
-    trained: the job of a finished run, whose columns are used where tables have them.
+    trained: a finished run's job, whose columns are used where tables have them; classes: its own.
     """
-    ask = Ask.of(job, trained)
+    ask = replace(Ask.of(job, trained), classes=tuple(classes))
     card = hub.card(ask) if read.on_hub(ask) and trained is None else None
     return _of_rows(checked(ask, read.raw(ask))) if card is None else _of_card(ask, card)
 

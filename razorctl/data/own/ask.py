@@ -29,7 +29,7 @@ class Ask:
     """The part of a job that its data depend on; fields are those of `Job`, but for these.
 
     name: what the data are called in sentences. trained: what a finished run has asked, whose
-    columns are used where tables have them; None without one.
+    columns are used where tables have them; None without one. classes: a run's, never no label.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Ask:
     skip_bad: bool = False
     seed: int = 0
     trained: Optional["Ask"] = None
+    classes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, job: Job, trained: Job | None = None) -> "Ask":

@@ -56,6 +56,13 @@ class Field:
         """
         return values, None
 
+    def of_each(self, values: "pa.Array", column: str, folder: Path) -> tuple["pa.Array", Reasons]:
+        """The values as `of_line` reads them."""
+        import pyarrow as pa
+
+        pairs = [self.of_line(value, column, folder) for value in values.to_pylist()]
+        return pa.array([value for value, _ in pairs], self.kind()), [fault for _, fault in pairs]
+
     def faults(self, values: "pa.ChunkedArray", answered: bool = True) -> Mapping[int, str]:
         """The rows whose values cannot be used, and why. Raises DataError for another type.
 
@@ -81,12 +88,7 @@ class Picture(Field):
         return (path, fault) if fault else self._at(path, folder)
 
     def of_array(self, values: "pa.Array", folder: Path) -> tuple["pa.Array", Reasons | None]:
-        import pyarrow as pa
-
-        if not _is_text(values.type):
-            return values, None
-        pairs = [self._at(value, folder) for value in values.to_pylist()]
-        return pa.array([path for path, _ in pairs], pa.string()), [fault for _, fault in pairs]
+        return self.of_each(values, self.name, folder) if _is_text(values.type) else (values, None)
 
     def faults(self, values: "pa.ChunkedArray", answered: bool = True) -> Mapping[int, str]:
         """No rows: `images` opens the files."""
@@ -143,8 +145,7 @@ class Number(Field):
         kind = values.type
         if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
             return values.cast(pa.float64()), None
-        pairs = [self.of_line(value, "label", folder) for value in values.to_pylist()]
-        return pa.array([value for value, _ in pairs], pa.float64()), [fault for _, fault in pairs]
+        return self.of_each(values, "label", folder)
 
     def faults(self, values: "pa.ChunkedArray", answered: bool = True) -> Mapping[int, str]:
         import pyarrow.compute as pc
@@ -168,10 +169,7 @@ class Flag(Number):
         return number, None
 
     def of_array(self, values: "pa.Array", folder: Path) -> tuple["pa.Array", Reasons | None]:
-        import pyarrow as pa
-
-        pairs = [self.of_line(value, "label", folder) for value in values.to_pylist()]
-        return pa.array([value for value, _ in pairs], pa.float64()), [fault for _, fault in pairs]
+        return self.of_each(values, "label", folder)
 
 
 @dataclass(frozen=True)
@@ -212,10 +210,7 @@ class Several(Field):
         return labels, None
 
     def of_array(self, values: "pa.Array", folder: Path) -> tuple["pa.Array", Reasons | None]:
-        import pyarrow as pa
-
-        pairs = [self.of_line(value, self.name, folder) for value in values.to_pylist()]
-        return pa.array([value for value, _ in pairs], self.kind()), [fault for _, fault in pairs]
+        return self.of_each(values, self.name, folder)
 
     def faults(self, values: "pa.ChunkedArray", answered: bool = True) -> Mapping[int, str]:
         import pyarrow.compute as pc

@@ -29,6 +29,8 @@ NAMES, NUMBERED = "classes.txt", "id2label.json"
 DECIMAL = re.compile(r"[+-]?\d*\.\d+")
 # Texts that programs write where there is no value.
 UNSAID = ("-", "_", "nan", "NaN", "None", "NULL", "null", "NA", "N/A", "n/a", "<NA>", "#N/A")
+# Texts and numbers that mean no value as often as they are classes.
+DOUBTED = re.compile(r"(?i)[-?]+|n[./]?a\.?|nan|none|null|nil|unknown|missing|#\w+[!?]|-99+|999+")
 COMMA = re.compile(r"\s*[+-]?\d*,\d+\s*")  # a number with a decimal comma
 # Or with signs of percent, currency or thousands.
 MARKED = re.compile(r"\s*[$€£¥]?\s*[+-]?[\d.,]*\d\s*(?:[%$€£¥]|EUR|USD)?\s*")
@@ -37,6 +39,7 @@ ITEM = re.compile(
     r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[+-]?\d+(?:\.\d*)?|(?i:true|false)(?![^\s,\]])"""
 )
 WRITTEN = re.compile(rf"\s*\[\s*(?:(?:{ITEM.pattern})(?:[\s,]+|(?=\s*\])))*\]\s*")
+BRACKETS = re.compile(r"(?s)^\s*[({](\s*['\"].*)[)}]\s*$")  # of a tuple or a set of texts
 
 
 def class_numbers(raw: Raw, bad: Faults) -> tuple[tuple[str, ...], Numbers, list[str]]:
@@ -132,8 +135,10 @@ def named_classes(
         names |= {label: name if len(own) > 1 else class_name(label) for label in own}
         if len(own) > 1:
             notes.append(f"the labels {' and '.join(map(ascii, own))} are one class, {name}.")
-    if {"-1"} < spelled.keys() <= {"-1", "0", "1"} and not raw.sorted:
-        notes.append("the label -1 is learned as a class; leave it empty where it means none.")
+    doubted = [*filter(DOUBTED.fullmatch, spelled)]
+    doubted += ["-1"] if {"-1"} < spelled.keys() <= {"-1", "0", "1"} else []
+    for name in () if raw.sorted else doubted:
+        notes.append(f"the label {name} is learned as a class; leave it empty where it means none.")
     if said := none - missing if of_rows else none:  # rows without one are bad
         each = (f"{counts[v]:,} of {'nothing' if v in missing else v}" for v in said)
         what = "make no class and do not count in loss and metrics; rename one that is a class"
@@ -144,7 +149,7 @@ def named_classes(
 def canonical(name: str) -> str:
     """The one spelling of the name of a class: of Unicode, of whole numbers, and of true, false."""
     name = unicodedata.normalize("NFC", name)
-    name = name.partition(".")[0] if WHOLE.fullmatch(name) else name
+    name = name.partition(".")[0].removeprefix("+") if WHOLE.fullmatch(name) else name
     return name.lower() if name.lower() in ("true", "false") else name
 
 
@@ -165,10 +170,11 @@ def class_name(value: Any) -> str:
 def as_list(value: Any) -> list[Any] | None:
     """The list that a value is, or that a text has as tables of texts do; None if it is none.
 
-    A text is read as JSON or else, item by item, by the rules of Python.
+    A text is read as JSON or else, item by item, by the rules of Python, as its sets and tuples.
     """
     if not begins_list(value) or isinstance(value, list):
         return value if isinstance(value, list) else None
+    value = BRACKETS.sub(r"[\1]", value)
     with suppress(ValueError):
         return list(documents.parse(value))
     if not WRITTEN.fullmatch(value):
@@ -181,7 +187,8 @@ def as_list(value: Any) -> list[Any] | None:
 
 def begins_list(value: Any) -> bool:
     """Whether a value is a list, or a text that begins as one, which may be malformed."""
-    return isinstance(value, list) or (isinstance(value, str) and value.lstrip().startswith("["))
+    begins = isinstance(value, str) and (value.lstrip()[:1] == "[" or BRACKETS.match(value))
+    return isinstance(value, list) or bool(begins)
 
 
 def _cased(item: str) -> str:

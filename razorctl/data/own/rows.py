@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from unicodedata import category, normalize
 
 from razorctl import units
 from razorctl.data.own.ask import Ask
@@ -185,15 +186,22 @@ def notes(
 
 
 def _alike_classes(classes: Sequence[str]) -> list[str]:
-    """A note on classes that differ in case or space alone."""
+    """A note on classes that differ in case, space or what is seen alike alone."""
     by_letters: dict[str, list[str]] = {}
     for name in classes:
-        by_letters.setdefault("".join(name.casefold().split()), []).append(name)
+        by_letters.setdefault(_letters(name), []).append(name)
     alike = [names for names in by_letters.values() if len(names) > 1]
     if not alike:
         return []
     few = " and ".join(map(repr, alike[0]))
-    return [f"the classes {few} differ in case or space alone{_more(len(alike))}."]
+    return [f"the classes {few} differ in case, space or form alone{_more(len(alike))}."]
+
+
+def _letters(name: str) -> str:
+    """A name of a class without what is not seen or counted, and with one kind of dash."""
+    letters = "".join(normalize("NFKC", name).casefold().split())
+    seen = "".join("-" if category(c) == "Pd" else c for c in letters if category(c) != "Cf")
+    return (seen.lstrip("0") if seen.isdecimal() else seen.strip("'\"")) or seen
 
 
 def _joined_classes(classes: Sequence[str]) -> list[str]:
@@ -201,7 +209,7 @@ def _joined_classes(classes: Sequence[str]) -> list[str]:
     for sign in "|;,":
         joined = [name for name in classes if sign in name]
         parts = {part.strip() for name in joined for part in name.split(sign)}
-        if joined and parts <= {*classes}:
+        if joined and (parts & {*classes} if sign in "|;" else parts <= {*classes}):
             return [
                 f"the class {joined[0]!r} may be several labels of a row; a column of lists, such "
                 'as ["a", "b"], is learned as such.'

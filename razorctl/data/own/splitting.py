@@ -8,6 +8,7 @@ from razorctl.data.catalog import place
 from razorctl.data.own import contents, images, masks, rows, targets
 from razorctl.data.own.ask import KNOWN, Ask
 from razorctl.data.own.images import Findings
+from razorctl.data.own.labels import no_labels
 from razorctl.data.own.raw import COLUMNS, Faults, Raw, skip_or_refuse
 from razorctl.data.own.targets import Targets
 from razorctl.data.source import Splits
@@ -253,17 +254,18 @@ def checked(ask: Ask, raw: Raw) -> Checked:
     looked: Findings = {}
     if ask.skip_bad and raw.modality == "image" and raw.task in LABELED:  # bad ones make no classes
         looked = images.findings(raw, rows.faults(raw), lambda _: None)
-    checked_rows = Checked(ask, raw, *read_labels(raw, looked), looked)
+    checked_rows = Checked(ask, raw, *read_labels(ask, raw, looked), looked)
     if not ask.skip_bad and (any(checked_rows.faults.values()) or raw.nowhere):
         checked_rows.inspect(lambda _: None)
     return checked_rows
 
 
-def read_labels(raw: Raw, looked: Findings) -> tuple[Targets, Faults]:
+def read_labels(ask: Ask, raw: Raw, looked: Findings) -> tuple[Targets, Faults]:
     """The labels of rows, by the classes of good ones, and the faults of all.
 
     looked: the findings on images, as far as they are known.
     """
+    raw = replace(raw, sorted=raw.sorted or bool(no_labels(ask.classes)))
     of_images = images.image_faults(looked)
     bad = {split: {**of_images.get(split, {}), **own} for split, own in rows.faults(raw).items()}
     found = targets.of(raw, bad)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from razorctl.config.job import Job
 from razorctl.data.own import read, rows, targets
 from razorctl.data.own.ask import STDIN, Ask
-from razorctl.data.own.labels import no_labels
 from razorctl.data.own.raw import Fault, Raw, content, refusal
 from razorctl.data.own.splitting import Checked, Inspection, read_labels, select_rows
 from razorctl.data.own.targets import Targets
@@ -43,7 +42,8 @@ def labeled(
             these.
         trained: the job whose columns are used where a table has them and none is given.
     """
-    ask = Ask.of(replace(job, task=job.task or "classification"), trained)
+    asked = Ask.of(replace(job, task=job.task or "classification"), trained)
+    ask = replace(asked, classes=tuple(classes))
     raw = read.raw(ask)
     if raw.modality != modality:
         raise UsageError(
@@ -55,8 +55,7 @@ def labeled(
     if not len(raw.splits[split]):
         raise rows.empty(raw.name, raw.names[split])
     raw = replace(raw, splits={split: raw.splits[split]}, names={split: raw.names[split]})
-    # What is a class of the run stands for it.
-    found, faults = read_labels(replace(raw, sorted=bool(no_labels(classes))), {})
+    found, faults = read_labels(ask, raw, {})
     # Before images are read.
     of_run = targets.of_run(raw, found, classes, rows.good(found.numbers, faults))
     inspection = Checked(ask, raw, of_run, faults).inspect(progress)

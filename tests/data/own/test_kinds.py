@@ -78,7 +78,10 @@ def test_files_beside_the_images(tmp_path):
     picture(Path("d/car/deep/er/5.PNG"))
     Path("d/car/9").write_bytes(Path("d/car/0.jpg").read_bytes())  # an image by its contents
     source = data.of(Job("any", "d"))
-    assert source.details[0] == "d: a folder for each class, without its *.txt, *.xml"
+    assert (
+        source.details[0]
+        == "d: a folder for each class, without its *.txt, *.xml, with all inside it, as car/deep"
+    )
     assert source.train_examples + source.test_examples == 14
     assert (tmp_path / "cache" / "razorctl").exists() is False  # nothing was decoded
     source.load()

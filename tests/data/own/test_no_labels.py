@@ -8,6 +8,7 @@ from datasets import Dataset
 
 from razorctl import data
 from razorctl.config.job import Job
+from razorctl.data import own
 from razorctl.data.own import whole
 from razorctl.errors import DataError
 from tests.own import photos, picture, table
@@ -75,6 +76,20 @@ def test_one_below_zero(case):
     assert len(said) == (case != "grades")
 
 
+@pytest.mark.parametrize("label", ["?", "na", "none", "unknown", "#VALUE!", "---", "NAN"])
+def test_what_may_be_no_label_is_noted(label):
+    splits = loaded(written("csv", text=TEXTS, label=[label, "good", "bad"] * 4))
+    assert label in splits.classes
+    (note,) = splits.notes
+    assert note == f"the label {label} is learned as a class; leave it empty where it means none."
+
+
+def test_a_plus_makes_no_other_class():
+    splits = loaded(written("csv", text=TEXTS, label=["+1", "-1", "1"] * 4))
+    assert splits.classes == ("-1", "1")
+    assert "the labels '+1' and '1' are one class, 1." in splits.notes
+
+
 def test_folders_are_classes_whatever_they_are_called():
     photos(Path("d"), classes=("-1", "NA", "None"))
     splits = data.of(Job("vit-micro", "d")).load()
@@ -85,6 +100,9 @@ def test_what_is_a_class_of_a_run_is_no_missing_label():
     name = written("csv", text=TEXTS, label=["None", "good"] * 6)
     rows, _, _ = whole.labeled(Job("bert-base", name), "text", ["None", "bad", "good"])
     assert rows["label"][:] == [0, 2] * 6
+    splits = own.find(Job("bert-base", name), classes=["None", "good"]).load()  # of an older run
+    assert splits.classes == ("None", "good")
+    assert len(splits.train) + len(splits.validation) == 12
 
 
 def test_nan_in_json_is_no_label():

@@ -55,11 +55,27 @@ NOTES = {
     ),
     "classes of other case": (
         lambda: str(table(Path("a.csv"), [*FILMS, "one film,Good", "two films,Good"])),
-        [r"the classes 'Good' and 'good' differ in case or space alone\."],
+        [r"the classes 'Good' and 'good' differ in case, space or form alone\."],
     ),
     "classes of other space": (
         lambda: str(table(Path("a.csv"), [*FILMS, "one film,go od", "two films,b ad"])),
-        [r"the classes .* differ in case or space alone, and 1 more\."],
+        [r"the classes .* differ in case, space or form alone, and 1 more\."],
+    ),
+    **{
+        f"classes of other form: {other!a}": (
+            lambda one=one, other=other: str(
+                table(Path("a.csv"), [f"{i} films,{(one, other)[i % 2]}" for i in range(12)])
+            ),
+            [r"the classes .* differ in case, space or form alone\."],
+        )
+        for one, other in (
+            *(("a", "\ufeffa"), ("a", "a\u200b"), ("1", "\uff11"), ("1", "01")),
+            *(("a-b", "a\u2010b"), ("a", "'a'")),
+        )
+    },
+    "classes between signs": (
+        lambda: str(table(Path("a.csv"), [*FILMS, *(f"{i} is,good|so so" for i in "ab")])),
+        [r"the class 'good\|so so' may be several labels of a row"],
     ),
     "no header": (
         lambda: str(table(Path("a.csv"), FILMS[1:], FILMS[0])),
@@ -83,4 +99,4 @@ def test_they_are_printed(shallow):
     words = ["--device", "cpu", "--steps", "1", "--batch-size", "4", "--out", "run"]
     result = razorctl("finetune", "vit-micro", "d", *words)
     assert result.exit_code == 0, result.stderr
-    assert "note: the classes 'Car' and 'car' differ in case or space alone." in result.stderr
+    assert "note: the classes 'Car' and 'car' differ in case, space or form alone." in result.stderr

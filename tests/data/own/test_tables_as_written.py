@@ -184,6 +184,8 @@ TABLES_AS_TEXTS = {
     "e.txt": [f"{text};ham" for text in PROSE],
     "f.csv": ["text:label", "a b:x", "c d:y", "e f:x"],
     "g.tsv": ["text^label", "a b^x", "c d^y", "e f^x"],
+    "i.csv": ["text   label", *(f"{i}    x" for i in range(12))],
+    "tags.txt": ["the/DT dog/NN", "a_DT cat_NN sees/VB"] * 3,
     "h.csv": ['"text,label"', *(f'"{text},x"' for text in PROSE)],
 }
 
@@ -195,6 +197,32 @@ def test_lines_that_are_rows_are_no_texts(name):
     assert said.startswith((f"{name} looks like a table, by ", f"{name} has one column, text"))
     assert "--task masked-lm" in said
     assert data.of(Job("bert-base", name, task="masked-lm")).task == "masked-lm"
+
+
+@pytest.mark.parametrize("form", ["{},{}", "{}: {}", "{}:short {}", "{} {}"])
+def test_lines_that_begin_with_few_words_are_no_texts(form):
+    lines = [form.format("ham" if i % 2 else "spam", text) for i, text in enumerate(PROSE)]
+    Path("a.txt").write_text("\n".join(lines))
+    said = refused("bert-base", "a.txt")
+    assert said.startswith("a.txt looks like a table, by a word such as ham")
+    assert data.of(Job("gpt2", "a.txt")).task == "causal-lm"  # which is usual
+    Path("a.txt").write_text("\n".join([*lines, "not one of these"]))
+    assert data.of(Job("bert-base", "a.txt")).task == "masked-lm"
+
+
+@pytest.mark.parametrize("above", ["# made by: a, b", "Report,", '"1,2",x', "one,two"])
+def test_a_header_in_another_row(above):
+    table(Path("a.csv"), ["text,label", *(f"a b {i},{'xy'[i % 2]}" for i in range(12))], above)
+    assert "row 1 of a.csv looks like its header; delete" in refused("bert-base", "a.csv")
+
+
+@pytest.mark.parametrize("tags", ["{0} I-PER", "{0} 1", "{0} NN"])
+def test_tags_in_one_text(tags):
+    labels = [tags.format(" ".join("O" * (i % 2 + 1))) for i in range(12)]
+    columns = {"text": [" ".join(label.casefold().split()) for label in labels], "label": labels}
+    written(columns, "csv")
+    assert "a.csv has tags of words in label" in refused("bert-base", "a.csv")
+    assert data.of(Job("bert-base", "a.csv", task="classification")).classes == 2
 
 
 SPLITS = {

@@ -59,6 +59,7 @@ FORMS = {
     "a column of O": ("a.conll", "{n} {w} {e} O", ""),
     "chunks beside entities": ("a.txt", "{w} {p} {c} {e}", "-DOCSTART- -X- -X- O\n\n"),
     "addresses before sentences": ("a.tsv", "{n}\t{w}\t{e}", "#\thttp://a.b/c [2009-10-17]\n"),
+    "CoNLL-U Plus": ("a.conllu", "{n}\t{w}\t{e}", "# text = a b\n"),
     "comments of words": ("a.conll", "{w}\t{e}", "# newdoc\n# text = a b\n"),
 }
 OF_PARTS = {
@@ -74,6 +75,23 @@ OF_PARTS = {
 @pytest.mark.parametrize("case", FORMS)
 def test_entities(case):
     assert read(written(*FORMS[case])) == pairs(ENTITIES)
+
+
+HEADERS = {
+    "a header": ("a.conll", "{w}\t{e}", "Token\tTag\n"),
+    "one apart": ("a.conll", "{w} {p} {e}", "word pos ner\n\n"),
+    "one of numbers": ("a.bio", "{n} {w} {e}", "ID Form Ner\n"),
+    "one in a text file": ("a.txt", "{w} {e}", "token label\n"),
+    "one of parts": ("a.conll", "{w} {p}", "Form UPOS\n"),
+}
+
+
+@pytest.mark.parametrize("case", HEADERS)
+def test_a_header_is_no_token(case):
+    name, form, header = HEADERS[case]
+    written(name, form)
+    Path(name).write_text(header + Path(name).read_text())
+    assert read(name) == pairs(PARTS if "UPOS" in header else ENTITIES)
 
 
 @pytest.mark.parametrize("case", OF_PARTS)

@@ -200,6 +200,10 @@ LISTS = {
     "a number that is none": ("[1, NaN]", None),
     "numbers with zeros before them": ("[007, 012]", None),
     "cut off": ('["a", "b', None),
+    "a set": ("{'a', 'b'}", ["a", "b"]),
+    "a tuple": ("('a',)", ["a"]),
+    "a mapping": ('{"a": 1}', None),
+    "words in brackets": ("('a' or so)", None),
     "nested deeply": ("[" * 100_000, None),
 }
 

@@ -71,6 +71,20 @@ def classifier_columns(ask: Ask, sample: Sample) -> TableColumns:
     return TableColumns.of(task, image=image, **_text_roles(texts), **roles)
 
 
+def refuse_misread(ask: Ask, sample: Sample, found: TableColumns) -> None:
+    """Raises UsageError for a header in the first row, and for labels of as many words as texts."""
+    label, text = found.get("label"), found.get("text")
+    if text and normalized_name(str(*sample.values[text][:1])) in LABELS | TEXTS:
+        raise UsageError(f"row 1 of {ask.name} looks like its header; delete what is above it.")
+    used = [column for column in (label, text) if column is not None and ask.task is None]
+    words = [[len(str(value).split()) for value in sample.values[column]] for column in used]
+    tags = words[0] if len(words) == 2 and words[0] == words[1] else []
+    if len({*tags}) > 1 and 2 * tags.count(1) < len(tags):
+        raise UsageError(
+            f"{ask.name} has tags of words in {label}; write lists, or give --task classification."
+        )
+
+
 def number_notes(ask: Ask, sample: Sample, found: TableColumns) -> tuple[str, ...]:
     """A note on numbers that are taken as classes, unless they only number these: 0, 1, 2."""
     label = found.get("label")

@@ -50,11 +50,16 @@ def raw(ask: Ask, folder: Path) -> Raw:
         raise DataError(
             f"{ask.name} has no folders with images; give a folder for each class, or a table."
         )
+    if ask.split is None and folders["train"] != ".":
+        used = {Path(name).parts[0] for name in folders.values()}
+        others |= {spelled(part.name) for part in folders_in(folder)} - used
     details = "a folder for each class"
     if others:
         details += f", without its {', '.join(sorted(others))}"
     top = folder.resolve().name
     names = {split: top if name == "." else name for split, name in folders.items()}
+    if deep := [*chain.from_iterable(map(folders_in, folders_in(folder / folders["train"])))]:
+        details += f", with all inside it, as {spelled(str(deep[0].relative_to(folder)))}"
     return Raw(ask.name, "image", splits, names, details, nowhere=tuple(nowhere), sorted=True)
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from datasets import Dataset
 
+OF_FILE = "-DOCSTART-"  # begins a line before a text
 COMMENT = re.compile(r"#\s*(\w+\s*=|id\s)")  # before a sentence, as of CoNLL-U
 UNSAID = (".txt", ".text", ".tsv")  # endings of files that may be CoNLL
 LOOKED_AT = 200  # lines of such a file, and sentences of one that is
@@ -180,7 +181,7 @@ def conll(file: Path) -> Iterator[Line]:
     """
     with file.open("rb") as binary:
         shape = _shape(
-            line.decode("utf-8", "replace") for line in islice(_ended(binary), LOOKED_AT)
+            line.decode("utf-8-sig", "replace") for line in islice(_ended(binary), LOOKED_AT)
         )
     peeked = [[row[0] for row in rows] for _, rows in islice(_sentences(file, shape), LOOKED_AT)]
     counted = shape[0] > 1 and tagged.counts(peeked)
@@ -192,13 +193,16 @@ def conll(file: Path) -> Iterator[Line]:
         yield Line(begin, {str(n): [*of] for n, of in numbered if n > counted}, odd)
 
 
-def _shape(lines: Iterable[str]) -> tuple[int, bool]:
-    """How many columns most lines of a CoNLL file have but for comments, and whether by tabs."""
-    shapes = Counter((len(_fields(line)), "\t" in line) for line in lines if line[:1] != "#")
-    return max((shape for shape in shapes if shape[0]), key=shapes.__getitem__, default=(1, False))
+def _shape(lines: Iterable[str]) -> tuple[int, bool, str]:
+    """How many columns most lines of a CoNLL file have, whether by tabs; its header or OF_FILE."""
+    plain = [line for line in lines if line[:1] != "#" and line.strip()]
+    shapes = Counter((len(_fields(line)), "\t" in line) for line in plain)
+    shape = max(shapes, key=shapes.__getitem__, default=(1, False))
+    named = tagged.has_header([row for line in plain if len(row := _fields(line)) == shape[0]])
+    return *shape, plain[0] if named else OF_FILE
 
 
-def _sentences(file: Path, shape: tuple[int, bool]) -> Iterator[tuple[int, list[list[str]]]]:
+def _sentences(file: Path, shape: tuple[int, bool, str]) -> Iterator[tuple[int, list[list[str]]]]:
     """The line on which each sentence of a CoNLL file begins, and the columns of its lines."""
     rows: list[list[str]] = []
     begin = 1
@@ -218,10 +222,10 @@ def _fields(line: str) -> list[str]:
     return [field for field in re.split("\t" if "\t" in line else " ", line) if field.strip(" ")]
 
 
-def _is_no_token(line: str, shape: tuple[int, bool]) -> bool:
+def _is_no_token(line: str, shape: tuple[int, bool, str]) -> bool:
     """Whether a line that begins a sentence of CoNLL is none of its tokens, as a comment."""
-    other = line[0] == "#" and (len(_fields(line)), "\t" in line) != shape
-    return line.startswith("-DOCSTART-") or other or COMMENT.match(line) is not None
+    other = line[0] == "#" and (len(_fields(line)), "\t" in line) != shape[:2]
+    return line.startswith((OF_FILE, shape[2])) or other or COMMENT.match(line) is not None
 
 
 def tagged_lines(file: Path) -> Iterator[Line]:
@@ -246,7 +250,7 @@ def of_tokens(file: Path, sure: bool = True) -> Callable[[Path], Iterator[Line]]
         return None
     with file.open("rb") as binary:
         first = [line.decode("utf-8-sig", "replace") for line in islice(_ended(binary), LOOKED_AT)]
-    width, _ = shape = _shape(first)
+    width, *_ = shape = _shape(first)
     written = [line for line in first if line.strip() and not _is_no_token(line, shape)]
     if written and all(TAGGED_LINE.fullmatch(line.strip()) for line in written):
         return tagged_lines

@@ -27,13 +27,14 @@ SOURCE = "source|src|input|source_text|input_text"
 TARGET = "target|tgt|output|target_text|output_text"
 LONG, SHORT = "text|document|article|dialogue", "summary|highlights"
 START, END = "start|start_offset|start_char|begin", "end|end_offset|end_char"
-JOINED = re.compile(r"\w+(\s*[,;:|^~]+\s*\w+)+")  # the name of a column that may be several
+JOINED = re.compile(r"\w+((\s*[,;:|^~]+\s*|\s{2,})\w+)+")  # a column that may be several
 LARGEST = 256 << 20  # bytes of a JSON document that is read to tell what it has
 COCO = (rb'"images"\s*:', rb'"annotations"\s*:', rb'"(bbox|segmentation)"\s*:')
 CONVERT = (
     "write them as conversations in a column messages for a causal-lm, or name a column of texts "
     "with --text-column"
 )
+TAGS = "write a CoNLL file, or lists of the tokens and the tags of each sentence"
 ONE_TEXT = "name a column of texts with --text-column"
 CLASSES = "name columns with --image-column and --label-column"
 
@@ -49,6 +50,7 @@ def table_columns(ask: Ask, sample: Sample) -> TableColumns:
     task or is of one of KINDS.
     """
     found = _columns_of(ask, sample)
+    columns.refuse_misread(ask, sample, found)
     return replace(found, unused=tuple(c for c in sample.values if c not in found.renamed))
 
 
@@ -317,8 +319,7 @@ def _spans(table: Table) -> Sequence[str]:
 
 
 KINDS = (
-    Kind("entities by their first and last characters (spans)", _spans,
-         "write a CoNLL file, or lists of the tokens and the tags of each sentence"),
+    Kind("entities by their first and last characters (spans)", _spans, TAGS),
     Kind("conversations with images, videos or sounds", _seen,
          "name conversations without them, or a column of texts with --text-column"),
     Kind("messages that are the nodes of trees (OASST)",
@@ -340,8 +341,7 @@ KINDS = (
          lambda table: table.columns_for("anchor", "positive"), ONE_TEXT),
     Kind("questions on a context (extractive question answering, SQuAD)",
          lambda table: table.columns_for("question", "context", "answers|answer"), CONVERT),
-    Kind("a token on each row", _single_tokens,
-         "write a CoNLL file, or lists of the tokens and the tags of each sentence"),
+    Kind("a token on each row", _single_tokens, TAGS),
     Kind("questions with a choice of answers (multiple choice)", _choices, CONVERT),
     Kind("texts and translations", _translations, CONVERT),
     Kind("texts and summaries", lambda table: table.written_from(LONG, SHORT), CONVERT),

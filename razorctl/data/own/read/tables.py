@@ -107,6 +107,8 @@ def find(ask: Ask, candidates: Mapping[str, Sequence[Path]], *, single: bool = F
         columns = replace(columns, roles=(*columns.roles, ("split", by_column)))
     samples = {file: read.sample(file) for file in every[1:]}
     files, left_out = _labeled(ask, files, first, samples, columns)
+    if unused := [name for name in candidates if not ask.split and name not in splits.values()]:
+        left_out += f", without {', '.join(unused)}"
     every = [file for part in files.values() for file in part]
     for file in every[1:]:
         _check_columns(file, samples[file], columns)

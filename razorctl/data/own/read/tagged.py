@@ -5,10 +5,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from razorctl.config.tasks import ENTITY_TAG
+from razorctl.data.own.labels import UNSAID
 
 Column = Sequence[Sequence[str]]  # the values of each sentence
 OUTSIDE = "O"
 BARE = frozenset("OBIMELSU")  # tags without types
+WORDS = frozenset(("word", "words", "token", "tokens", "form"))  # names of their column
 NAMED = 3  # values of a column that a sentence names
 NUMBER = re.compile(r"\d+")
 RANGE = re.compile(r"\d+[-.]\d+")  # the number of what is no word of its own, as of CoNLL-U
@@ -31,6 +33,15 @@ def are_tags(values: Iterable[str]) -> bool:
     found = {*values}
     typed = {tag for tag in found if ENTITY_TAG.fullmatch(tag)}
     return found <= BARE | typed and bool(typed or OUTSIDE in found or len(found) > 2)
+
+
+def has_header(rows: Sequence[Sequence[str]]) -> bool:
+    """Whether the first line has names that are nowhere else, one of words or above tags alone."""
+    first, *rest = rows or [[]]
+    columns = [*zip(first, zip(*rest, strict=False), strict=False)]
+    named = all(name.isidentifier() and name not in (*UNSAID, *own) for name, own in columns)
+    of_words = not WORDS.isdisjoint(map(str.casefold, first))
+    return named and (of_words or any(are_tags(own) and not are_tags([n]) for n, own in columns))
 
 
 def tag_columns(columns: Mapping[str, Column]) -> list[str]:

@@ -1,6 +1,7 @@
 """Plain texts: files of documents for language modelling, folders of them, and files of lines."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
@@ -25,6 +26,7 @@ ROWS = {  # what all lines have that are rows, or the first one, for a sentence
     "an object of JSON on each line": re.compile(r"\{.*\}"),
     "a __label__ before each text": re.compile(r"__label__.*"),
     "tabs, ; or | in each line": re.compile(r".+[\t;|].+"),
+    "a tag at each word": re.compile(r"[^\s/_]+[/_][^\s/_]+(\s+[^\s/_]+[/_][^\s/_]+)+"),
 }
 GAP = 2  # empty lines in a row that end a document
 Files = Mapping[str, Sequence[Path]]  # split as the data call it -> its files
@@ -77,6 +79,10 @@ def _refuse_rows(ask: Ask, file: Path, task: Task) -> None:
     head = [line.strip() for line in islice(decoded(file), SAMPLE) if line.strip()]
     lines = {sign: head[:1] if sign == "its header" else head for sign in ROWS}
     signs = [sign for sign, row in ROWS.items() if all(map(row.fullmatch, lines[sign]))]
+    firsts = Counter(re.split(r"[\s,:]", line, maxsplit=1)[0] for line in head)
+    alike = 1 < len(firsts) <= len(head) // 4 and min(firsts.values()) > 1
+    if alike and ask.tasks[0] != task:  # a word says little where texts are what is usual
+        signs.append(f"a word such as {min(firsts)} before each text")
     if signs and len(head) > 2:
         raise UsageError(
             f"{ask.name} looks like a table, by {signs[0]}; call it .csv, .tsv or .jsonl, with a "
