@@ -187,10 +187,10 @@ def test_masks_of_tables_are_named_by_their_images():
 def test_a_full_disk_leaves_nothing(monkeypatch):
     real = masks._save
 
-    def save(mask, classes, file):
+    def save(mask, classes, file, colors):
         if file.name != "0.png":
             raise OSError(errno.ENOSPC, "No space left on device")
-        real(mask, classes, file)
+        real(mask, classes, file, colors)
 
     monkeypatch.setattr(masks, "_save", save)
     before = sorted(Path().iterdir())

@@ -14,6 +14,7 @@ def test_colors_are_those_of_pascal_voc():
     palette = np.array(masks.palette()).reshape(256, 3)
     assert {number: tuple(palette[number]) for number in colors} == colors
     assert len({tuple(color) for color in palette}) == 256
+    assert masks.palette("000000=ignore,0000ff=a,ff0000=b,00ff00=a") == [0, 0, 255, 255, 0, 0]
 
 
 def test_more_classes_than_a_byte_has_are_written_in_16_bits(tmp_path):
