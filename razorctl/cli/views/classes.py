@@ -60,26 +60,25 @@ def _matrix(names: Sequence[str], heads: Sequence[str], confusion: Matrix) -> Ta
 
 
 def compared(
-    groups: Sequence[Sequence["FinishedRun"]], labels: Sequence[str]
+    groups: Sequence[tuple[str, Sequence["FinishedRun"]]],
 ) -> dict[str, Any] | None:
     """The F1 of each class by the best weights of each row of a comparison, a mean over seeds.
 
     None if any run has no classes. There is a confusion matrix for each row, the sum over its
     seeds, with the percentage of each count among the labels of the class.
 
-    Args:
-        groups: the runs of each row.
-        labels: the names of the rows.
+    groups: the label and the runs of each row.
     """
-    figures = [[run.result.get("by_class") for run in runs] for runs in groups]
+    figures = [[run.result.get("by_class") for run in runs] for _, runs in groups]
     several: list[list[dict[str, Any]]] = [[each for each in g if each] for g in figures]
-    classes = {tuple(run.result["classes"]) for runs in groups for run in runs}
+    classes = {tuple(run.result["classes"]) for _, runs in groups for run in runs}
     if several != figures or len(classes) != 1:
         return None
     (names,) = classes
     f1 = [[fmean(of) for of in zip(*(each["f1"] for each in g), strict=True)] for g in several]
     shown = _lowest([min(of_class) for of_class in zip(*f1, strict=True)])
     counts = several[0][0]["labels"]
+    labels = [label for label, _ in groups]
     matrices = [[each["confusion"] for each in g if each["confusion"]] for g in several]
     return {
         "names": names,

@@ -12,26 +12,20 @@ from rich.text import Text
 from razorctl.cli.views import common as views
 from razorctl.cli.views.terminal import CleanConsole, clean
 
-COLORS = {"green": "--line-4", "red": "--line-1"}
+COLORS = {"green": "#2da44e", "red": "#e5484d"}  # 3:1 or more on white and on dark grays
 WIDE = 1000  # columns of a terminal that is wide enough for every table
-# Lines have 3:1 or more on white and on the grays of dark themes.
 STYLE = """<style>
-.razorctl { --ink: currentColor; --grid: rgba(127, 127, 127, .35); --paper: transparent;
-  --line-0: #7d8590; --line-1: #e5484d; --line-2: #2f81f7; --line-3: #a371f7;
-  --line-4: #2da44e; --line-5: #db6d28; --line-6: #d6409f; --line-7: #9a7b1f; }
 .razorctl table { border-collapse: collapse; margin: .4em 0 .8em; border: 0;
   font-variant-numeric: tabular-nums; }
 .razorctl caption { padding: .2em 0; font-weight: 600; text-align: left;
   color: inherit; }
 .razorctl table th, .razorctl table td { padding: .2em .6em; border: 0;
-  border-bottom: 1px solid var(--grid); text-align: left !important; vertical-align: top;
-  white-space: nowrap; max-width: none; }
+  border-bottom: 1px solid rgba(127, 127, 127, .35);
+  text-align: left !important; vertical-align: top; white-space: nowrap; max-width: none; }
 .razorctl table .end { border-bottom-width: 2px; }
 .razorctl table .right { text-align: right !important; }
 .razorctl .wide { overflow-x: auto; }
-.razorctl .plots { display: flex; flex-wrap: wrap; gap: .5em 2em; }
-.razorctl figure { flex: 0 1 24em; min-width: 16em; margin: 0; }
-.razorctl svg { width: 100%; height: auto; overflow: visible; font-family: sans-serif; }
+.razorctl img { display: block; max-width: 100%; height: auto; background: white; }
 .razorctl p { margin: .3em 0; max-width: 70em; }
 </style>"""
 
@@ -65,14 +59,13 @@ def record(show: Callable[[], object], width: int = WIDE) -> RecordingConsole:
 
 
 def page(show: Callable[[], object], plots: Sequence[str] = ()) -> str:
-    """The output of a view and <svg> plots, as self-contained HTML."""
+    """The output of a view and <img> elements of plots, as self-contained HTML."""
     console = record(show)
     parts = [
         _table(console, each) if isinstance(each, Table) else _line(console, each, style)
         for each, style in console.printed
     ]
-    figures = "".join(f"<figure>{plot}</figure>" for plot in plots)
-    body = "\n".join(parts) + (f'<div class="plots">{figures}</div>' if figures else "")
+    body = "\n".join([*parts, *plots])
     return clean(f'<div class="razorctl">{STYLE}\n{body}</div>')
 
 
@@ -121,6 +114,6 @@ def _span(segment: Segment) -> str:
         if style.dim:
             rules.append("opacity:.7")
         if style.color and style.color.name in COLORS:
-            rules.append(f"color:var({COLORS[style.color.name]})")
+            rules.append(f"color:{COLORS[style.color.name]}")
     body = escape(segment.text).replace("\n", "<br>")
     return f'<span style="{";".join(rules)}">{body}</span>' if rules else body

@@ -1,7 +1,7 @@
 """The report of `compare --html`: one self-contained HTML file."""
 
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,21 +52,19 @@ def render(document: dict[str, Any], comparison: Comparison, commands: Sequence[
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    lines = _lines(comparison)
-    groups = [entry.runs for entry in comparison.entries if entry.runs]
-    runs = [run for group in groups for run in group]
+    groups = _groups(comparison)
+    runs = [run for _, group in groups for run in group]
     again = [["razorctl", "--config", str(run.directory / CONFIG), "finetune"] for run in runs]
     return pages.get_template(TEMPLATE).render(
         document=document,
         title=table.title(document),
         subtitle=table.shared_settings(document),
         advice=sentence(document["take"]),
-        **_table(document, lines),
-        memory_time=_memory_time(document, lines) if runs else None,
-        crowded=len(groups) > plots.NAMED,
-        curves=_curves(document["metric"], groups, lines.values()) if runs else [],
-        several=any(len(group) > 1 for group in groups),
-        classes=classes.compared(groups, [*lines]),
+        **_table(document),
+        memory_time=_memory_time(document) if runs else None,
+        curves=_curves(document["metric"], groups) if runs else None,
+        several=any(len(group) > 1 for _, group in groups),
+        classes=classes.compared(groups),
         environment=_environment(runs),
         shared={k: v for k, v in document["shared"].items() if v is not None},
         commands=[*commands, ("Repeat one run", [shlex.join(words) for words in again])],
@@ -80,26 +78,21 @@ def _columns(document: dict[str, Any]) -> table.Columns:
     return table.columns_of(document, memories or {"saved_bytes": MEMORY["saved_bytes"]})
 
 
-def _lines(comparison: Comparison) -> dict[str, plots.LineStyle]:
-    """Label -> the style of the lines of each row that has runs."""
-    done = [entry for entry in comparison.entries if entry.runs]
-    styles = plots.line_styles(entry.recipe.method for entry in done)
-    return dict(zip((entry.label for entry in done), styles, strict=True))
+def _groups(comparison: Comparison) -> list[tuple[str, list[FinishedRun]]]:
+    """The label and the runs of each row that has runs."""
+    return [(entry.label, entry.runs) for entry in comparison.entries if entry.runs]
 
 
-def _table(document: dict[str, Any], of_label: Mapping[str, plots.LineStyle]) -> dict[str, Any]:
+def _table(document: dict[str, Any]) -> dict[str, Any]:
     """The heads, the rows and the notes of the table."""
     columns = _columns(document)
     rows = [
         {
             "label": row["label"],
-            "line": of_label.get(row["label"]),
             "front": row["pareto"],
             "error": row["error"],
             "seeds": len(row["seeds"]),
-            "cells": [
-                (table.cell(row, name, columns), row[name], name in row["best"]) for name in columns
-            ],
+            "cells": [(table.cell(row, name, columns), name in row["best"]) for name in columns],
         }
         for row in document["rows"]
     ]
@@ -107,15 +100,14 @@ def _table(document: dict[str, Any], of_label: Mapping[str, plots.LineStyle]) ->
     return {"heads": heads, "rows": rows, "notes": table.explanation(document, of_target=True)}
 
 
-def _memory_time(document: dict[str, Any], of_label: Mapping[str, plots.LineStyle]) -> str:
+def _memory_time(document: dict[str, Any]) -> str:
     columns, memory = _columns(document), document["memory"]
     _, second, _ = columns["step_seconds"]
     _, byte, _ = columns[memory]
     percent = " %" if columns["score"][0].endswith("%") else ""
     points = [
         plots.Point(
-            f"{row['label']}\n{table.cell(row, 'score', columns)}{percent}",
-            of_label[row["label"]],
+            f"{row['label']}: {table.cell(row, 'score', columns)}{percent}",
             row["step_seconds"] / second,
             row[memory] / byte,
             row["pareto"],
@@ -135,41 +127,29 @@ def _axis_name(head: str) -> str:
 
 def _curves(
     metric: str,
-    rows: Sequence[Sequence[FinishedRun]],
-    lines: Collection[plots.LineStyle],
+    groups: Sequence[tuple[str, Sequence[FinishedRun]]],
     over: Sequence[str] = ("steps", "seconds"),
-) -> list[tuple[str, str]]:
-    """The plots of the training loss and of the task's metric, each with its name.
-
-    rows: the runs of each row, which differ only in their seeds.
-    """
+) -> str:
+    """The plot of the training loss and of the task's metric; groups: as of `_groups`."""
     head, unit, _ = table.SCORES[metric]
-    named_plots = []
+    panels = []
     for name, curve, size in (("training loss", losses, 1.0), (_axis_name(head), scores, unit)):
-        groups = [
-            (line, [curve(run).per(size) for run in runs])
-            for line, runs in zip(lines, rows, strict=True)
-        ]
-        for axis in over:
-            title = f"{name.partition(' (')[0]} over {axis}"
-            named_plots.append((title, plots.curves(groups, axis, name)))
-    return named_plots
+        rows = [(label, [curve(run).per(size) for run in runs]) for label, runs in groups]
+        panels += [plots.Panel(name, axis, rows) for axis in over]
+    return plots.curves(panels)
 
 
 def run_plots(run: FinishedRun) -> list[str]:
-    """The plots of one run."""
-    lines = plots.line_styles([run.result["recipe"]["method"]])
-    return [plot for _, plot in _curves(run.figure, [[run]], lines, ["steps"])]
+    """The plot of one run."""
+    return [_curves(run.figure, [(run.result["recipe"]["method"], [run])], ["steps"])]
 
 
 def comparison_plots(document: dict[str, Any], comparison: Comparison) -> list[str]:
-    """The plots of a comparison, except those over seconds; the first one has the labels."""
-    lines = _lines(comparison)
-    if not lines:
+    """The plots of a comparison, those of curves over steps alone; none without a finished run."""
+    groups = _groups(comparison)
+    if not groups:
         return []
-    groups = [entry.runs for entry in comparison.entries if entry.runs]
-    curves = _curves(document["metric"], groups, lines.values(), ["steps"])
-    return [_memory_time(document, lines), *(plot for _, plot in curves)]
+    return [_memory_time(document), _curves(document["metric"], groups, ["steps"])]
 
 
 def _environment(runs: Sequence[FinishedRun]) -> dict[str, str]:
