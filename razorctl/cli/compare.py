@@ -188,9 +188,7 @@ def _write_report(html: Path, runs: ComparedRuns, target: float | None, replace:
     if target is not None:
         words += ["--target", f"{target:g}"]
     again = shlex.join([*words, "--html", str(html)])
-    best = runs.document["command"]
-    commands = [("Train the row to take", [best])] if best is not None else []
-    commands += [("Repeat all runs", grids), ("Repeat this report", [again])]
+    commands = [("Repeat all runs", grids), ("Repeat this report", [again])]
     try:
         report.write(html, runs.document, runs.comparison, commands, replace)
     except OSError as error:

@@ -25,9 +25,21 @@ STYLE = """<style>
 .razorctl table .end { border-bottom-width: 2px; }
 .razorctl table .right { text-align: right !important; }
 .razorctl .wide { overflow-x: auto; }
+.razorctl pre { overflow-x: auto; padding: .6em; background: rgba(127, 127, 127, .1); }
 .razorctl img { display: block; max-width: 100%; height: auto; background: white; }
 .razorctl p { margin: .3em 0; max-width: 70em; }
 </style>"""
+
+HEAD = """<!DOCTYPE html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy"
+  content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">"""
+BODY = (
+    """<body class="razorctl" style="margin: 2em auto; max-width: 70em; font-family: sans-serif">"""
+)
+END = "</body>\n</html>\n"
 
 
 class RecordingConsole(CleanConsole):
@@ -37,9 +49,12 @@ class RecordingConsole(CleanConsole):
         super().__init__(file=io.StringIO(), width=width, force_jupyter=False, color_system=None)
         self.printed: list[tuple[Any, str | None]] = []  # each with its style
 
-    def print(self, *shown: Any, style: Any = None, **settings: Any) -> None:
-        self.printed += [(each, style) for each in shown if each != ""]
-        super().print(*shown, style=style, **settings)
+    def print(
+        self, *shown: Any, style: Any = None, markup: bool | None = None, **settings: Any
+    ) -> None:
+        parts = (each for each in shown if each != "")
+        self.printed += [(Text(each) if markup is False else each, style) for each in parts]
+        super().print(*shown, style=style, markup=markup, **settings)
 
     @property
     def text(self) -> str:
@@ -60,13 +75,23 @@ def record(show: Callable[[], object], width: int = WIDE) -> RecordingConsole:
 
 def page(show: Callable[[], object], plots: Sequence[str] = ()) -> str:
     """The output of a view and <img> elements of plots, as self-contained HTML."""
+    parts = "\n".join([STYLE, body(show), *plots])
+    return clean(f'<div class="razorctl">{parts}</div>')
+
+
+def body(show: Callable[[], object]) -> str:
+    """The output of a view as HTML, without its style."""
     console = record(show)
-    parts = [
+    return "\n".join(
         _table(console, each) if isinstance(each, Table) else _line(console, each, style)
         for each, style in console.printed
-    ]
-    body = "\n".join([*parts, *plots])
-    return clean(f'<div class="razorctl">{STYLE}\n{body}</div>')
+    )
+
+
+def whole(title: str, parts: Sequence[str]) -> str:
+    """A page of its own, which loads nothing; parts: its HTML, below the title."""
+    heading = f"<h1>{escape(title)}</h1>"
+    return "\n".join([HEAD, f"<title>{escape(title)}</title>", STYLE, BODY, heading, *parts, END])
 
 
 def _line(console: CleanConsole, line: Any, style: Any) -> str:

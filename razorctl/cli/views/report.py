@@ -2,21 +2,29 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table
+from rich.text import Text
+
 from razorctl.atomic import atomic_file
-from razorctl.cli.views import classes, plots
+from razorctl.cli.views import classes, html, plots
+from razorctl.cli.views import common as views
 from razorctl.cli.views import comparison as table
 from razorctl.cli.views.terminal import clean
-from razorctl.training.comparing.advice import sentence
 from razorctl.training.comparing.comparison import Comparison
 from razorctl.training.comparing.curves import losses, scores
 from razorctl.training.comparing.finished_run import FinishedRun
 from razorctl.training.rundir import CONFIG
 
-TEMPLATE = "report.html.jinja"
 MEMORY = {"saved_bytes": "kept, traced", "peak_bytes": "peak, measured"}
+PLOTS = (
+    "Memory and time: less is better on both axes; filled points are on the Pareto front. Curves: "
+    "thick is the mean over several seeds, thin are single seeds; seconds count training steps "
+    "only, and the loss of a long run is averaged to 100 points."
+)
 Command = tuple[str, Sequence[str]]  # a heading, and commands
 
 
@@ -43,39 +51,47 @@ def write(
 
 def render(document: dict[str, Any], comparison: Comparison, commands: Sequence[Command]) -> str:
     """The report as HTML; the same comparison gives the same text."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # here: few commands need it
-
-    pages = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     groups = _groups(comparison)
     runs = [run for _, group in groups for run in group]
     again = [["razorctl", "--config", str(run.directory / CONFIG), "finetune"] for run in runs]
-    return pages.get_template(TEMPLATE).render(
-        document=document,
-        title=table.title(document),
-        subtitle=table.shared_settings(document),
-        advice=sentence(document["take"]),
-        **_table(document),
-        memory_time=_memory_time(document) if runs else None,
-        curves=_curves(document["metric"], groups) if runs else None,
-        several=any(len(group) > 1 for _, group in groups),
-        classes=classes.compared(groups),
-        environment=_environment(runs),
-        shared={k: v for k, v in document["shared"].items() if v is not None},
-        commands=[*commands, ("Repeat one run", [shlex.join(words) for words in again])],
-    )
+    parts = [html.body(lambda: table.show(document, _memories(document)))]
+    if runs:
+        parts += [_memory_time(document), _curves(document["metric"], groups)]
+        parts.append(html.body(lambda: _show_details(document, groups)))
+    for what, lines in (*commands, ("Repeat one run", [shlex.join(words) for words in again])):
+        if lines:
+            parts.append(f"<h2>{what}</h2>\n<pre>{escape(chr(10).join(lines))}</pre>")
+    parts.append(f"<p>Made by razorctl {document['razorctl']}.</p>")
+    return html.whole(table.title(document), parts)
 
 
-def _columns(document: dict[str, Any]) -> table.Columns:
-    """The columns of the table, with one each for traced and measured memory, if there is any."""
+def _show_details(
+    document: dict[str, Any], groups: Sequence[tuple[str, Sequence[FinishedRun]]]
+) -> None:
+    """Prints how plots are read, the figures of classes, the environment and the settings."""
+    views.out.print(PLOTS)
+    classes.show_compared(groups)
+    runs = [run for _, group in groups for run in group]
+    _show_facts("Environment", _environment(runs))
+    shared = {name.replace("_", " "): value for name, value in document["shared"].items()}
+    _show_facts("Settings of all runs", shared)
+
+
+def _show_facts(title: str, facts: Mapping[str, Any]) -> None:
+    """Prints a table of names and values; one that is None is left out."""
+    table = Table(title=title, show_header=False)
+    for name, value in facts.items():
+        if value is not None:
+            word = ("no", "yes")[value] if isinstance(value, bool) else str(value)
+            table.add_row(Text(name), Text(word))
+    views.out.print(table)
+
+
+def _memories(document: dict[str, Any]) -> dict[str, str]:
+    """The heads of traced and of measured memory, each if there is any."""
     rows = document["rows"]
     memories = {n: head for n, head in MEMORY.items() if any(row[n] is not None for row in rows)}
-    return table.columns_of(document, memories or {"saved_bytes": MEMORY["saved_bytes"]})
+    return memories or {"saved_bytes": MEMORY["saved_bytes"]}
 
 
 def _groups(comparison: Comparison) -> list[tuple[str, list[FinishedRun]]]:
@@ -83,25 +99,8 @@ def _groups(comparison: Comparison) -> list[tuple[str, list[FinishedRun]]]:
     return [(entry.label, entry.runs) for entry in comparison.entries if entry.runs]
 
 
-def _table(document: dict[str, Any]) -> dict[str, Any]:
-    """The heads, the rows and the notes of the table."""
-    columns = _columns(document)
-    rows = [
-        {
-            "label": row["label"],
-            "front": row["pareto"],
-            "error": row["error"],
-            "seeds": len(row["seeds"]),
-            "cells": [(table.cell(row, name, columns), name in row["best"]) for name in columns],
-        }
-        for row in document["rows"]
-    ]
-    heads = [head for head, _, _ in columns.values()]
-    return {"heads": heads, "rows": rows, "notes": table.explanation(document, of_target=True)}
-
-
 def _memory_time(document: dict[str, Any]) -> str:
-    columns, memory = _columns(document), document["memory"]
+    columns, memory = table.columns_of(document, _memories(document)), document["memory"]
     _, second, _ = columns["step_seconds"]
     _, byte, _ = columns[memory]
     percent = " %" if columns["score"][0].endswith("%") else ""

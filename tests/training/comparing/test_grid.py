@@ -219,6 +219,9 @@ class TestGrid:
         assert "the budget is spent" not in resumed.stderr
         compare(*args, "--budget", "1s", "--resume", "--methods", "full,razor,int8")
         assert [Path(command[-1]).name for command in commands[4:]] == ["int8-0"]
+        grid.shutil.rmtree("x/full-0")
+        finished = compare(*args, "--budget", "1s", "--resume")  # all others are
+        assert (len(commands), "the budget is spent" in finished.stderr) == (6, False)
 
     def test_is_repeated_by_one_command(self, commands):
         Path("razorctl.toml").write_text("[job]\nseed = 5\nlearning_rate = 0.3\n")
