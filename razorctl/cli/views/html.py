@@ -35,11 +35,8 @@ HEAD = """<!DOCTYPE html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy"
-  content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">"""
-BODY = (
-    """<body class="razorctl" style="margin: 2em auto; max-width: 70em; font-family: sans-serif">"""
-)
-END = "</body>\n</html>\n"
+  content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<style>body { margin: 2em auto; max-width: 70em; font-family: sans-serif; }</style>"""
 
 
 class RecordingConsole(CleanConsole):
@@ -53,7 +50,7 @@ class RecordingConsole(CleanConsole):
         self, *shown: Any, style: Any = None, markup: bool | None = None, **settings: Any
     ) -> None:
         parts = (each for each in shown if each != "")
-        self.printed += [(Text(each) if markup is False else each, style) for each in parts]
+        self.printed += [(Text(str(each)) if markup is False else each, style) for each in parts]
         super().print(*shown, style=style, markup=markup, **settings)
 
     @property
@@ -91,7 +88,8 @@ def body(show: Callable[[], object]) -> str:
 def whole(title: str, parts: Sequence[str]) -> str:
     """A page of its own, which loads nothing; parts: its HTML, below the title."""
     heading = f"<h1>{escape(title)}</h1>"
-    return "\n".join([HEAD, f"<title>{escape(title)}</title>", STYLE, BODY, heading, *parts, END])
+    above = [HEAD, f"<title>{escape(title)}</title>", STYLE, '<body class="razorctl">', heading]
+    return "\n".join([*above, *parts, "</body>", "</html>", ""])
 
 
 def _line(console: CleanConsole, line: Any, style: Any) -> str:

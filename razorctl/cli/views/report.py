@@ -26,6 +26,7 @@ PLOTS = (
     "only, and the loss of a long run is averaged to 100 points."
 )
 Command = tuple[str, Sequence[str]]  # a heading, and commands
+Groups = Sequence[tuple[str, Sequence[FinishedRun]]]  # the label and the runs of each row
 
 
 def write(
@@ -65,9 +66,7 @@ def render(document: dict[str, Any], comparison: Comparison, commands: Sequence[
     return html.whole(table.title(document), parts)
 
 
-def _show_details(
-    document: dict[str, Any], groups: Sequence[tuple[str, Sequence[FinishedRun]]]
-) -> None:
+def _show_details(document: dict[str, Any], groups: Groups) -> None:
     """Prints how plots are read, the figures of classes, the environment and the settings."""
     views.out.print(PLOTS)
     classes.show_compared(groups)
@@ -79,12 +78,12 @@ def _show_details(
 
 def _show_facts(title: str, facts: Mapping[str, Any]) -> None:
     """Prints a table of names and values; one that is None is left out."""
-    table = Table(title=title, show_header=False)
+    rows = Table(title=title, show_header=False)
     for name, value in facts.items():
         if value is not None:
             word = ("no", "yes")[value] if isinstance(value, bool) else str(value)
-            table.add_row(Text(name), Text(word))
-    views.out.print(table)
+            rows.add_row(Text(name), Text(word))
+    views.out.print(rows)
 
 
 def _memories(document: dict[str, Any]) -> dict[str, str]:
@@ -94,8 +93,8 @@ def _memories(document: dict[str, Any]) -> dict[str, str]:
     return memories or {"saved_bytes": MEMORY["saved_bytes"]}
 
 
-def _groups(comparison: Comparison) -> list[tuple[str, list[FinishedRun]]]:
-    """The label and the runs of each row that has runs."""
+def _groups(comparison: Comparison) -> Groups:
+    """The rows that have runs."""
     return [(entry.label, entry.runs) for entry in comparison.entries if entry.runs]
 
 
@@ -124,12 +123,8 @@ def _axis_name(head: str) -> str:
     return f"{name} ({unit})" if unit else name
 
 
-def _curves(
-    metric: str,
-    groups: Sequence[tuple[str, Sequence[FinishedRun]]],
-    over: Sequence[str] = ("steps", "seconds"),
-) -> str:
-    """The plot of the training loss and of the task's metric; groups: as of `_groups`."""
+def _curves(metric: str, groups: Groups, over: Sequence[str] = ("steps", "seconds")) -> str:
+    """The plot of the training loss and of the task's metric."""
     head, unit, _ = table.SCORES[metric]
     panels = []
     for name, curve, size in (("training loss", losses, 1.0), (_axis_name(head), scores, unit)):
