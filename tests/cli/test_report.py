@@ -8,6 +8,7 @@ from base64 import b64decode
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import matplotlib as mpl
@@ -130,6 +131,8 @@ def test_all_is_there(whole):
     assert {"full: 91.00 ± 1.41 %", "razor 0.9: 90.80 %", "step (s)"} <= points
     assert {"full", "razor 0.9", "training loss", "accuracy (%)", "steps", "seconds"} <= curves
     assert cells[cells.index("torch") + 1] == "2.99"
+    assert "None" not in cells
+    assert found.texts["caption"][1:] == ["Environment", "Settings of all runs"]
     assert "2026-01-01 10:00 UTC to 2026-01-02 10:00 UTC" in cells
     assert (cells[cells.index("compile") + 1], cells[cells.index("accumulate") + 1]) == ("no", "1")
     assert "".join(found.texts["pre"]).split("\n") == [
@@ -171,6 +174,27 @@ def test_the_name_of_a_directory_is_escaped(no_plots):
     found = page("<i>&")
     assert "razorctl --config '<i>&/config.toml' finetune" in "".join(found.texts["pre"])
     assert "i" not in found.texts
+
+
+def test_plots_have_the_figures_of_the_table_in_its_units(monkeypatch):
+    drawn: list[tuple[Any, ...]] = []
+    for name in ("memory_time", "curves"):
+        monkeypatch.setattr(plots, name, lambda *given: drawn.append(given) or "")
+    worse = write("w", "backrazor", saved=1 << 21, step=2.0, accuracies=(None, 0.25))
+    page(str(write("a", saved=1 << 20)), str(worse))
+    (points, *names), (panels,) = drawn
+    assert names == ["step (s)", "kept, traced (MiB)"]
+    assert [*map(tuple, points)] == [
+        ("full: 90.00 %", 1.0, 1.0, True),
+        ("backrazor 0.9: 25.00 %", 2.0, 2.0, False),
+    ]
+    assert [(panel.name, panel.over) for panel in panels] == [
+        *(("training loss", "steps"), ("training loss", "seconds")),
+        *(("accuracy (%)", "steps"), ("accuracy (%)", "seconds")),
+    ]
+    ((label, (curve,)), _), (_, (_, (other,))) = panels[0].rows, panels[2].rows
+    assert (label, [*curve.values]) == ("full", [2, 1, pytest.approx(2 / 3)])
+    assert (other.steps, other.seconds, other.values) == ([2], [4], [25])
 
 
 def test_every_row_has_a_mark_of_its_own_and_its_label_is_no_formula_and_no_element():
@@ -247,6 +271,8 @@ def test_the_classes_of_each_row_and_what_their_labels_were_taken_for(no_plots):
     assert [*found.rows("<b>"), *found.rows("dog")] == [
         *(["<b>", "10", "60.00"], ["<b>", "12", "8"], ["dog", "2", "50.00"], ["dog", "2", "2"]),
     ]
+    without = page(*names, str(write("r", "razor")), name="without.html")  # one has no classes
+    assert not any("F1" in text for text in without.texts["caption"])
 
 
 @pytest.mark.parametrize(("width", "heads"), [(80, ["a [long] name", "b"]), (40, ["1", "2"])])
