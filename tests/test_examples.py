@@ -93,7 +93,7 @@ def test_notebook(tmp_path, monkeypatch, traces):
     client.execute()
     outputs = [output for cell in cells for output in cell.outputs]
     results = [output.data for output in outputs if output.output_type == "execute_result"]
-    assert [data["text/html"].count("<svg") for data in results] == [0, 0, 2, 3]
+    assert [data["text/html"].count("<img") for data in results] == [0, 0, 1, 2]
     plan, profile, finetune, compare = (data["text/html"] for data in results)
     assert "razor 0.5" in plan
     assert "LayerNorm" in profile

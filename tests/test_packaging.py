@@ -17,7 +17,6 @@ def test_the_wheel_holds_all_that_runs_without_network(tmp_path):
         "razorctl/py.typed",
         "razorctl/models/vit_micro/model.safetensors",
         "razorctl/models/vit_micro/pretraining.json",
-        "razorctl/cli/views/report.html.jinja",
         "razorctl/ops/cpu/common.h",
         "razorctl/ops/cpu/quantize.c",
         "razorctl/data/scene_parse_150/classes.txt",

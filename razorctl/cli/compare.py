@@ -1,5 +1,6 @@
 """`razorctl compare`."""
 
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -69,7 +70,7 @@ def compare(
     budget: Annotated[
         str | None,
         option(
-            help="Training time of all runs together, such as 10m, instead of --steps.",
+            help="Time after which no new run starts, such as 10m.",
             default="none",
             metavar="TIME",
         ),
@@ -119,11 +120,9 @@ def compare(
     Any option that is a number may be a list, such as --lr 1e-5,3e-5,1e-4: each
     method is run with every value, and the last line has the command of the best.
 
-    --budget gives every run the same training time; a few steps of each method
-    are timed first. With lists it is spent in rounds of equal time, each with the
-    better half of the settings of each method and so with longer runs. --html
-    writes all figures, plots and commands to one file, which needs no network;
-    with --resume it replaces an existing file.
+    After the time of --budget no new run starts, but the current one ends; --resume
+    goes on with the others. --html writes all figures, plots and commands to one
+    file, which needs no network; with --resume it replaces an existing file.
     """
     from razorctl.cli.views import comparison as view
 
@@ -147,6 +146,14 @@ def compare(
     if is_typed(ctx):
         raise typer.Exit(comparison.exit_code)
     return runs
+
+
+def seconds_of(budget: str) -> float:
+    """The seconds of a text such as 90s, 10m or 1.5h; raises UsageError for any other text."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([smh])", budget.strip())
+    if match is None or not float(match[1]):
+        raise UsageError(f"budget {budget!r} is no time; give one such as 90s, 10m or 1.5h.")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
 
 
 def _check(target: float | None, html: Path | None, resume: bool) -> None:
@@ -181,9 +188,7 @@ def _write_report(html: Path, runs: ComparedRuns, target: float | None, replace:
     if target is not None:
         words += ["--target", f"{target:g}"]
     again = shlex.join([*words, "--html", str(html)])
-    best = runs.document["command"]
-    commands = [("Train the row to take", [best])] if best is not None else []
-    commands += [("Repeat all runs", grids), ("Repeat this report", [again])]
+    commands = [("Repeat all runs", grids), ("Repeat this report", [again])]
     try:
         report.write(html, runs.document, runs.comparison, commands, replace)
     except OSError as error:
@@ -233,13 +238,12 @@ def _run_grid(
     from razorctl.config.recipe import Recipe
     from razorctl.system import c_compiler
     from razorctl.training import rundir
-    from razorctl.training.comparing.budget import parse_seconds
     from razorctl.training.comparing.comparison import NAMES
     from razorctl.training.comparing.variants import lists_of
 
     flags, lists = lists_of(flags)
     settings = given_settings(ctx, flags | dict(zip(("model", "dataset"), what, strict=True)))
-    options["seconds"] = None if budget is None else parse_seconds(budget)
+    options["seconds"] = None if budget is None else seconds_of(budget)
     job = settings.job
     for name in methods:
         if name not in NAMES:

@@ -229,23 +229,19 @@ def run_grid(grid: "Grid") -> None:
     seeds = count(len(grid.seeds), "seed")
     views.say(
         f"{views.title(grid.job.model, grid.job.dataset)}: {', '.join(grid.methods)}"
-        f"{summary(grid.lists, grid.rounds)}; {seeds}"
+        f"{summary(grid.lists)}; {seeds}"
     )
     views.say(f"directory: {grid.out}")
     try:
-        if grid.seconds is not None:
-            with views.status("measuring a step of each method") as at:
-                grid.measure(at)
-        if views.live():
-            _grid_bar(grid)
-        else:
-            _grid_lines(grid)
+        late = _grid_bar(grid) if views.live() else _grid_lines(grid)
     except (KeyboardInterrupt, Terminated) as stop:
         stop.add_note(grid.left)
         raise
+    if late:
+        views.note(f"the budget is spent; {grid.left}.")
 
 
-def _grid_bar(grid: "Grid") -> None:
+def _grid_bar(grid: "Grid") -> bool:
     columns = (
         MofNCompleteColumn(),
         BarColumn(bar_width=None),
@@ -259,10 +255,10 @@ def _grid_bar(grid: "Grid") -> None:
             done = at.run + (1 if at.end else at.step / (at.steps or 1))
             bar.update(task, total=at.runs, completed=done, description=_standing(at))
 
-        grid.run(report)
+        return grid.run(report)
 
 
-def _grid_lines(grid: "Grid") -> None:
+def _grid_lines(grid: "Grid") -> bool:
     with Pulse() as pulse:
         begun: set[int] = set()
 
@@ -274,7 +270,7 @@ def _grid_lines(grid: "Grid") -> None:
                 pulse.say(text)
             begun.add(at.run)
 
-        grid.run(report)
+        return grid.run(report)
 
 
 def _standing(at: "Standing") -> str:

@@ -25,7 +25,7 @@ class Result(Mapping[str, Any]):
         show: Callable[[dict[str, Any]], object],
         plots: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        """show: prints the document on `views.out`. plots: draws it; returns <svg> elements."""
+        """show: prints the document on `views.out`. plots: draws it; returns <img> elements."""
         self._document, self._show, self._plots = dict(document), show, plots
 
     def __getitem__(self, key: str) -> Any:

@@ -187,9 +187,9 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Runs:
-    """The runs of a grid; with a budget also the share of a run, and the steps of each row.
+    """The runs of a grid.
 
-    share: that of the only round. shares: those of several. lists: setting -> its values.
+    lists: setting -> its values. share, steps, shares: of older releases, with a budget; not read.
     """
 
     methods: Sequence[str]
@@ -206,7 +206,7 @@ class Runs:
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of a grid: seconds of training."""
+    """Written by older releases: seconds of training, of which each run had a share."""
 
     budget: float | None = None
 

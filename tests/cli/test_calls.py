@@ -30,10 +30,9 @@ COMMANDS = {
 
 
 def html(result) -> str:
-    """Returns the HTML of a result, which must be self-contained and follow the theme."""
+    """Returns the HTML of a result, which must be self-contained."""
     text = result._repr_html_()
-    assert not re.search(r"<script|<link|src=|url\((?!#)|http", text)
-    assert "var(--ink)" in text or "<svg" not in text
+    assert not re.search(r'<script|<link|src=(?!"data:)|url\(|https?:', text)
     return text
 
 
@@ -60,13 +59,13 @@ def test_finetune_trains_and_shows_what_it_found(capsys):
     assert "step 3 of 3" in capsys.readouterr().err
     assert "test accuracy" in str(result)
     shown = html(result)
-    assert shown.count("<svg") == 2
+    assert shown.count("<img") == 1
     assert re.search(r"test accuracy.*0\.\d{4}", shown)
     again = razorctl.finetune(out=Path("runs/a"), resume=True, progress=False)
     assert dict(again) == dict(result)
     assert capsys.readouterr() == ("", "")
     Path("runs/a/metrics.jsonl").unlink()
-    assert "<svg" not in html(result)
+    assert "<img" not in html(result)
 
 
 def test_objects_are_taken_as_before():
@@ -86,7 +85,7 @@ def test_compare_shows_the_plots_of_the_report(runs_here):
     methods = ["full", "razor"]
     result = razorctl.compare("vit-micro", "digits", methods=methods, progress=False, **common)
     assert [row["label"] for row in result["rows"]] == methods
-    assert html(result).count("<svg") == 3
+    assert html(result).count("<img") == 2
     assert Path("report.html").exists()
     (out,) = Path("runs").iterdir()
     assert razorctl.compare(out)["rows"] == result["rows"]

@@ -59,45 +59,39 @@ def _matrix(names: Sequence[str], heads: Sequence[str], confusion: Matrix) -> Ta
     return table
 
 
-def compared(
-    groups: Sequence[Sequence["FinishedRun"]], labels: Sequence[str]
-) -> dict[str, Any] | None:
-    """The F1 of each class by the best weights of each row of a comparison, a mean over seeds.
+def show_compared(groups: Sequence[tuple[str, Sequence["FinishedRun"]]]) -> None:
+    """Prints the F1 of each class by the best weights of each row of a comparison.
 
-    None if any run has no classes. There is a confusion matrix for each row, the sum over its
-    seeds, with the percentage of each count among the labels of the class.
-
-    Args:
-        groups: the runs of each row.
-        labels: the names of the rows.
+    It is a mean over seeds, and the confusion matrix of each row is the sum over them. Prints
+    nothing if any run has no classes. groups: the label and the runs of each row.
     """
-    figures = [[run.result.get("by_class") for run in runs] for runs in groups]
+    figures = [[run.result.get("by_class") for run in runs] for _, runs in groups]
     several: list[list[dict[str, Any]]] = [[each for each in g if each] for g in figures]
-    classes = {tuple(run.result["classes"]) for runs in groups for run in runs}
+    classes = {tuple(run.result["classes"]) for _, runs in groups for run in runs}
     if several != figures or len(classes) != 1:
-        return None
+        return
     (names,) = classes
     f1 = [[fmean(of) for of in zip(*(each["f1"] for each in g), strict=True)] for g in several]
     shown = _lowest([min(of_class) for of_class in zip(*f1, strict=True)])
-    counts = several[0][0]["labels"]
-    matrices = [[each["confusion"] for each in g if each["confusion"]] for g in several]
-    return {
-        "names": names,
-        "labels": labels,
-        "rows": [(names[at], counts[at], [column[at] for column in f1]) for at in shown],
-        "left": len(names) - len(shown),
-        "matrices": [
-            (label, _shares(of_seeds))
-            for label, of_seeds in zip(labels, matrices, strict=True)
-            if of_seeds and len(names) <= MATRIX
-        ],
-    }
-
-
-def _shares(matrices: Sequence[Matrix]) -> list[list[tuple[int, int]]]:
-    """The sum of confusion matrices: each count, and its percentage of the labels of the class."""
-    sums = [[sum(cell) for cell in zip(*rows, strict=True)] for rows in zip(*matrices, strict=True)]
-    return [[(count, round(100 * count / max(1, sum(row)))) for count in row] for row in sums]
+    table = Table(title="F1 of classes in %, by the best weights")
+    for head in ("class", "labels", *(label for label, _ in groups)):
+        table.add_column(escape(head), justify="left" if head == "class" else "right")
+    for at in shown:
+        shares = (f"{100 * column[at]:.2f}" for column in f1)
+        table.add_row(escape(names[at]), f"{several[0][0]['labels'][at]:,}", *shares)
+    views.out.print(table)
+    if left := len(names) - len(shown):
+        views.out.print(f"Left out: {units.count(left, 'class')} of no lower F1.", style="dim")
+    for (label, _), of_seeds in zip(groups, several, strict=True):
+        matrices = [each["confusion"] for each in of_seeds if each["confusion"]]
+        if matrices and len(names) <= MATRIX:
+            sums = [
+                [sum(cell) for cell in zip(*rows, strict=True)]
+                for rows in zip(*matrices, strict=True)
+            ]
+            table = _matrix(names, names, sums)
+            table.title = escape(f"{label}: what labels were taken for")
+            views.out.print(table)
 
 
 def _lowest(f1: Sequence[float]) -> list[int]:

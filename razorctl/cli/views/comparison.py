@@ -34,10 +34,13 @@ SPARE = ("epoch_seconds", "speedup_vs_full", "time_to_target", "memory_vs_full")
 Columns = dict[str, tuple[str, float, str]]  # figure -> head, size of its unit, and format
 
 
-def show(document: dict[str, Any]) -> None:
-    """Prints the table of `compare`: a row for each method, the best figures in bold."""
+def show(document: dict[str, Any], memories: dict[str, str] | None = None) -> None:
+    """Prints the table of `compare`: a row for each method, the best figures in bold.
+
+    memories: as of `columns_of`; by default the column by which memory is compared.
+    """
     memory = document["memory"]
-    columns = columns_of(document, {memory: MEMORY[memory]})
+    columns = columns_of(document, memories or {memory: MEMORY[memory]})
     table, left_out = _table(document, columns), list[str]()
     for name in SPARE:
         table.columns[1].max_width = LABEL
@@ -132,7 +135,7 @@ def shared_settings(document: dict[str, Any]) -> str:
 def _table(document: dict[str, Any], columns: Columns) -> Table:
     """The table, with a row for each row of the document."""
     table = Table(
-        title=f"{title(document)}, {shared_settings(document)}",
+        title=escape(f"{title(document)}, {shared_settings(document)}"),
         title_justify="left",
         box=box.SIMPLE_HEAD,
         show_edge=False,

@@ -12,28 +12,31 @@ from rich.text import Text
 from razorctl.cli.views import common as views
 from razorctl.cli.views.terminal import CleanConsole, clean
 
-COLORS = {"green": "--line-4", "red": "--line-1"}
+COLORS = {"green": "#2da44e", "red": "#e5484d"}  # 3:1 or more on white and on dark grays
 WIDE = 1000  # columns of a terminal that is wide enough for every table
-# Lines have 3:1 or more on white and on the grays of dark themes.
 STYLE = """<style>
-.razorctl { --ink: currentColor; --grid: rgba(127, 127, 127, .35); --paper: transparent;
-  --line-0: #7d8590; --line-1: #e5484d; --line-2: #2f81f7; --line-3: #a371f7;
-  --line-4: #2da44e; --line-5: #db6d28; --line-6: #d6409f; --line-7: #9a7b1f; }
 .razorctl table { border-collapse: collapse; margin: .4em 0 .8em; border: 0;
   font-variant-numeric: tabular-nums; }
 .razorctl caption { padding: .2em 0; font-weight: 600; text-align: left;
   color: inherit; }
 .razorctl table th, .razorctl table td { padding: .2em .6em; border: 0;
-  border-bottom: 1px solid var(--grid); text-align: left !important; vertical-align: top;
-  white-space: nowrap; max-width: none; }
+  border-bottom: 1px solid rgba(127, 127, 127, .35);
+  text-align: left !important; vertical-align: top; white-space: nowrap; max-width: none; }
 .razorctl table .end { border-bottom-width: 2px; }
 .razorctl table .right { text-align: right !important; }
 .razorctl .wide { overflow-x: auto; }
-.razorctl .plots { display: flex; flex-wrap: wrap; gap: .5em 2em; }
-.razorctl figure { flex: 0 1 24em; min-width: 16em; margin: 0; }
-.razorctl svg { width: 100%; height: auto; overflow: visible; font-family: sans-serif; }
+.razorctl pre { overflow-x: auto; padding: .6em; background: rgba(127, 127, 127, .1); }
+.razorctl img { display: block; max-width: 100%; height: auto; background: white; }
 .razorctl p { margin: .3em 0; max-width: 70em; }
 </style>"""
+
+HEAD = """<!DOCTYPE html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy"
+  content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<style>body { margin: 2em auto; max-width: 70em; font-family: sans-serif; }</style>"""
 
 
 class RecordingConsole(CleanConsole):
@@ -43,9 +46,12 @@ class RecordingConsole(CleanConsole):
         super().__init__(file=io.StringIO(), width=width, force_jupyter=False, color_system=None)
         self.printed: list[tuple[Any, str | None]] = []  # each with its style
 
-    def print(self, *shown: Any, style: Any = None, **settings: Any) -> None:
-        self.printed += [(each, style) for each in shown if each != ""]
-        super().print(*shown, style=style, **settings)
+    def print(
+        self, *shown: Any, style: Any = None, markup: bool | None = None, **settings: Any
+    ) -> None:
+        parts = (each for each in shown if each != "")
+        self.printed += [(Text(str(each)) if markup is False else each, style) for each in parts]
+        super().print(*shown, style=style, markup=markup, **settings)
 
     @property
     def text(self) -> str:
@@ -65,15 +71,25 @@ def record(show: Callable[[], object], width: int = WIDE) -> RecordingConsole:
 
 
 def page(show: Callable[[], object], plots: Sequence[str] = ()) -> str:
-    """The output of a view and <svg> plots, as self-contained HTML."""
+    """The output of a view and <img> elements of plots, as self-contained HTML."""
+    parts = "\n".join([STYLE, body(show), *plots])
+    return clean(f'<div class="razorctl">{parts}</div>')
+
+
+def body(show: Callable[[], object]) -> str:
+    """The output of a view as HTML, without its style."""
     console = record(show)
-    parts = [
+    return "\n".join(
         _table(console, each) if isinstance(each, Table) else _line(console, each, style)
         for each, style in console.printed
-    ]
-    figures = "".join(f"<figure>{plot}</figure>" for plot in plots)
-    body = "\n".join(parts) + (f'<div class="plots">{figures}</div>' if figures else "")
-    return clean(f'<div class="razorctl">{STYLE}\n{body}</div>')
+    )
+
+
+def whole(title: str, parts: Sequence[str]) -> str:
+    """A page of its own, which loads nothing; parts: its HTML, below the title."""
+    heading = f"<h1>{escape(title)}</h1>"
+    above = [HEAD, f"<title>{escape(title)}</title>", STYLE, '<body class="razorctl">', heading]
+    return "\n".join([*above, *parts, "</body>", "</html>", ""])
 
 
 def _line(console: CleanConsole, line: Any, style: Any) -> str:
@@ -121,6 +137,6 @@ def _span(segment: Segment) -> str:
         if style.dim:
             rules.append("opacity:.7")
         if style.color and style.color.name in COLORS:
-            rules.append(f"color:var({COLORS[style.color.name]})")
+            rules.append(f"color:{COLORS[style.color.name]}")
     body = escape(segment.text).replace("\n", "<br>")
     return f'<span style="{";".join(rules)}">{body}</span>' if rules else body

@@ -1,23 +1,32 @@
 """The report of `compare --html`: one self-contained HTML file."""
 
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
-from razorctl.cli.views import classes, plots
+from rich.table import Table
+from rich.text import Text
+
+from razorctl.cli.views import classes, html, plots
+from razorctl.cli.views import common as views
 from razorctl.cli.views import comparison as table
 from razorctl.cli.views.terminal import clean
 from razorctl.system.atomic import atomic_file
-from razorctl.training.comparing.advice import sentence
 from razorctl.training.comparing.comparison import Comparison
 from razorctl.training.comparing.curves import losses, scores
 from razorctl.training.comparing.finished_run import FinishedRun
 from razorctl.training.rundir import CONFIG
 
-TEMPLATE = "report.html.jinja"
 MEMORY = {"saved_bytes": "kept, traced", "peak_bytes": "peak, measured"}
+PLOTS = (
+    "Memory and time: less is better on both axes; filled points are on the Pareto front. Curves: "
+    "thick is the mean over several seeds, thin are single seeds; seconds count training steps "
+    "only, and the loss of a long run is averaged to 100 points."
+)
 Command = tuple[str, Sequence[str]]  # a heading, and commands
+Groups = Sequence[tuple[str, Sequence[FinishedRun]]]  # the label and the runs of each row
 
 
 def write(
@@ -43,79 +52,60 @@ def write(
 
 def render(document: dict[str, Any], comparison: Comparison, commands: Sequence[Command]) -> str:
     """The report as HTML; the same comparison gives the same text."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # here: few commands need it
-
-    pages = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    lines = _lines(comparison)
-    groups = [entry.runs for entry in comparison.entries if entry.runs]
-    runs = [run for group in groups for run in group]
+    groups = _groups(comparison)
+    runs = [run for _, group in groups for run in group]
     again = [["razorctl", "--config", str(run.directory / CONFIG), "finetune"] for run in runs]
-    return pages.get_template(TEMPLATE).render(
-        document=document,
-        title=table.title(document),
-        subtitle=table.shared_settings(document),
-        advice=sentence(document["take"]),
-        **_table(document, lines),
-        memory_time=_memory_time(document, lines) if runs else None,
-        crowded=len(groups) > plots.NAMED,
-        curves=_curves(document["metric"], groups, lines.values()) if runs else [],
-        several=any(len(group) > 1 for group in groups),
-        classes=classes.compared(groups, [*lines]),
-        environment=_environment(runs),
-        shared={k: v for k, v in document["shared"].items() if v is not None},
-        commands=[*commands, ("Repeat one run", [shlex.join(words) for words in again])],
-    )
+    parts = [html.body(lambda: table.show(document, _memories(document)))]
+    if runs:
+        parts += [_memory_time(document), _curves(document["metric"], groups)]
+        parts.append(html.body(lambda: _show_details(document, groups)))
+    for what, lines in (*commands, ("Repeat one run", [shlex.join(words) for words in again])):
+        if lines:
+            parts.append(f"<h2>{what}</h2>\n<pre>{escape(chr(10).join(lines))}</pre>")
+    parts.append(f"<p>Made by razorctl {document['razorctl']}.</p>")
+    return html.whole(table.title(document), parts)
 
 
-def _columns(document: dict[str, Any]) -> table.Columns:
-    """The columns of the table, with one each for traced and measured memory, if there is any."""
+def _show_details(document: dict[str, Any], groups: Groups) -> None:
+    """Prints how plots are read, the figures of classes, the environment and the settings."""
+    views.out.print(PLOTS)
+    classes.show_compared(groups)
+    runs = [run for _, group in groups for run in group]
+    _show_facts("Environment", _environment(runs))
+    shared = {name.replace("_", " "): value for name, value in document["shared"].items()}
+    _show_facts("Settings of all runs", shared)
+
+
+def _show_facts(title: str, facts: Mapping[str, Any]) -> None:
+    """Prints a table of names and values; one that is None is left out."""
+    rows = Table(title=title, show_header=False)
+    for name, value in facts.items():
+        if value is not None:
+            word = ("no", "yes")[value] if isinstance(value, bool) else str(value)
+            rows.add_row(Text(name), Text(word))
+    views.out.print(rows)
+
+
+def _memories(document: dict[str, Any]) -> dict[str, str]:
+    """The heads of traced and of measured memory, each if there is any."""
     rows = document["rows"]
     memories = {n: head for n, head in MEMORY.items() if any(row[n] is not None for row in rows)}
-    return table.columns_of(document, memories or {"saved_bytes": MEMORY["saved_bytes"]})
+    return memories or {"saved_bytes": MEMORY["saved_bytes"]}
 
 
-def _lines(comparison: Comparison) -> dict[str, plots.LineStyle]:
-    """Label -> the style of the lines of each row that has runs."""
-    done = [entry for entry in comparison.entries if entry.runs]
-    styles = plots.line_styles(entry.recipe.method for entry in done)
-    return dict(zip((entry.label for entry in done), styles, strict=True))
+def _groups(comparison: Comparison) -> Groups:
+    """The rows that have runs."""
+    return [(entry.label, entry.runs) for entry in comparison.entries if entry.runs]
 
 
-def _table(document: dict[str, Any], of_label: Mapping[str, plots.LineStyle]) -> dict[str, Any]:
-    """The heads, the rows and the notes of the table."""
-    columns = _columns(document)
-    rows = [
-        {
-            "label": row["label"],
-            "line": of_label.get(row["label"]),
-            "front": row["pareto"],
-            "error": row["error"],
-            "seeds": len(row["seeds"]),
-            "cells": [
-                (table.cell(row, name, columns), row[name], name in row["best"]) for name in columns
-            ],
-        }
-        for row in document["rows"]
-    ]
-    heads = [head for head, _, _ in columns.values()]
-    return {"heads": heads, "rows": rows, "notes": table.explanation(document, of_target=True)}
-
-
-def _memory_time(document: dict[str, Any], of_label: Mapping[str, plots.LineStyle]) -> str:
-    columns, memory = _columns(document), document["memory"]
+def _memory_time(document: dict[str, Any]) -> str:
+    columns, memory = table.columns_of(document, _memories(document)), document["memory"]
     _, second, _ = columns["step_seconds"]
     _, byte, _ = columns[memory]
     percent = " %" if columns["score"][0].endswith("%") else ""
     points = [
         plots.Point(
-            f"{row['label']}\n{table.cell(row, 'score', columns)}{percent}",
-            of_label[row["label"]],
+            f"{row['label']}: {table.cell(row, 'score', columns)}{percent}",
             row["step_seconds"] / second,
             row[memory] / byte,
             row["pareto"],
@@ -133,43 +123,27 @@ def _axis_name(head: str) -> str:
     return f"{name} ({unit})" if unit else name
 
 
-def _curves(
-    metric: str,
-    rows: Sequence[Sequence[FinishedRun]],
-    lines: Collection[plots.LineStyle],
-    over: Sequence[str] = ("steps", "seconds"),
-) -> list[tuple[str, str]]:
-    """The plots of the training loss and of the task's metric, each with its name.
-
-    rows: the runs of each row, which differ only in their seeds.
-    """
+def _curves(metric: str, groups: Groups, over: Sequence[str] = ("steps", "seconds")) -> str:
+    """The plot of the training loss and of the task's metric."""
     head, unit, _ = table.SCORES[metric]
-    named_plots = []
+    panels = []
     for name, curve, size in (("training loss", losses, 1.0), (_axis_name(head), scores, unit)):
-        groups = [
-            (line, [curve(run).per(size) for run in runs])
-            for line, runs in zip(lines, rows, strict=True)
-        ]
-        for axis in over:
-            title = f"{name.partition(' (')[0]} over {axis}"
-            named_plots.append((title, plots.curves(groups, axis, name)))
-    return named_plots
+        rows = [(label, [curve(run).per(size) for run in runs]) for label, runs in groups]
+        panels += [plots.Panel(name, axis, rows) for axis in over]
+    return plots.curves(panels)
 
 
 def run_plots(run: FinishedRun) -> list[str]:
-    """The plots of one run."""
-    lines = plots.line_styles([run.result["recipe"]["method"]])
-    return [plot for _, plot in _curves(run.figure, [[run]], lines, ["steps"])]
+    """The plot of one run."""
+    return [_curves(run.figure, [(run.result["recipe"]["method"], [run])], ["steps"])]
 
 
 def comparison_plots(document: dict[str, Any], comparison: Comparison) -> list[str]:
-    """The plots of a comparison, except those over seconds; the first one has the labels."""
-    lines = _lines(comparison)
-    if not lines:
+    """The plots of a comparison, those of curves over steps alone; none without a finished run."""
+    groups = _groups(comparison)
+    if not groups:
         return []
-    groups = [entry.runs for entry in comparison.entries if entry.runs]
-    curves = _curves(document["metric"], groups, lines.values(), ["steps"])
-    return [_memory_time(document, lines), *(plot for _, plot in curves)]
+    return [_memory_time(document), _curves(document["metric"], groups, ["steps"])]
 
 
 def _environment(runs: Sequence[FinishedRun]) -> dict[str, str]:

@@ -45,20 +45,14 @@ class Commands:
     def _resolved(self, job: Job) -> Job:
         return job.resolved(self._facts["defaults"], self._facts["train_examples"])
 
-    def of_run(
-        self, row: GridRow, seed: int, out: Path, steps: int | None, evaluate_every: int | None
-    ) -> list[str]:
-        """The command line of a run; raises UsageError if the model cannot run that baseline.
-
-        steps, evaluate_every: None is as the job says.
-        """
+    def of_run(self, row: GridRow, seed: int, out: Path) -> list[str]:
+        """The command line of a run; raises UsageError if the model cannot run that baseline."""
         method, recipe, job = row.method, self.recipes[row.name], self._of_row(row)
         settings: dict[str, Any] = {"method": recipe.method, "attention": recipe.attention}
         settings |= {"seed": seed, "strict": True, **BASELINES.get(method, {})}
         if method == "accumulate":
             settings["accumulate"] = self._micro_batches(job)
-        given = {"steps": steps, "evaluate_every": evaluate_every, "device": self.device}
-        settings |= dict(row.values) | {n: v for n, v in given.items() if v is not None}
+        settings |= {**dict(row.values), "device": self.device}
         if BY_ROWS in self._facts["defaults"] and self.job.patience is None:
             settings["patience"] = 0  # runs of as many steps are compared
         if method == "full-flash" and self._trace(job, job.accumulate, "full").fused:

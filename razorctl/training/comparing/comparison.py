@@ -19,7 +19,7 @@ from razorctl.system import documents
 from razorctl.system.atomic import atomic_file
 from razorctl.system.folders import exists
 from razorctl.training.comparing.finished_run import FinishedRun, read_run
-from razorctl.training.comparing.variants import GridRow, Rounds, command, rows_of
+from razorctl.training.comparing.variants import command, rows_of
 from razorctl.training.rundir import RESULT, is_marked
 from razorctl.training.schemas import Failure, GridSettings
 
@@ -62,8 +62,9 @@ class Entry:
     """The runs of one row, which differ only in their seeds.
 
     method: one of NAMES. label: distinguishes the row from the others. failures: seed -> the error
-    of the run, with its exit code. values: of the settings that a grid has lists for. last: whether
-    the runs are of the last round. command: trains as this row does; None if no grid has it.
+    of the run, with its exit code. values: of the settings that a grid has lists for. turn: above 0
+    for runs in folders round-N, which older releases made: their N. command: trains as this row
+    does; None if no grid has it.
     """
 
     method: str
@@ -72,7 +73,7 @@ class Entry:
     runs: list[FinishedRun] = field(default_factory=list)
     failures: dict[int, RazorError] = field(default_factory=dict)
     values: Mapping[str, float] = field(default_factory=dict)
-    last: bool = True
+    turn: int = 0
     command: str | None = None
 
     @property
@@ -145,15 +146,19 @@ def of_grid(
     settings = settings_of(directory)
     job, runs, ratio = settings["job"], settings["runs"], settings["recipe"]["ratio"]
     seeds = list(runs["seeds"] if seeds is None else seeds)
-    rows, rounds = rows_of_grid(settings, runs["methods"] if methods is None else methods)
-    last, entries = rounds.number - 1, list[Entry]()
+    methods = list(runs["methods"] if methods is None else methods)
+    rows = rows_of(methods, runs.get("lists") or {}, lambda name: recipe_by_name(name, ratio))
+    turns = sorted(directory.glob("round-*"), key=lambda turn: (len(turn.name), turn.name))
+    entries = list[Entry]()
     for row in rows:
-        places = {at: [rounds.directory(directory, at, row, s) for s in seeds] for at in rounds}
-        at = max((at for at in places if any(map(exists, places[at]))), default=last)
+        places = [
+            [folder / f"{row.name}-{seed}" for seed in seeds] for folder in (directory, *turns)
+        ]
+        turn = max((at for at, of in enumerate(places) if any(map(exists, of))), default=0)
         recipe = recipe_by_name(row.method, dict(row.values).get("ratio", ratio))
-        label = row.label if at == last else f"{row.label}, round {at + 1} of {rounds.number}"
-        entry = Entry(row.method, label, recipe, values=dict(row.values), last=at == last)
-        for seed, place in zip(seeds, places[at], strict=True):
+        label = row.label + (f", round {turn} of {len(turns)}" if 0 < turn < len(turns) else "")
+        entry = Entry(row.method, label, recipe, values=dict(row.values), turn=turn)
+        for seed, place in zip(seeds, places[turn], strict=True):
             try:
                 entry.runs.append(_cell(directory, place))
             except RazorError as error:
@@ -163,15 +168,6 @@ def of_grid(
             changes["accumulate"] = entry.job["accumulate"]
         entries.append(replace(entry, command=command(Job(**job), recipe, changes)))
     return Comparison(job["model"], job["dataset"], entries)
-
-
-def rows_of_grid(
-    settings: Mapping[str, Any], methods: Iterable[str]
-) -> tuple[list[GridRow], Rounds]:
-    """The rows and the rounds of a grid, by its settings, for these methods."""
-    lists = settings["runs"].get("lists") or {}
-    rows = rows_of([*methods], lists, lambda name: recipe_by_name(name, Recipe.ratio))
-    return rows, Rounds(rows, lists, settings.get("limits", {}).get("budget") is not None)
 
 
 def repeating(directory: Path) -> str:
@@ -186,9 +182,6 @@ def repeating(directory: Path) -> str:
     for name, values in (runs.get("lists") or {}).items():
         flag = FLAGS.get(name, name.replace("_", "-"))
         words += [f"--{flag}", ",".join(f"{value}" for value in values)]
-    budget = settings.get("limits", {}).get("budget")
-    if budget is not None:
-        words += ["--budget", f"{budget:g}s"]
     device = settings.get("environment", {}).get("device")
     if device is not None:
         words += ["--device", device]

@@ -45,8 +45,6 @@ def document(comparison: Comparison, target: float | None = None) -> dict[str, A
     if len(best_of) == 1 and best_of[0].values:
         count = sum(entry.method == best_of[0].method for entry in comparison.entries)
         take = advice.best_of_settings(labels[0], count, len(best_of[0].runs))
-    elif done and not best_of:
-        take = {"label": None, "why": "no run of the last round is finished"}
     else:
         take = advice.take([row for row in rows if row["label"] in labels], memory, metric, alike)
     commands = {entry.label: entry.command for entry in comparison.entries}
@@ -72,13 +70,15 @@ def document(comparison: Comparison, target: float | None = None) -> dict[str, A
 
 
 def _best_of_methods(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries with runs, but of a method with lists only the best one of its last round."""
+    """The entries with runs, but of a method with lists only the best one."""
     done = [entry for entry in entries if entry.runs]
+
+    def judged(entry: Entry) -> tuple[int, float]:
+        return entry.turn, fmean(run.judged for run in entry.runs)
+
     chosen: dict[str, Entry] = {}
-    for entry in (each for each in done if each.values and each.last):
-        other = chosen.setdefault(entry.method, entry)
-        if fmean(run.judged for run in entry.runs) > fmean(run.judged for run in other.runs):
-            chosen[entry.method] = entry
+    for entry in (each for each in done if each.values):
+        chosen[entry.method] = max(chosen.get(entry.method, entry), entry, key=judged)
     return [entry for entry in done if not entry.values or entry in chosen.values()]
 
 

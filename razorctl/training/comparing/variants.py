@@ -1,18 +1,10 @@
-"""The rows of a grid: methods, each with every value of the settings that have lists.
+"""The rows of a grid: methods, each with every value of the settings that have lists."""
 
-With lists and a budget a grid has rounds of equal time (successive halving; Jamieson and Talwalkar,
-2016). Each begins anew, so that its runs have whole schedules, and takes the better half of a
-method's rows; a method has one row in the last round.
-"""
-
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
-from pathlib import Path
 from typing import Any, get_args
 
-from razorctl import units
 from razorctl.config.job import CHOICES, Job
 from razorctl.config.recipe import Recipe
 from razorctl.errors import UsageError
@@ -107,68 +99,6 @@ def rows_of(methods: Sequence[str], lists: Lists, recipe: Callable[[str], Recipe
     return rows
 
 
-class Rounds:
-    """The rounds of a grid; without a budget there is one.
-
-    number: how many there are. A method of fewer rows enters a later one.
-    """
-
-    def __init__(self, rows: Sequence[GridRow], lists: Lists, budget: bool) -> None:
-        self.rows = rows
-        self._of = {row.method: [r for r in rows if r.method == row.method] for row in rows}
-        self._halvings = {
-            method: _halvings(len(of)) if budget else 0 for method, of in self._of.items()
-        }
-        self.number = 1 + (_halvings(math.prod(map(len, lists.values()))) if budget else 0)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.number))
-
-    def size(self, at: int) -> int:
-        """The number of rows in a round, counted from 0."""
-        return sum(self._size(method, at) for method in self._of)
-
-    def _size(self, method: str, at: int) -> int:
-        before = at - (self.number - 1 - self._halvings[method])
-        return 0 if before < 0 else math.ceil(len(self._of[method]) / 2**before)
-
-    def taken(self, at: int, score: Callable[[int, GridRow], float | None]) -> list[GridRow]:
-        """The rows of a round, in their order.
-
-        score: that of a row in a round before, the higher the better; None if it has none.
-        """
-        chosen: set[GridRow] = set()
-        for method, rows in self._of.items():
-            left = rows if self._size(method, at) else []
-            for earlier in range(at):
-                if not self._size(method, earlier):
-                    continue
-                scores = {row: found for row in left if (found := score(earlier, row)) is not None}
-                best = sorted(scores, key=lambda row: -scores[row])
-                left = best[: self._size(method, earlier + 1)]
-            chosen.update(left)
-        return [row for row in self.rows if row in chosen]
-
-    def directory(self, out: Path, at: int, row: GridRow, seed: int) -> Path:
-        """The directory of a run."""
-        folder = out if self.number == 1 else out / f"round-{at + 1}"
-        return folder / f"{row.name}-{seed}"
-
-    def key(self, at: int, row: GridRow) -> str:
-        """The name of a row in a round, under which its steps are noted."""
-        return row.name if self.number == 1 else f"{at + 1}/{row.name}"
-
-
-def _halvings(count: int) -> int:
-    """How often a number is halved, rounded up, until 1 is left."""
-    return math.ceil(math.log2(count))
-
-
-def shares(rounds: Rounds, seconds: float, seeds: int) -> list[float]:
-    """The seconds of a run in each round, which all take the same time together."""
-    return [seconds / (rounds.number * rounds.size(at) * seeds) for at in rounds]
-
-
 def command(job: Job, recipe: Recipe, changes: Mapping[str, Any]) -> str:
     """The command that trains a job as a row does; changes: settings of the row or a baseline."""
     names = {field.name for field in fields(Job)}
@@ -176,9 +106,8 @@ def command(job: Job, recipe: Recipe, changes: Mapping[str, Any]) -> str:
     return command_line(job, replace(recipe, seed=job.seed))
 
 
-def summary(lists: Lists, rounds: Rounds) -> str:
-    """The lists and the rounds of a grid in words, to be added to those of its methods."""
-    words = [f"{_short(name)} {', '.join(f'{v:g}' for v in of)}" for name, of in lists.items()]
-    if rounds.number > 1:
-        words.append(units.count(rounds.number, "round"))
-    return "".join(f"; {each}" for each in words)
+def summary(lists: Lists) -> str:
+    """The lists of a grid in words, to be added to those of its methods."""
+    return "".join(
+        f"; {_short(name)} {', '.join(f'{v:g}' for v in of)}" for name, of in lists.items()
+    )

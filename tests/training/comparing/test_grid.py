@@ -1,7 +1,6 @@
 """A grid: its settings, its order, how runs fail; one small grid that is really run."""
 
 import json
-import re
 import shlex
 import sys
 from pathlib import Path
@@ -11,9 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from razorctl.cli.app import app
+from razorctl.cli.compare import seconds_of
 from razorctl.config.job import Job
 from razorctl.config.recipe import Recipe
-from razorctl.errors import RazorError
+from razorctl.errors import RazorError, UsageError
 from razorctl.memory import trace_cache as traces
 from razorctl.methods import METHODS
 from razorctl.planning.cached_traces import cached_trace
@@ -41,16 +41,6 @@ BAD = {
     "no seeds": ([*NAMED, "--seeds", "0"], 2, "seeds 0 is too few; give 1 or more"),
     "ratio": ([*NAMED, "--ratio", "1"], 2, "ratio 1.0 is outside [0, 1)"),
     "no budget": ([*NAMED, "--budget", "soon"], 2, "budget 'soon' is no time; give one such as"),
-    "budget and steps": (
-        [*NAMED, "--budget", "9s", "--steps", "3"],
-        2,
-        "steps and a budget cannot both be set; give one",
-    ),
-    "budget and epochs": (
-        [*NAMED, "--budget", "9s", "--epochs", "3"],
-        2,
-        "epochs and a budget cannot both be set",
-    ),
     "no steps": ([*NAMED, "--steps", "0"], 2, "steps 0 is not a positive number"),
     "large batch": ([*NAMED, "--batch-size", "1438"], 2, "larger than the 1,437 training"),
     "existing": ([*NAMED, "--out", "run"], 2, "run exists already; go on there with --resume"),
@@ -210,64 +200,32 @@ class TestGrid:
         assert sentence in result.stderr
         assert len(commands) == 1
 
-    def test_a_budget_is_divided_equally_and_its_steps_are_kept(self, commands):
-        args = [*NAMED, "--budget", "40s", "--out", "x", "--seeds", "2", "--methods"]
-        document = json.loads(compare(*args, "full,razor", "--json").stdout)
-        probes, runs = commands[:2], commands[2:]
-        assert [Path(command[-1]).parent.name[:7] for command in probes] == [".probe-"] * 2
-        length = {"full": "--steps 10 --evaluate-every 1", "razor": "--steps 20 --evaluate-every 2"}
-        assert [Path(command[-1]).name for command in runs] == [
-            "full-0",
-            "razor-0",
-            "full-1",
-            "razor-1",
-        ]
-        for command in runs:
-            assert length[Path(command[-1]).name.split("-")[0]] in " ".join(command)
-        full, razor = document["rows"]
-        assert (full["steps"], razor["steps"]) == (10, 20)
-        assert razor["memory_vs_full"] == 1  # full is found though its steps differ
-        assert document["target"] is not None
-        files = ["comparison.toml", "full-0", "full-1", "razor-0", "razor-1"]
-        assert sorted(path.name for path in Path("x").iterdir()) == files
-        assert grid.read_toml(Path("x/comparison.toml"))["runs"]["steps"] == {
-            "full": 10,
-            "razor": 20,
+    def test_after_the_budget_no_run_starts(self, commands, monkeypatch):
+        """A run takes 60 seconds, and the clock of a resumed comparison starts anew."""
+        monkeypatch.setattr(grid.time, "monotonic", lambda: 60.0 * len(commands))
+        args = [*NAMED, "--methods", "full,razor", "--seeds", "2", "--steps", "3", "--out", "x"]
+        stopped = compare(*args, "--budget", "2m", "--json")
+        assert [Path(command[-1]).name for command in commands] == ["full-0", "razor-0"]
+        rows = json.loads(stopped.stdout)["rows"]
+        assert [row["seeds"] for row in rows] == [[0], [0]]
+        assert {row["error"] for row in rows} == {
+            "seed 1: not finished; go on with --resume --out x."
         }
-
-        commands.clear()
-        self.step = {"razor": 0.1, "int8": 2.0}  # of the machine as it is now
-        grid.shutil.rmtree("x/razor-1")
-        compare(*args, "full,razor,int8", "--resume")
-        names = [Path(command[-1]).name for command in commands]
-        assert names == ["int8", "int8-0", "razor-1", "int8-1"]
-        assert "--steps 20 " in " ".join(commands[2])
-        assert "--steps 5 --evaluate-every 1 " in " ".join(commands[1])  # the same share
-        shown = compare("x").stdout
-        assert re.search(r"full +10 .*\n.*razor +20 .*\n.*int8 +5 ", shown)
-        assert (
-            "was begun with budget 40"
-            in compare(*args, "full", "--resume", "--budget", "1h").stderr
-        )
-
-    def test_a_budget_below_a_step_of_each_leaves_nothing(self, commands):
-        args = ["--methods", "full,razor", "--budget", "1.5s", "--out", "x"]
-        result = compare(*NAMED, *args)
-        assert result.exit_code == 2
-        assert "too small for one step of each run; give --budget 2s or more" in result.stderr
-        assert not Path("x").exists()
-        assert compare(*NAMED, *args[:2], "--budget", "2s", "--out", "x").exit_code == 0
-
-    def test_a_method_that_cannot_be_measured_is_a_row_with_its_reason(self, commands):
-        self.failing = ("full",)
-        result = compare(*NAMED, "--methods", "full,razor", "--budget", "40s", "--json")
-        full, razor = json.loads(result.stdout)["rows"]
-        assert full["error"] == "the device is out of memory; raise --ratio."
-        assert (razor["steps"], razor["error"]) == (40, None)
+        left = "note: the budget is spent; x holds 2 of 4 runs; go on with --resume --out x."
+        assert (stopped.exit_code, stopped.stderr.splitlines()[-1]) == (0, left)
+        resumed = compare(*args, "--budget", "61s", "--resume", "--json")
+        assert [Path(command[-1]).name for command in commands[2:]] == ["full-1", "razor-1"]
+        assert [row["error"] for row in json.loads(resumed.stdout)["rows"]] == [None, None]
+        assert "the budget is spent" not in resumed.stderr
+        compare(*args, "--budget", "1s", "--resume", "--methods", "full,razor,int8")
+        assert [Path(command[-1]).name for command in commands[4:]] == ["int8-0"]
+        grid.shutil.rmtree("x/full-0")
+        finished = compare(*args, "--budget", "1s", "--resume")  # all others are
+        assert (len(commands), "the budget is spent" in finished.stderr) == (6, False)
 
     def test_is_repeated_by_one_command(self, commands):
         Path("razorctl.toml").write_text("[job]\nseed = 5\nlearning_rate = 0.3\n")
-        args = ["--methods", "full,razor", "--ratio", "0.5", "--seeds", "2", "--budget", "40s"]
+        args = ["--methods", "full,razor", "--ratio", "0.5", "--seeds", "2"]
         compare(*NAMED, *args, "--device", "cpu", "--out", "x")
         Path("razorctl.toml").unlink()
         program, *words = shlex.split(repeating(Path("x")))
@@ -346,6 +304,19 @@ class TestGrid:
                 return cached_trace(way, Recipe(method, 0.5), 10, cache, "cpu").peak
 
             assert peak("full", count) <= peak("razor", 1) < peak("full", count // 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("10m", 600), ("1.5h", 5400), ("2 m", 120)]
+)
+def test_the_seconds_of_a_budget(text, seconds):
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["10", "m", "-5m", "0s", "10 minutes", "1e3s", "5d", ""])
+def test_what_is_no_budget(text):
+    with pytest.raises(UsageError, match=r"is no time; give one such as 90s, 10m or 1\.5h"):
+        seconds_of(text)
 
 
 FT = "finetune"

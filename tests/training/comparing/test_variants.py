@@ -1,4 +1,4 @@
-"""Grids of settings with lists: their rows, rounds of halves, and the command of the best."""
+"""Grids of settings with lists: their rows, and the command of the best."""
 
 import json
 import shlex
@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from razorctl.config.recipe import Recipe
 from razorctl.config.settings import read_toml
 from razorctl.training.comparing import grid
 from razorctl.training.comparing.comparison import repeating
-from razorctl.training.comparing.variants import Rounds, lists_of, rows_of, shares
+from razorctl.training.comparing.variants import lists_of
 from tests.cli.commands import razorctl
 from tests.comparing import NAMED, assert_refused, compare, write
 
@@ -82,39 +81,40 @@ def test_every_method_runs_with_every_value(commands):
     assert compare("x", "--json").stdout == result.stdout
 
 
-def test_a_budget_is_spent_in_rounds_of_the_better_half(commands):
-    args = ["--methods", "full,razor", *RATES, "--budget", "72s"]
-    result = compare(*NAMED, *args, "--json")
-    probes, runs = commands[:2], names(commands[2:])
-    assert len(probes) == 2  # a learning rate does not change the time of a step
-    assert runs == [
-        *(f"round-1/{m}-lr-{r}-0" for m in ("full", "razor") for r in ("1e-05", "3e-05", "0.0001")),
-        *(f"round-2/{m}-lr-{r}-0" for m in ("full", "razor") for r in ("3e-05", "0.0001")),
-        *(f"round-3/{m}-lr-0.0001-0" for m in ("full", "razor")),
-    ]
-    steps = {Path(c[-1]).parts[1]: int(c[c.index("--steps") + 1]) for c in commands[2:]}
-    assert steps == {"round-1": 8, "round-2": 12, "round-3": 24}  # of razor, whose runs come last
-    document = json.loads(result.stdout)
-    labels = [row["label"] for row in document["rows"] if row["method"] == "razor"]
-    assert labels == ["razor, lr 1e-05, round 1 of 3", "razor, lr 3e-05, round 2 of 3", labels[2]]
-    assert labels[2] == "razor, lr 0.0001"
-    assert document["take"]["label"] == "full, lr 0.0001"  # as soon at the target, and exact
-    assert "--steps" not in document["command"]
-
-    done = len(commands)
-    assert compare(*NAMED, *args, "--resume", "--json").stdout == result.stdout
-    assert len(commands) == done
-    grid.shutil.rmtree("x/round-2/full-lr-3e-05-0")
-    assert compare(*NAMED, *args, "--resume", "--json").stdout == result.stdout
-    assert names(commands[done:]) == ["round-2/full-lr-3e-05-0"]
-    grid.shutil.rmtree("x/round-3")
-    assert "Nothing to take yet: no run of the last round is finished." in compare("x").stdout
-    refused = compare(*NAMED, *args[:2], "--lr", "1,2", *args[4:], "--resume")
+def test_other_values_are_not_resumed(commands):
+    compare(*NAMED, "--methods", "full", *RATES)
+    refused = compare(*NAMED, "--methods", "full", "--lr", "1,2", *RATES[2:], "--resume")
     assert_refused(refused, 2, "x was begun with learning rate [1e-05, 3e-05, 0.0001]; resume it")
 
 
+def test_the_rounds_of_older_releases_are_shown_and_not_resumed(commands):
+    """Each round was of the better half of the rows, and had longer runs."""
+    compare(*NAMED, "--methods", "full,razor", *RATES)
+    file = Path("x/comparison.toml")
+    budget = "[limits]\nbudget = 72.0\n[runs.steps]\n'1/full-lr-1e-05' = 8\n[runs]\nshares = [2, 3]"
+    file.write_text(file.read_text().replace("[runs]", budget))
+    last = ("razor-lr-3e-05-0", "full-lr-3e-05-0")
+    for place in sorted(Path("x").glob("*-0")):
+        turn = 2 if place.name in last else 1
+        Path(f"x/round-{turn}").mkdir(exist_ok=True)
+        place.rename(f"x/round-{turn}/{place.name}")
+    document = json.loads(compare("x", "--json").stdout)
+    assert [row["label"] for row in document["rows"]] == [
+        "full, lr 1e-05, round 1 of 2",
+        "full, lr 3e-05",
+        "full, lr 0.0001, round 1 of 2",
+        "razor, lr 1e-05, round 1 of 2",
+        "razor, lr 3e-05",
+        "razor, lr 0.0001, round 1 of 2",
+    ]
+    assert {len(row["run_dirs"]) for row in document["rows"]} == {1}
+    assert document["take"]["label"] == "razor, lr 3e-05"  # though 0.0001 had more in round 1
+    refused = compare(*NAMED, "--methods", "full,razor", *RATES, "--resume")
+    assert_refused(refused, 2, "x was begun with a budget that set the steps of runs")
+
+
 def test_one_method_has_its_best_setting_and_is_repeated_by_one_command(commands):
-    result = compare(*NAMED, "--methods", "razor", *RATES, "--budget", "60s")
+    result = compare(*NAMED, "--methods", "razor", *RATES)
     assert (
         result.stdout.splitlines()[-2] == "Take razor, lr 0.0001: the best of 3 settings (1 seed)."
     )
@@ -133,11 +133,6 @@ BAD = {
     "a list of depths": (["--freeze", "2,4"], "freeze '2,4' has several numbers of blocks; give"),
     "a list of names": (["--optimizer", "sgd,adamw"], "only numbers can have one; give one value"),
     "no ratio": (["--ratio", "0.5,0.9", "--methods", "full"], "needs a method that has one, which"),
-    "a budget and steps": (["--steps", "3,6", "--budget", "9s"], "steps and a budget cannot both"),
-    "a small budget": (
-        ["--lr", "1e-5,1e-4", "--methods", "full", "--budget", "3s"],
-        "too small for one step of each run; give --budget 4s or more",
-    ),
 }
 
 
@@ -150,19 +145,7 @@ def test_what_cannot_be_a_list(case, commands):
     assert not Path("x").exists()
 
 
-def test_rounds_halve_the_rows_of_each_method():
-    rates = {"learning_rate": (1.0, 2.0, 3.0, 4.0, 5.0)}
-    rows = rows_of(["full", "razor"], rates, lambda name: Recipe(name))
-    rounds = Rounds(rows, rates, budget=True)
-    assert [rounds.size(at) for at in rounds] == [10, 6, 4, 2]
-    assert shares(rounds, 240.0, seeds=2) == [3.0, 5.0, 7.5, 15.0]
-
-    def score(at, row):  # the highest rate fails, and the next round turns the order
-        rate = dict(row.values)["learning_rate"]
-        return None if rate == 5 else rate if at == 0 else -rate
-
-    taken = [[v for ((_, v),) in (r.values for r in rounds.taken(at, score))] for at in rounds]
-    assert taken == [[1, 2, 3, 4, 5] * 2, [2, 3, 4] * 2, [2, 3] * 2, [2] * 2]
+def test_one_value_is_no_list():
     assert lists_of({"learning_rate": "1,1", "seed": 3, "text_column": "a,b"}) == (
         {"learning_rate": 1.0, "seed": 3, "text_column": "a,b"},
         {},
