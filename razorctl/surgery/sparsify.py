@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -89,7 +88,7 @@ def tell_excess(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     """Warns in the first training pass if its inputs show that the byte budget is far exceeded.
 
     The pass is traced on fake copies, without hooks of a user, and changes nothing of the model. A
-    model that cannot be traced so is not compared.
+    model that cannot be traced so, as it reads values, is not compared; the log says so.
     """
     if not outputs.trains(model) or mode_of(model.parameters()) is not None:
         return
@@ -107,10 +106,15 @@ def tell_excess(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
         parts = bytes_by_module(storages_by_module(twin, call, **run))
         return parts, _stock_parts(twin, call, **run)
 
-    with suppress(Exception), saved_tensors_hooks(_same, _same):
-        parts, stock = on_copies(both, model, (args, kwargs), real=False)
-        if recipe and sum(parts.values()) > FAR * (1 - recipe.ratio) * sum(stock.values()):
-            note_excess(model, recipe, parts, stock)
+    try:
+        with saved_tensors_hooks(_same, _same):
+            parts, stock = on_copies(both, model, (args, kwargs), real=False)
+    except Exception as error:  # user code raises many kinds
+        reason = f"{type(error).__name__}: {error}"
+        log.info("not compared with the byte budget, since a trace raises %s", reason)
+        return
+    if recipe and sum(parts.values()) > FAR * (1 - recipe.ratio) * sum(stock.values()):
+        note_excess(model, recipe, parts, stock)
 
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:
