@@ -84,7 +84,7 @@ def _panels(command: Any, ctx: Any) -> dict[str, list[Row]]:
         if each.param_type_name == "argument":
             argument = [(each.display_name_raw, "yellow")]
             panels["Arguments"].append((argument, _about(each, ctx)))
-        else:
+        elif not each.hidden:
             name = each.rich_help_panel or FIRST
             panels.setdefault(name, []).append((_flags(each), _about(each, ctx)))
     for name, other in getattr(command, "commands", {}).items():
