@@ -239,6 +239,25 @@ def killed() -> str:
     )
 
 
+def failed_calls() -> str:
+    """The table of commands of which each system call on a file has failed."""
+    document = load("faults")
+    return (
+        "Each system call on a file below the working directory has failed once with each error "
+        "that it may have, or the command\nwas killed there. Afterwards nothing of the user was "
+        "lost, the output was whole or absent, the exit code was one of the\nlisted codes, and a "
+        "resumed run ended with the same weights.\n\n"
+        + source("faults", document)
+        + table(
+            ["command", "system calls", "faults", "wrong"],
+            [
+                [name, row["calls"], f"{row['faults']:,}", len(row["wrong"])]
+                for name, row in document["commands"].items()
+            ],
+        )
+    )
+
+
 def run_costs() -> str:
     """The tables of the time that checkpoints and loading take of a run on a CPU."""
     document = load("run_costs")
@@ -348,6 +367,7 @@ def page() -> str:
         "Architectures": [architectures()],
         "Models that nobody fitted razor to": [foreign()],
         "Killed runs": [killed()],
+        "Failed system calls": [failed_calls()],
         "Checkpoints and loading": [run_costs()],
         "What plan chooses": [choices()],
         "Which model fits which card": [which_fits()],
