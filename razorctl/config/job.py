@@ -114,8 +114,8 @@ class Job:
         mask_values: the values of masks that are classes: `0-20`, or `0=ground,255=car` with names.
             255 stands for no class unless it is one of them. None takes the values that the
             training masks have.
-        mask_colors: the colors of masks that are classes, with names: `000000,ff0000=car`. The name
-            `ignore` is that of what is no class, as in `mask_values`.
+        mask_colors: the colors of masks that are classes, with names: `000000,ff0000=car`. A color
+            or a value with the name `ignore` is no class.
         split: the names of the splits that are used, `train,validation,test`. One that is left out
             at the end, or is empty, is not used; None detects them.
         validation: share of the training rows that is held out if there is no validation split.

@@ -139,7 +139,7 @@ def run_plots(run: FinishedRun) -> list[str]:
 
 
 def comparison_plots(document: dict[str, Any], comparison: Comparison) -> list[str]:
-    """The plots of a comparison, those of curves over steps alone; none without a finished run."""
+    """The plots of a comparison, with curves over steps alone; none without a finished run."""
     groups = _groups(comparison)
     if not groups:
         return []

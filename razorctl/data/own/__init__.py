@@ -21,7 +21,8 @@ def find(job: Job, trained: Job | None = None, classes: Sequence[str] = ()) -> S
     Raises UsageError if there is none or it is not clear how to use it, DataError if it cannot be
     used, and MissingError if it is not on the hub.
 
-    trained: a finished run's job, whose columns are used where tables have them; classes: its own.
+    trained: the job of a finished run, whose columns are used where tables have them.
+    classes: the class names of that run, which are classes even if they look like no label.
     """
     ask = replace(Ask.of(job, trained), classes=tuple(classes))
     card = hub.card(ask) if read.on_hub(ask) and trained is None else None

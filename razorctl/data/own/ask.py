@@ -29,7 +29,8 @@ class Ask:
     """The part of a job that its data depend on; fields are those of `Job`, but for these.
 
     name: what the data are called in sentences. trained: what a finished run has asked, whose
-    columns are used where tables have them; None without one. classes: a run's, never no label.
+    columns are used where tables have them; None without one. classes: the class names of that run,
+    which are classes even if they look like no label, such as NA.
     """
 
     name: str
@@ -82,10 +83,10 @@ class Ask:
 
     @property
     def mask_classes(self) -> MaskClasses | None:
-        """The classes of masks; None if neither the job nor that of the finished run says them."""
-        if self.mask_values or self.mask_colors:
-            text = self.mask_values or self.mask_colors or ""
-            return mask_classes.parse(text, colors=self.mask_values is None)
+        """The classes of masks by this job, or else by the finished run's; None without both."""
+        for text, colors in ((self.mask_values, False), (self.mask_colors, True)):
+            if text is not None:
+                return mask_classes.parse(text, colors)
         return None if self.trained is None else self.trained.mask_classes
 
     def splits(self, names: Collection[str]) -> dict[str, str]:

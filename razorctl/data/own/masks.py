@@ -75,7 +75,7 @@ def _by_values(raw: Raw) -> Raw:
     few = ", ".join(of.names[:NAMED]) + ", ..." * (len(classes) > NAMED)
     note = f"the masks of {raw.name} have {len(classes):,} values, {few}: each is a class"
     note += f", and {IGNORED} is ignored" * (IGNORED in values and values != BINARY)
-    notes = (*raw.notes, f"{note}; --mask-values says otherwise.")
+    notes = (*raw.notes, f"{note}; change that with --mask-values.")
     return replace(raw, class_names=of.names, mask_classes=str(of), notes=notes)
 
 
@@ -117,7 +117,7 @@ def _class_fault(words: Sequence[str], of: MaskClasses | None) -> str | None:
     shown = {value: mask_classes.shown(value, colors) for value in values if value is not None}
     if others := sorted(shown.keys() - of.numbers.keys()):
         what, count = "color" if colors else "value", units.count(len(of.names), "class")
-        return f"the {what} {shown[others[-1]]}, beyond those of {count}"
+        return f"the {what} {shown[others[-1]]}, which is none of {count}"
     if all(of.numbers[value] is None for value in shown):
         return f"no pixel of a class, only {', '.join([*shown.values()][:NAMED])}"
     return None

@@ -109,16 +109,9 @@ def save(
 
 def load(folder: Path, input_size: int | None = None) -> tuple["nn.Module", Callable[[Rows], Rows]]:
     """The model and the transform that `save` wrote."""
-    from safetensors.torch import load_file
-    from timm import create_model
-
-    from razorctl.models.timm.linear_segmenter import LinearSegmenter
-
     config = documents.read_foreign(folder / "config.json")
-    args = config["model_args"]
-    backbone = create_model(config["architecture"], features_only=True, out_indices=(-1,), **args)
-    model = LinearSegmenter(backbone, len(config["label_names"]), config["data_config"])
-    model.load_state_dict(load_file(folder / "model.safetensors"))
+    architecture = in_folder(str(folder), folder, config)
+    model = _continued(architecture, True, len(config["label_names"]))
     return model, transform(model, input_size)
 
 

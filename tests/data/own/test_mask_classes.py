@@ -93,7 +93,7 @@ def test_colors_are_what_the_job_says(kind):
     assert splits.classes == ("ground", "car")
     assert labels_of(splits)[:3] == [0, 1, 1]
     assert load(mask_colors="#000000=ignore,#ff0000,#008000").classes == ("#ff0000", "#008000")
-    with pytest.raises(DataError, match=r"images/0.jpg.*mask: the color #ff0000, beyond those of"):
+    with pytest.raises(DataError, match=r"images/0.jpg.*mask: the color #ff0000, which is none of"):
         load(mask_colors="000000,008000")
 
 
@@ -139,7 +139,7 @@ def test_a_value_that_no_training_mask_has():
         for i in range(6):
             mask(f"d/{split}/masks/{i}.png", *values)
     with pytest.raises(
-        DataError, match=r"test/images/0.jpg.*mask: the value 64, beyond those of 2"
+        DataError, match=r"test/images/0.jpg.*mask: the value 64, which is none of 2"
     ):
         load()
 

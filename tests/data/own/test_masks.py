@@ -210,14 +210,14 @@ def test_labels_beyond_the_classes():
     mask("d/masks/3.png", 0, 7)
     assert load().classes == ("0", "1", "2", "7")
     Path("d/classes.txt").write_text("a\nb\nc\n")
-    with pytest.raises(DataError, match=r"images/3.jpg \(mask: the value 7, beyond those of 3 cl"):
+    with pytest.raises(DataError, match=r"images/3.jpg \(mask: the value 7, which is none of 3 cl"):
         data.of(job("d")).load()
     Path("d/classes.txt").unlink()
     pairs("e", split="train")
     pairs("e", split="test")
     mask("e/test/masks/3.png", 4)
     with pytest.raises(
-        DataError, match=r"test/images/3.jpg \(mask: the value 4, beyond those of 3"
+        DataError, match=r"test/images/3.jpg \(mask: the value 4, which is none of 3"
     ):
         data.of(job("e")).load()
 

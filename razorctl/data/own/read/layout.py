@@ -103,7 +103,7 @@ def _configs(card: Path) -> list[Any]:
 def _called(folder: Path, folders: list[Path], tagged: bool = False) -> Found:
     """The tables that are called as splits or lie in folders that are, or the only one.
 
-    A list of images is called METADATA, and lies beside them in the folder or in those of splits.
+    A list of images is called METADATA. It lies beside them, in the folder or in one of a split.
     An only table counts if there is at most one folder, since several may be classes.
     """
     splits: Found = {}
