@@ -23,9 +23,9 @@ def copied(x: Tensor, bits: int, tile_rows: int) -> FewBitCopy:
     return FewBitCopy(*quantize_op.quantize(x, bits, tile_rows), bits, tile_rows)
 
 
-def opcheck(op: Op[..., Any], args: tuple[Any, ...]) -> None:
+def opcheck(op: Op[..., Any], args: tuple[Any, ...], **options: Any) -> None:
     """The checks of torch for an op that takes these arguments."""
-    torch.library.opcheck(op.definition, op.flat(args))
+    torch.library.opcheck(op.definition, op.flat(args), **options)
 
 
 def quantize(

@@ -1,6 +1,8 @@
 """Predicted costs of operations, against what they take when they run."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -12,124 +14,34 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from razorctl import ops, registry
 from razorctl.memory.costs import OpCost, cost
 from razorctl.memory.trace_cache import KernelWork
-from razorctl.ops import gemm, kernels, topk
-from razorctl.ops.op import OPS, FewBitCopy
-from razorctl.ops.packing import packed_bytes
+from razorctl.ops import gemm, kernels
 from scripts.bench.peaks import allocated_on_cpu
+from tests.ops.calls import CALLS, Size, op_of
 
 registry.modules(ops.__name__, ops.__path__)  # each registers its own
-ROWS = (32, 197)  # so that they are cut into several parts
-ALL = ROWS[0] * ROWS[1]
-WIDE = (ALL, 1024)
+ALL = 32 * 197  # so many rows that they are cut into several parts
 OWN = torch.ops.razorctl
-
-
-def _copy(bits: int, bias: bool = False) -> FewBitCopy:
-    """A few-bit copy of WIDE."""
-    packed = torch.zeros(packed_bytes(ALL, 1024, bits), dtype=torch.uint8)
-    zero_point, scale = torch.zeros(32, 1024, dtype=torch.int16), torch.ones(32, 1024)
-    return FewBitCopy(packed, zero_point, scale, bits, 197, torch.ones(1024) if bias else None)
-
-
-def _images(bias: bool = False) -> FewBitCopy:
-    """A few-bit copy of images [16, 200, 40, 40]."""
-    packed = torch.zeros(packed_bytes(25_600, 200, 4), dtype=torch.uint8)
-    zero_point, scale = torch.zeros(100, 200, dtype=torch.int16), torch.ones(100, 200)
-    return FewBitCopy(packed, zero_point, scale, 4, 256, torch.ones(200) if bias else None)
-
-
-def _bitmap() -> torch.Tensor:
-    return topk.pack_bits(torch.ones(torch.Size(WIDE).numel(), dtype=torch.bool))
-
-
-CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
-    "topk_pack": lambda: (torch.randn(WIDE), 600_000),
-    "topk_unpack": lambda: (torch.randn(torch.Size(WIDE).numel()), _bitmap(), list(WIDE)),
-    "quantize": lambda: (torch.randn(WIDE), 2, 197),
-    "dequantize": lambda: (*_copy(6, bias=True), ALL, torch.bfloat16),
-    "quantize_images": lambda: (torch.randn(16, 200, 40, 40), 4, 256),
-    "dequantize_images": lambda: (
-        *_images(bias=True),
-        *(torch.float32, None, [16, 200, 40, 40]),
-    ),
-    "batch_norm_grad": lambda: (
-        torch.randn(16, 200, 40, 40),
-        *_images(),
-        *(torch.ones(200), torch.ones(200)),
-    ),
-    "slope_bits": lambda: (torch.randn(ALL * 1024), 0.0, 6.0),
-    "slope_grad": lambda: (torch.randn(ALL * 1024), _bitmap(), 1.0, 0.0),
-    "max_pool": lambda: (torch.randn(8, 64, 41, 41), [3, 3, 2, 2, 0, 0, 1, 1], True),
-    "max_pool_grad": lambda: (
-        torch.randn(8, 64, 20, 20),
-        torch.zeros(packed_bytes(512, 400, 4), dtype=torch.uint8),
-        *([8, 64, 41, 41], [3, 3, 2, 2, 0, 0, 1, 1], True),
-    ),
-    "int8_rows": lambda: (torch.randn(ALL, 1024),),
-    "int8_heads": lambda: tuple(torch.randn(3, 2, 4, ALL, 32)),
-    "int8_columns": lambda: (torch.randn(ALL, 1024),),
-    "scaled_gemm": lambda: (
-        torch.ones(ALL, 64, dtype=torch.int8),
-        torch.ones(1024, 64, dtype=torch.int8),
-        torch.ones(ALL, 1),
-        torch.ones(1024),
-        torch.bfloat16,
-    ),
-    "activation_grad": lambda: (torch.randn(WIDE), *_copy(4), "silu"),
-    "gated_grad": lambda: (*torch.randn(3, *WIDE), "silu"),
-    "activation_quantize": lambda: (torch.randn(WIDE), "gelu", 4, 256),
-    "residual_add": lambda: (torch.randn(WIDE), torch.randn(WIDE).bfloat16(), 1e-6, True),
-    "norm_quantize": lambda: (
-        *(torch.randn(WIDE), torch.ones(1024), torch.ones(1024)),
-        *(1e-6, True, 4, 256, torch.float32),
-    ),
-    "normalize": lambda: (
-        *(torch.randn(WIDE), torch.ones(1024), torch.ones(1024), 1e-6, True),
-        torch.bfloat16,
-    ),
-    "norm_again": lambda: (
-        *(*_copy(6), torch.randn(WIDE).bfloat16(), torch.ones(1024)),
-        *torch.ones(4, ALL, 1),
-    ),
-    "norm_grad": lambda: (
-        *(torch.randn(WIDE), *_copy(4)),
-        *(torch.ones(1024), torch.ones(ALL, 1), True),
-    ),
-    "activation_grad_int8": lambda: (torch.randn(WIDE), *_copy(4), "silu"),
-    "norm_grad_int8": lambda: (
-        *(torch.randn(WIDE), *_copy(4), torch.ones(1024), torch.ones(ALL, 1), True),
-        torch.randn(WIDE),
-    ),
-    "int8_operand": lambda: (*_copy(4), torch.ones(ALL, 1), "gelu"),
-    "linear_again": lambda: (
-        *(*_copy(4, bias=True), ALL, None),
-        *(torch.randn(512, 1024), torch.ones(512), torch.bfloat16),
-    ),
-    "linear_copy_again": lambda: CALLS["linear_again"](),
-    "linear_operands": lambda: (
-        *(torch.ones(ALL, 64, dtype=torch.int8), torch.ones(ALL, 1), torch.ones(64)),
-        *(*_copy(4), "gelu", torch.randn(64, 1024)),
-    ),
-    "linear_weight_grad": lambda: (
-        torch.randn(ALL, 64),
-        *_copy(4, bias=True),
-        "silu",
-    ),
-    "linear_cross_entropy": lambda: (
-        *(torch.randn(300, 64).bfloat16(), torch.randn(1024, 64), torch.randn(1024)),
-        *(torch.randint(1024, (300,)), -100, 0.1, None, True, True, True),
-    ),
-    "pixel_cross_entropy": lambda: (
-        *(torch.randn(3, 21, 40, 40).bfloat16(), torch.randint(21, (3, 320, 320))),
-        *(False, None, None, 255, 0.1, None, True),
-    ),
-    # So few tokens that the scores are small, which it has on the meta device alone.
-    "attention_again": lambda: (*torch.randn(3, 64, 2, 4, 64), None, True, None, False),
-    "cast": lambda: (torch.randn(WIDE), torch.bfloat16),
-    "gather_columns": lambda: (torch.randn(6304, 1024), torch.arange(50)),
-    "draw": lambda: (torch.full((1024,), 0.5), torch.zeros(()), 512),
-    "project": lambda: (torch.zeros(1024), 512.0, 0.01),
+WIDE = Size(ALL, 1024, 197, 4)
+# Where the memory is not that of an activation [rows, columns] with a copy of 4 bits.
+SIZES = {
+    "quantize": replace(WIDE, bits=2),
+    "attention_again": replace(WIDE, rows=64),  # so few tokens that the scores are small
+    "linear_cross_entropy": Size(300, 64, dtype=torch.bfloat16),
+    "pixel_cross_entropy": Size(320, dtype=torch.bfloat16),
 }
+
+
+def arguments(name: str, of: int = 0) -> tuple[Any, ...]:
+    """Arguments as in the schema, of one of the calls in tests/ops/calls.py."""
+    args = next(islice(CALLS[name](SIZES.get(name, WIDE)), of, None))
+    args = op_of(name).flat(args)
+    return tuple(t.contiguous() if isinstance(t, torch.Tensor) else t for t in args)
+
+
+GEMM = (
+    *(torch.ones(ALL, 64, dtype=torch.int8), torch.ones(1024, 64, dtype=torch.int8)),
+    *(torch.ones(ALL, 1), torch.ones(1024), torch.bfloat16),
+)
 
 
 def _costs(run: Callable[..., Any], args: Any) -> tuple[list[OpCost], Any]:
@@ -148,17 +60,10 @@ def _costs(run: Callable[..., Any], args: Any) -> tuple[list[OpCost], Any]:
             return found, run(*fake)
 
 
-COMPILED = {"attention_again_grad"}  # in compiled programs alone, which no plan traces
-
-
-def test_every_op_is_here():
-    assert {op.name for op in OPS.values()} == set(CALLS) | COMPILED
-
-
 @pytest.mark.parametrize("name", CALLS)
 def test_an_op_takes_what_it_is_said_to_take(name, as_on_a_gpu):
-    args = CALLS[name]()
-    op = OPS[f"razorctl::{name}"]
+    args = arguments(name)
+    op = op_of(name)
 
     def run(*args):
         return op.body(*op.grouped(args))
@@ -173,7 +78,7 @@ def test_an_op_takes_what_it_is_said_to_take(name, as_on_a_gpu):
 
 
 def test_an_int8_product_counts_as_one():
-    args = CALLS["scaled_gemm"]()
+    args = GEMM
     (said,), _ = _costs(OWN.scaled_gemm, args)
     operations = {kernel.precision: 0 for kernel in said.kernels}
     for kernel, count in said.kernels.items():
@@ -183,7 +88,7 @@ def test_an_int8_product_counts_as_one():
 
 def test_an_int8_product_says_its_size_and_counts_the_memory_of_the_other_way():
     """On a card either Triton multiplies, or cuBLAS, which needs the int32 product."""
-    a, b, *scales = CALLS["scaled_gemm"]()
+    a, b, *scales = GEMM
     args = a.expand(3, *a.shape).flatten(0, 1), b, *scales
     rows = gemm.part_rows(1024)  # that exist at a time
     product = 4 * 1024 * rows
@@ -206,13 +111,13 @@ def test_an_int8_product_says_its_size_and_counts_the_memory_of_the_other_way():
 )
 def test_kernels_of_razorctl_are_its_own_and_say_whether_they_reduce(name, reduces):
     with kernels.assumed(dot=True):
-        (said,), _ = _costs(getattr(OWN, name), CALLS[name]())
+        (said,), _ = _costs(getattr(OWN, name), arguments(name))
     assert all(kernel.own for kernel in said.kernels)
     assert any(kernel.reduces for kernel in said.kernels) == reduces
 
 
 def test_a_norm_of_known_statistics_is_one_kernel_and_reads_its_input_once():
-    x, *others = CALLS["norm_quantize"]()
+    x, *others = arguments("norm_quantize")
     known = torch.zeros(ALL, 1), torch.ones(ALL, 1)
     rows = sum(t.nbytes for t in known)
     with kernels.assumed(dot=True):

@@ -7,7 +7,7 @@ from razorctl.ops.activation import activation_grad, activation_quantize
 from razorctl.ops.functions import FUNCTIONS
 from razorctl.ops.quantize import quantize
 from tests import references
-from tests.references import copied, opcheck
+from tests.references import copied
 
 every_function = pytest.mark.parametrize("function", FUNCTIONS)
 JUMPING = ("hardswish", "relu", "relu6", "leaky-relu")  # whose derivative does
@@ -36,8 +36,10 @@ def test_reach_is_the_largest_output(function, device):
 
 
 @every_function
-@pytest.mark.parametrize(("shape", "tile_rows"), [((50, 7), 50), ((70, 64), 40)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("shape", "tile_rows", "dtype"),
+    [((50, 7), 50, torch.bfloat16), ((70, 64), 40, torch.float32)],
+)
 def test_gradient_in_parts(shape, tile_rows, dtype, function, device, monkeypatch):
     copy = copied(3 * torch.randn(shape, device=device), 4, tile_rows)
     dy = torch.randn(shape, device=device).to(dtype)
@@ -64,11 +66,6 @@ def test_degenerate_inputs(function, device):
     assert activation_grad(nothing, copied(nothing, 4, 6), function).shape == (0, 3)
 
 
-def test_registration():
-    x = torch.randn(18, 5)
-    opcheck(activation_grad, (x, copied(x, 4, 7), "gelu"))
-
-
 @every_function
 def test_output_and_copy(function, device):
     x = torch.randn(3, 5, 7, device=device)
@@ -76,4 +73,3 @@ def test_output_and_copy(function, device):
     torch.testing.assert_close(y, FUNCTIONS[function].forward(x))
     for got, want in zip(copy, quantize(x.flatten(0, 1), 4, 6), strict=True):
         assert torch.equal(got, want)
-    opcheck(activation_quantize, (x, function, 4, 6))

@@ -29,7 +29,6 @@ def test_a_seed_says_what_is_dropped(shape, masked, device):
     mask = torch.randn(5, 5, device=device, requires_grad=True) if masked else None
     inputs = [t for t in (q, k, v, mask) if t is not None]
     args = q, k, v, mask, not masked, None, False, 0.4, torch.tensor([2**61 + 7])
-    opcheck(attention_again, args)
     before = torch.get_rng_state()
     got = attention_again(*args).transpose(-3, -2)
     given = torch.autograd.grad(got.square().sum(), inputs)

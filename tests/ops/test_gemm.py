@@ -9,7 +9,6 @@ from razorctl.ops.gemm import (
 )
 from razorctl.ops.int8 import int8_columns, int8_rows
 from tests import references
-from tests.references import opcheck
 
 SIZES = [(1, 1, 1), (17, 8, 8), (5, 33, 17), (40, 16, 24), (33, 2100, 9), (205, 555, 120)]
 
@@ -75,13 +74,3 @@ def test_empty_products(sizes, device):
     )
     assert got.dtype == torch.bfloat16
     assert torch.equal(got, torch.zeros(m, n, device=device, dtype=torch.bfloat16))
-
-
-def test_registration():
-    (a, a_scale, *_), (b, b_scale) = (
-        int8_rows(torch.randn(20, 16)),
-        int8_columns(torch.randn(16, 8)),
-    )
-    opcheck(scaled_gemm, (a, b, a_scale, b_scale, torch.float32))
-    rank_one = torch.randn(20), torch.randn(8)
-    opcheck(scaled_gemm, (a, b, None, b_scale, torch.bfloat16, *rank_one))

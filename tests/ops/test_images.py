@@ -12,7 +12,6 @@ from razorctl.ops.images import (
 from razorctl.ops.op import FewBitCopy
 from razorctl.ops.quantize import dequantize
 from tests import references
-from tests.references import opcheck
 
 # Rows packed by themselves and as one line; tiles across images, and a short last one.
 shapes = pytest.mark.parametrize("shape", [(2, 7, 5, 3), (5, 64, 3, 4), (3, 6, 29)], ids=str)
@@ -65,11 +64,3 @@ def test_empty_images():
 def test_rows_of_images_and_back():
     x = torch.randn(2, 3, 5, 4)
     assert torch.equal(unrolled(pixels(x), x.shape), x)
-
-
-def test_registration():
-    x = torch.randn(2, 5, 3, 4)
-    opcheck(quantize_images, (x, 4, 16))
-    opcheck(quantize_images, (x, 8, 16, *statistics(x, each=False)))
-    copy = FewBitCopy(*quantize_images(x, 4, 16), 4, 16, torch.randn(5))
-    opcheck(dequantize_images, (copy, torch.bfloat16, "relu", [2, 5, 3, 4]))

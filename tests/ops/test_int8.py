@@ -7,7 +7,6 @@ from razorctl.ops.int8 import (
     int8_rows,
 )
 from tests import references
-from tests.references import opcheck
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
@@ -76,9 +75,3 @@ def test_what_is_infinite_has_an_outmost_code(run, dtype, device):
     for codes in (of_rows(x)[0], of_rows(x.t().contiguous())[0].t()):
         assert codes[0, 1:3].tolist() == [LEVELS, -LEVELS]
     assert of_columns(x.contiguous())[0][1:3].tolist() == [[LEVELS], [-LEVELS]]
-
-
-def test_registration():
-    x = torch.randn(20, 16)
-    opcheck(int8_rows, (x,))
-    opcheck(int8_columns, (x,))

@@ -6,10 +6,9 @@ from razorctl.ops.functions import FUNCTIONS, applied
 from razorctl.ops.int8 import LEVELS
 from razorctl.ops.int8_operand import int8_operand
 from razorctl.ops.op import FewBitCopy
-from razorctl.ops.packing import BITS
 from razorctl.ops.quantize import dequantize
 from tests import references
-from tests.references import copied, opcheck
+from tests.references import copied
 
 every_function = pytest.mark.parametrize("function", [None, *FUNCTIONS])
 SHAPES = [(50, 7, 50), (44, 3, 5), (70, 64, 40)]  # rows, columns, rows of a tile
@@ -81,10 +80,3 @@ def test_degenerate_inputs(function, device):
     assert not scale.any()
     empty = arguments(torch.empty(0, 3, device=device), 4, 6, False, function)
     assert [t.shape for t in int8_operand(*empty)] == [(3, 0), (3,), (3,)]
-
-
-@pytest.mark.parametrize("bits", BITS)
-def test_registration(bits):
-    for function, bias in ((None, True), ("gelu", False)):
-        args = arguments(torch.randn(18, 5), bits, 7, bias, function)
-        opcheck(int8_operand, args)

@@ -7,9 +7,8 @@ from razorctl.ops.int8 import LEVELS, int8_rows
 from razorctl.ops.linear_again import BITS as CODE_BITS
 from razorctl.ops.linear_again import linear_again, linear_copy_again, row_operand
 from razorctl.ops.op import FewBitCopy
-from razorctl.ops.packing import BITS
 from razorctl.ops.quantize import dequantize
-from tests.references import copied, opcheck
+from tests.references import copied
 
 SHAPES = [(50, 7, 50), (44, 3, 5), (70, 64, 40)]  # rows, columns, rows of a tile
 
@@ -95,11 +94,3 @@ def test_degenerate_inputs(device):
     scale[0, 1] = torch.nan  # the weight of a norm, in a model that has diverged
     args = zero._replace(scale=scale), 6, None, weight, bias, torch.float32
     assert linear_again(*args).isnan().sum() == 4 * 3
-
-
-@pytest.mark.parametrize("bits", BITS)
-def test_registration(bits):
-    for function, bias in ((None, torch.randn(4)), ("gelu", None)):
-        args = form(18, 5, 7, bits, function)
-        for op in (linear_again, linear_copy_again):
-            opcheck(op, (*args, torch.randn(4, 5), bias, torch.bfloat16))

@@ -8,7 +8,6 @@ from razorctl.ops.linear_cross_entropy import (
     part_tokens,
 )
 from tests import references
-from tests.references import opcheck
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
@@ -74,10 +73,3 @@ def test_what_is_not_asked_for_is_empty(device):
 def test_a_part_is_at_most_a_quarter_gibibyte_or_128_tokens():
     assert part_tokens(50257) * 50257 * 4 <= 2**28 < (part_tokens(50257) + 1) * 50257 * 4
     assert part_tokens(10**7) == 128
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_registration(bias):
-    args = arguments(13, "cpu", bias=bias)
-    opcheck(linear_cross_entropy, (*args, -100, 0.1, torch.ones(13), True, True, bias))
-    opcheck(linear_cross_entropy, (*args, -100, 0.0, None, False, True, False))

@@ -6,7 +6,7 @@ import torch
 from razorctl.ops.int8 import int8_columns, int8_rows, roots
 from razorctl.ops.int8_operand import int8_operand
 from razorctl.ops.linear_operands import linear_operands
-from tests.references import copied, opcheck
+from tests.references import copied
 
 
 def operands(rows, weight=True, bias=True, function=None, tile_rows=32):
@@ -34,9 +34,3 @@ def test_all_operands(rows, weight, function):
         torch.testing.assert_close(
             mine, theirs, rtol=1e-5, atol=0 if mine.is_floating_point() else 1
         )
-
-
-def test_opcheck():
-    for rows in (32, 70):
-        for weight in (True, False):
-            opcheck(linear_operands, operands(rows, weight))

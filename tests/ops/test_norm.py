@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from razorctl.ops.norm import gradients, norm_grad, norm_quantize, normalize, residual_add
 from razorctl.ops.op import FewBitCopy
 from razorctl.ops.quantize import dequantize, quantize
-from tests.references import opcheck
 
 EPS = 1e-5
 every_norm = pytest.mark.parametrize("centers", [True, False], ids=["layer norm", "RMS norm"])
@@ -71,7 +70,6 @@ def test_a_norm_and_the_statistics_of_its_rows(affine, dtype, centers, device):
         same(y, F.rms_norm(x, (7,), weight, EPS))
         assert mean.shape == (0,)
     same(rstd, want_rstd)
-    opcheck(normalize, (x, weight, bias, EPS, centers, torch.bfloat16))
 
 
 @every_norm
@@ -134,15 +132,8 @@ def test_gradient_from_a_copy(centers, affine, device):
 
 
 @every_norm
-def test_no_rows_and_registration(centers, device):
+def test_no_rows(centers, device):
     args = None, None, EPS, centers, 4, 20, torch.float32
     assert norm_quantize(torch.empty(0, 9, device=device), *args)[0].shape == (0, 9)
-    x = torch.randn(2, 11, 9, device=device)
-    opcheck(residual_add, (x, x.bfloat16(), EPS, centers))
-    opcheck(residual_add, (x.transpose(0, 1), x.transpose(0, 1), EPS, centers))
-    assert residual_add(x[:0], x[:0], EPS, centers)[2].shape == (0, 1)
-    opcheck(norm_quantize, (x, *args))
-    opcheck(norm_quantize, (x, *args, *residual_add(x, x, EPS, centers)[1:]))
-    _, rstd, *copy = norm_quantize(x, *args)
-    args = x.flatten(0, 1), FewBitCopy(*copy, 4, 20), None, rstd, centers
-    opcheck(norm_grad, args)
+    x = torch.empty(0, 11, 9, device=device)
+    assert residual_add(x, x, EPS, centers)[2].shape == (0, 1)

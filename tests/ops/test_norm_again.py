@@ -8,7 +8,7 @@ from torch import Tensor
 
 from razorctl.ops.norm_again import norm_again
 from razorctl.ops.op import FewBitCopy
-from tests.references import copied, dequantize, opcheck
+from tests.references import copied, dequantize
 
 
 def arguments(
@@ -41,7 +41,6 @@ def test_values(form, dtype, device):
     step = made.scale.float().repeat_interleave(20, 0)[:50]
     got = dequantize(made, 50, torch.float32)
     assert ((got - z_hat).abs() <= 0.6 * step + 1e-6).all()
-    opcheck(norm_again, args)
 
 
 def test_no_rows(device):

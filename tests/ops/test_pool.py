@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F
 
 from razorctl.ops.pool import max_pool, max_pool_grad, outputs
-from tests.references import opcheck
 
 # Kernel, stride, padding, dilation; whether sizes round up.
 WINDOWS = [
@@ -37,12 +36,3 @@ def test_maxima_and_gradients_are_those_of_stock(geometry, ceil_mode, shape, dty
     torch.testing.assert_close(y, want.detach(), rtol=0, atol=0, equal_nan=True)
     dx = max_pool_grad(dy, places, list(shape), geometry, ceil_mode)
     assert torch.equal(dx, leaf.grad)
-
-
-@pytest.mark.parametrize("last", [False, True])
-def test_registration(last):
-    x, window = torch.randn(2, 3, 9, 8), WINDOWS[1]
-    x = x.to(memory_format=torch.channels_last) if last else x
-    opcheck(max_pool, (x, *window))
-    y, places = max_pool(x, *window)
-    opcheck(max_pool_grad, (y, places, list(x.shape), *window))

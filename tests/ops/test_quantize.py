@@ -5,7 +5,6 @@ from razorctl.ops.op import FewBitCopy
 from razorctl.ops.packing import BITS, packed_bytes, unpack
 from razorctl.ops.quantize import dequantize, quantize
 from tests import references
-from tests.references import copied, opcheck
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 every_width = pytest.mark.parametrize("bits", BITS)
@@ -141,12 +140,3 @@ def test_what_is_beyond_the_limit_has_an_outmost_code(run, dtype, bits, device):
     assert high.min() >= 2**bits - 2  # a scale is rounded up
     for ours, theirs in zip(got, want, strict=False):
         assert torch.equal(ours, theirs)
-
-
-@pytest.mark.parametrize("bits", [8, 4])
-def test_registration(bits):
-    x = torch.randn(18, 5)
-    opcheck(quantize, (x, bits, 9))
-    opcheck(quantize, (x, bits, 7, x[:, :1], x[:, :1], torch.tensor(1)))
-    copy = copied(x, bits, 7)._replace(bias=torch.randn(5))
-    opcheck(dequantize, (copy, 18, torch.bfloat16))

@@ -2,7 +2,6 @@ import pytest
 import torch
 
 from razorctl.ops.sampling import draw, project, systematic
-from tests.references import opcheck
 
 
 def test_projection_is_feasible_for_a_thousand_cases():
@@ -69,13 +68,6 @@ def test_systematic_draws_never_leave_the_range(u):
         assert len(index.unique()) == count
         assert index.min() >= 0
         assert index.max() < size
-
-
-def test_registration():
-    log_w = torch.randn(30)
-    opcheck(project, (log_w, 6.0, 0.05))
-    p, phase = project(log_w, 6.0, 0.05), torch.rand((), dtype=torch.float64)
-    opcheck(draw, (p, phase, 6))
 
 
 def test_draws_are_systematic_and_step_by_the_golden_ratio():

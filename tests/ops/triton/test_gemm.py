@@ -185,11 +185,3 @@ def test_every_card_has_ways(capability):
     assert labels[-1] == gemm.CUBLAS
     assert (len(labels) == 1) == (capability < 80)
     assert set(gemm.ways(capability, False)) <= set(labels)
-
-
-def test_what_is_empty_or_double_is_left_to_torch():
-    a, b, a_scale, b_scale, *_ = operands(3, 4, 5)
-    assert gemm.takes(a, b, a_scale, b_scale, torch.float32)
-    assert not gemm.takes(a[:0], b, a_scale, b_scale, torch.float32)
-    assert not gemm.takes(a, b, a_scale, b_scale.double(), torch.float32)
-    assert not gemm.takes(a, b, None, b_scale, torch.float64, None, None)

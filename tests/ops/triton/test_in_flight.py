@@ -12,7 +12,7 @@ import pytest
 
 from razorctl.config.job import Job
 from razorctl.config.recipe import Recipe
-from razorctl.ops.triton import gemm_tiles, sums
+from razorctl.ops.triton import gemm_tiles
 from razorctl.ops.triton.launch import REGISTERS, WARP
 from razorctl.ops.triton.recorded import Card, Launch
 from razorctl.planning import gpus, job_trace
@@ -112,13 +112,6 @@ def test_kernels_of_the_default_job_fill_a_card(name):
     assert not starving
 
 
-@pytest.mark.parametrize(("columns", "enough"), [(20_000, True), (384, False)])
-def test_a_kernel_of_few_programs_starves(columns, enough):
-    variant, shapes = sums.variant(), {"partial": (100_000, columns), "first": (columns,)}
-    launch = Launch("sums", variant, (columns // sums.COLUMNS,), shapes, trial=False)
-    assert (starves(launch, compiled(variant, 90), THIRSTIEST) is None) == enough
-
-
 def test_a_product_of_few_tiles_starves():
     variant = next(v for v in gemm_tiles.variants(90) if v.kernel is gemm_tiles.scaled_gemm_kernel)
     for programs, enough in ((36, False), (108, True), (133, True)):
@@ -160,14 +153,3 @@ def test_bytes_that_a_thread_has_requested(code, between, most, monkeypatch):
     kernel = CompiledKernel(32, 0, 0, warps=4, ttir="", ttgir="", ptx="", cubin=b"")
     assert kernel.outstanding == most
     assert kernel.in_flight == 4 * 32 * most
-
-
-def test_bytes_that_several_threads_request_count_once():
-    ttgir = """
-#blocked = #ttg.blocked<{sizePerThread = [1, 2], threadsPerWarp = [4, 8], warpsPerCTA = [4, 1], order = [1, 0]}>
-%x = tt.load %a : tensor<32x16x!tt.ptr<f32>, #blocked> loc(#loc1)
-%mean = tt.load %b : tensor<32x!tt.ptr<f32>, #ttg.slice<{dim = 1, parent = #blocked}>> loc(#loc2)
-"""  # noqa: E501
-    kernel = CompiledKernel(32, 0, 0, warps=4, ttir="", ttgir=ttgir, ptx="", cubin=b"")
-    # Each thread has four elements of x, and two of the means, like the seven threads beside it.
-    assert kernel._share == (32 * 16 + 32) / (128 * 4 + 128 * 2)
