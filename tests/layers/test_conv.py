@@ -108,13 +108,6 @@ def test_the_kernel_gets_the_layout_of_the_input(memory_format, rule, monkeypatc
     assert images_of_backward[0].is_contiguous(memory_format=memory_format)
 
 
-def test_an_image_without_batch_is_left_to_stock():
-    layer = CASES["conv"].layer("topk")
-    layer.rules = None
-    layer(torch.randn(6, 7, 5)).sum().backward()
-    assert layer.weight.grad.any()
-
-
 @pytest.mark.parametrize(
     ("settings", "rule"),
     [

@@ -2,159 +2,26 @@
 
 import copy
 import gc
-import pickle
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
-from timm.models import vision_transformer
-from timm.models.beit import Beit
-from timm.models.eva import Eva
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformers import (
-    BeitConfig,
-    BeitForImageClassification,
-    Dinov2Config,
-    Dinov2ForImageClassification,
-    DistilBertConfig,
-    DistilBertForSequenceClassification,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Olmo2Config,
-    Olmo2ForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    T5Config,
-    T5ForConditionalGeneration,
-)
 
 from razorctl import Recipe, methods, restore, saved_bytes, sparsify
 from razorctl.errors import UsageError
-from razorctl.layers.kinds.linear import Linear
 from razorctl.memory.saved import traced_bytes_by_module
 from razorctl.methods import EXACT, Method
 from razorctl.rules.dense import Dense
 from razorctl.rules.derived import Cell
 from razorctl.rules.quantized import Quantized
-from tests.models import TEXT, bert, gpt2, torchvision_vit, vit
+from tests.models import vit
+from tests.zoo import MODELS, TEXTS, adapted, every_model, llama, t5
 
 KINDS = ("linear", "conv", "norm", "channel-norm", "scale", "attention", "activation")
-IDS = torch.randint(1, 50, (3, 8), generator=torch.Generator().manual_seed(0))
-TEXTS = {"input_ids": IDS, "labels": IDS}
-
-
-def llama(kind: type = LlamaForCausalLM, config: type = LlamaConfig, **more: int) -> nn.Module:
-    """Two heads of queries to one of keys and values."""
-    sizes = {**TEXT, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, **more}
-    return kind(config(**sizes))  # type: ignore[no-any-return]
-
-
-def t5() -> nn.Module:
-    """With a cache of an encoder and a decoder."""
-    sizes = {"d_model": 24, "d_kv": 12, "d_ff": 48, "num_layers": 2, "num_heads": 2}
-    config = T5Config(**sizes, vocab_size=50, dropout_rate=0.0, decoder_start_token_id=0)
-    return T5ForConditionalGeneration(config)
-
-
-def distilbert() -> nn.Module:
-    sizes = {"dim": 24, "hidden_dim": 48, "n_layers": 2, "n_heads": 3, "vocab_size": 50}
-    return DistilBertForSequenceClassification(DistilBertConfig(**sizes))
-
-
-def dinov2() -> nn.Module:
-    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
-    images = {"image_size": 16, "patch_size": 4}
-    return Dinov2ForImageClassification(Dinov2Config(**sizes, **images, layerscale_value=0.5))
-
-
-def adapted(build: Callable[[], nn.Module], dropout: float) -> nn.Module:
-    """A model with adapters of PEFT that have an effect."""
-    targets = {"r": 4, "lora_dropout": dropout, "init_lora_weights": False}
-    config = LoraConfig(target_modules="all-linear", **targets)
-    return get_peft_model(build(), config)  # type: ignore[no-any-return]
-
-
-def beit() -> nn.Module:
-    """With layer scale, relative positions and drop path, of transformers."""
-    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
-    images = {"image_size": 16, "patch_size": 4, "drop_path_rate": 0.4}
-    more = {"intermediate_size": 96, "use_relative_position_bias": True}
-    return BeitForImageClassification(BeitConfig(**sizes, **images, **more))
-
-
-class Decoder(nn.Module):
-    """Two post-norm layers of torch, whose memory is their input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        layer = nn.TransformerDecoderLayer(24, 2, 48, 0.1, "gelu", batch_first=True)
-        self.layers = nn.TransformerDecoder(layer, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers(x, x + 1)
-
-
-SMALL = {"img_size": 16, "patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 3}
-SMALL |= {"num_classes": 5, "qkv_bias": True}
-CAUSAL = nn.Transformer.generate_square_subsequent_mask(9)
-
-
-def encoder(norm_first: bool = True) -> nn.Module:
-    layer = nn.TransformerEncoderLayer(
-        24, 2, 48, 0.1, nn.functional.gelu, batch_first=True, norm_first=norm_first
-    )
-    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-
-
-MODELS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
-    "vit": (vit, torch.randn(3, 3, 16, 16)),
-    "scaled": (lambda: vit(init_values=0.5), torch.randn(3, 3, 16, 16)),
-    "dinov2": (dinov2, {"pixel_values": torch.randn(3, 3, 16, 16), "labels": IDS[:, 0] % 2}),
-    "drop path": (lambda: vit(init_values=0.5, drop_path_rate=0.4), torch.randn(5, 3, 16, 16)),
-    "norms of heads": (lambda: vit(qk_norm=True), torch.randn(3, 3, 16, 16)),
-    "bert": (bert, {"input_ids": IDS, "labels": IDS[:, 0] % 2}),
-    "gpt2": (gpt2, TEXTS),
-    "torchvision": (torchvision_vit, torch.randn(3, 3, 16, 16)),
-    "encoder": (encoder, {"src": torch.randn(3, 9, 24), "mask": CAUSAL, "is_causal": True}),
-    "post-norm encoder": (lambda: encoder(False), {"src": torch.randn(3, 9, 24)}),
-    "post-norm decoder": (Decoder, torch.randn(3, 9, 24)),
-    "post-norm branches": (
-        lambda: vit(block_fn=vision_transformer.ResPostBlock, drop_path_rate=0.4),
-        torch.randn(5, 3, 16, 16),
-    ),
-    "parallel": (
-        lambda: vit(block_fn=vision_transformer.ParallelScalingBlock),
-        torch.randn(3, 3, 16, 16),
-    ),
-    "beit": (lambda: Beit(**SMALL, use_rel_pos_bias=True), torch.randn(3, 3, 16, 16)),
-    "hf beit": (beit, {"pixel_values": torch.randn(5, 3, 16, 16), "labels": IDS[0, :5] % 2}),
-    "eva": (
-        lambda: Eva(**SMALL, use_rot_pos_emb=True, init_values=0.5, swiglu_mlp=True),
-        torch.randn(3, 3, 16, 16),
-    ),
-    "eva, apart": (
-        lambda: Eva(**SMALL, use_rot_pos_emb=True, qkv_fused=False, scale_mlp=True),
-        torch.randn(3, 3, 16, 16),
-    ),
-    "llama": (llama, TEXTS),
-    "llama, adapted": (lambda: adapted(llama, 0.0), TEXTS),
-    "gpt2, adapted": (lambda: adapted(gpt2, 0.0), TEXTS),
-    "qwen3": (lambda: llama(Qwen3ForCausalLM, Qwen3Config, head_dim=8), TEXTS),
-    "gemma2": (lambda: llama(Gemma2ForCausalLM, Gemma2Config, head_dim=8), TEXTS),
-    "olmo2": (lambda: llama(Olmo2ForCausalLM, Olmo2Config), TEXTS),
-    "distilbert": (distilbert, {"input_ids": IDS, "labels": IDS[:, 0] % 2}),
-    "phi3": (lambda: llama(Phi3ForCausalLM, Phi3Config), TEXTS),
-}
-every_model = pytest.mark.parametrize("name", MODELS)
 
 
 @pytest.fixture
@@ -330,13 +197,6 @@ def test_uses_of_modules(use, rule, recipe, monkeypatch):
     assert torch.cosine_similarity(got, stock, dim=0) > 0.999
 
 
-def test_checkpointing_makes_the_same(subject):
-    model, images = subject
-    expected = gradients(model, images)
-    model.set_grad_checkpointing()
-    torch.testing.assert_close(gradients(model, images), expected, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("build", [llama, t5])
 def test_a_cache_of_keys_and_values_changes_nothing(recipe, build):
     """Decoders of transformers fill one in training too, unless they are told not to."""
@@ -366,19 +226,6 @@ def test_dropout_of_adapters_is_replayed(recipe):
     assert kept[1] < 0.7 * kept[0]
 
 
-def test_checkpointing_of_transformers_keeps_less(recipe, monkeypatch):
-    build, inputs = MODELS["llama"]
-    torch.manual_seed(0)
-    model = build().train()
-    monkeypatch.setattr(Dense, "again", True)
-    sparsify(model, recipe("dense"))
-    expected, kept = gradients(model, inputs), saved_bytes(model, inputs)
-    model.gradient_checkpointing_enable()
-    assert saved_bytes(model, inputs) < kept
-    got = gradients(model, inputs)
-    assert torch.cosine_similarity(got, expected, dim=0) > 0.999
-
-
 def test_weights_are_updated_after_their_last_use(subject):
     """An optimizer in the backward pass changes each weight once its gradient is accumulated."""
     model, images = subject
@@ -392,16 +239,6 @@ def test_weights_are_updated_after_their_last_use(subject):
     gradients(model, images)
     for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
-
-
-@every_model
-def test_a_pickled_model_makes_the_same(name, recipe):
-    build, inputs = MODELS[name]
-    model = build().train()
-    sparsify(model, recipe("8-bit-again"))
-    twin = pickle.loads(pickle.dumps(model))
-    assert saved_bytes(twin, inputs) == saved_bytes(model, inputs)
-    torch.testing.assert_close(gradients(twin, inputs), gradients(model, inputs), rtol=0, atol=0)
 
 
 # The modules that read the output of attention.
@@ -450,15 +287,3 @@ def test_few_bits_in_bf16(name, recipe):
         assert close > 0.995
     assert kept[1] < (0.9 if name == "gemma2" else 0.8) * kept[0]  # which has four norms a block
     assert kept[2] < kept[1] or name == "parallel"  # which has one norm a block
-
-
-@pytest.mark.parametrize("name", ["vit", "llama"])
-def test_products_in_int8(name, recipe, monkeypatch):
-    build, inputs = MODELS[name]
-    torch.manual_seed(0)
-    model = build().train()
-    stock = gradients(model, inputs)
-    monkeypatch.setattr(Linear, "SMALLEST", 0)
-    trial = recipe("8-bit-again", norm="8-bit")
-    sparsify(model, replace(trial, int8_weight_grad=True, int8_input_grad=True))
-    assert torch.cosine_similarity(gradients(model, inputs), stock, dim=0) > 0.999

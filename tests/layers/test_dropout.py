@@ -2,7 +2,6 @@ import pytest
 import torch
 from torch import nn
 
-from razorctl.ops.dropout import dropout, dropout_backward
 from tests.cases import CASES, razor
 
 
@@ -47,11 +46,3 @@ def test_in_place_dropout_is_not_taken():
     from razorctl.layers.kinds.dropout import Dropout
 
     assert not Dropout.fits(nn.Dropout(0.5, inplace=True), CASES["dropout"].rule("dense"))
-
-
-def test_ops(device):
-    x = torch.randn(64, 64, device=device)
-    y, mask = dropout(x, 0.25)
-    assert torch.equal(y != 0, mask)
-    assert 0.7 < mask.float().mean() < 0.8
-    torch.testing.assert_close(dropout_backward(x, mask, 0.25), x * mask / 0.75)

@@ -7,7 +7,6 @@ import weakref
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from razorctl import Recipe, sparsify
@@ -117,18 +116,6 @@ def test_a_region_shares_within_itself_alone(blocks, reentrant, shared):
     assert shared.count(True) >= plain * (1 if reentrant else 2)  # in the second pass too
 
 
-def test_a_region_that_breaks_a_compiled_graph_runs_eagerly():
-    net = sparse(Block(), Block())
-    twin = copy.deepcopy(net)
-    forget_at_borders(net)
-    for block in twin.blocks:
-        block.left.register_forward_hook(lambda *_: torch._dynamo.graph_break())
-    torch.compiler.reset()
-    got = gradients(torch.compile(twin, backend="eager"), False)
-    for a, b in zip(got, gradients(net), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=0)
-
-
 @either
 def test_not_even_what_a_region_takes_from_around_it(reentrant, shared):
     class Captures(nn.Module):
@@ -152,12 +139,6 @@ def test_a_checkpointed_model_that_only_ran_forward_can_be_collected():
     del net, y
     gc.collect()
     assert weight() is None
-
-
-def test_hooks_of_any_kind(shared):
-    with saved_tensors_hooks(torch.Tensor.cpu, torch.Tensor.cpu):  # of which there is no weakref
-        gradients(sparse(Block()))
-    assert shared == [False, True]
 
 
 @pytest.mark.parametrize("refill", ["numpy", "data"])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from razorctl import Recipe, sparsify
-from tests.cases import CASES, razor
+from tests.cases import CASES
 from tests.layers.test_every_layer import TOLERANCE, assert_close, run
 
 NORMS = [name for name in CASES if " norm" in f" {name}" and not CASES[name].attention]
@@ -74,19 +74,6 @@ def test_autocast_keeps_the_low_precision_input(case, precision):
         # Stock keeps single precision, in which it runs.
         assert (precision in {t.dtype for t in tensors}) == (rule != "dense")
     assert all(t.numel() < 165 for t in tensors if t.dtype == torch.float32)
-
-
-def test_pruned_gradients_come_close_to_exact_ones():
-    x, cotangent = torch.randn(64, 96), torch.randn(64, 96)
-    grads = []
-    for rule in ("dense", "topk"):
-        case = CASES["layer norm"]
-        layer = razor(nn.LayerNorm(96), case.rule(rule, 0.3))
-        a = x.clone().requires_grad_()
-        layer(a).backward(cotangent)
-        grads.append((a.grad, layer.weight.grad))
-    for exact, pruned in zip(*grads, strict=True):
-        assert torch.cosine_similarity(exact.flatten(), pruned.flatten(), 0) > 0.85
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from timm.models.swin_transformer import SwinTransformer
 from timm.models.swin_transformer_v2 import SwinTransformerV2
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from torchvision.models.swin_transformer import SwinTransformer as TorchvisionSwin
 from torchvision.models.swin_transformer import (
     SwinTransformerBlockV2,
@@ -35,7 +34,6 @@ from razorctl.errors import UsageError
 from razorctl.layers.base import LayerSettings, RazorLayer
 from razorctl.layers.kinds.linear import Linear
 from razorctl.layers.recompute.attention import AttentionAgain
-from razorctl.layers.recompute.replayed_state import leaves_of
 from razorctl.memory.saved import kept_storages, traced_bytes
 from razorctl.rules.quantized import Quantized
 from razorctl.rules.registry import RULES, RuleSettings
@@ -113,15 +111,6 @@ def test_the_gradient_is_that_of_the_code_at_the_values_of_copies(p):
         torch.testing.assert_close(got[name], oracle[name], atol=1e-4, rtol=1e-4, msg=name)
 
 
-def test_what_code_does_beside_is_done_once():
-    module = attached(GatedAttention())
-    gradients(module, torch.randn(4, 8, 24))
-    assert module.calls == 1
-    with torch.no_grad():
-        module(torch.randn(4, 8, 24))
-    assert module.calls == 2
-
-
 def test_two_backward_passes_of_one_graph_and_none():
     module, x = attached(GatedAttention(0.3)), torch.randn(4, 8, 24)
     gc.collect()
@@ -174,29 +163,6 @@ def test_the_graph_holds_no_argument_and_finds_a_changed_weight():
     module.position.detach().zero_()
     with pytest.raises(UsageError, match=r"\(GatedAttention\) was changed in place"):
         y.sum().backward()
-
-
-def test_a_bias_by_name_is_no_activation():
-    x = torch.randn(32, 8, requires_grad=True)
-    leaves = leaves_of({0: x, "position_bias": x, "states": x}, ("states", "other"))
-    assert [rows is None for _, rows in leaves] == [False, True, False]
-
-
-def test_within_a_checkpoint():
-    module, x = attached(GatedAttention(0.3), "dense"), torch.randn(4, 8, 24)
-    want = gradients(module, x)
-    checkpointed = gradients(nn.ModuleList([module]).train() and _Checkpointed(module), x)
-    for name, value in checkpointed.items():
-        torch.testing.assert_close(value, want[name.removeprefix("inner.")])
-
-
-class _Checkpointed(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        return checkpoint(self.inner, x, use_reentrant=False)
 
 
 class ChangedAttention(GatedAttention):

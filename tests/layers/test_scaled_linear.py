@@ -3,7 +3,6 @@
 The copy of the input is exact, so that stock's are to be met.
 """
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -185,17 +184,6 @@ def test_precisions(int8, autocast, monkeypatch):
         assert torch.cosine_similarity(one.flatten(), other.flatten(), dim=0) > 0.9995
 
 
-def test_a_layer_without_a_bias():
-    both_kinds = stock(), razor()
-    for linear, _ in both_kinds:
-        linear.bias = None
-    grads = []
-    for linear, scale in both_kinds:
-        scale(linear(rows())).square().sum().backward()
-        grads.append((linear.weight.grad, scale.gamma.grad))
-    torch.testing.assert_close(*grads, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("asked", ["a", "x", "gamma", "weight"])
 def test_gradients_of_some(asked):
     got = []
@@ -280,9 +268,3 @@ def restored(model: nn.Module, kind: type) -> nn.Module:
         if isinstance(module, kind):
             module.detach()
     return model
-
-
-def test_a_model_that_is_copied_keeps_nothing_either():
-    pair = nn.ModuleList(razor())
-    twin = copy.deepcopy(pair)
-    assert kept(tuple(twin))[0] == kept(tuple(pair))[0]
