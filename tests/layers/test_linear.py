@@ -20,8 +20,6 @@ from tests.cases import both
 
 SHAPES = [(3, 7, 33), (33,)]
 PRECISIONS = [None, torch.bfloat16]
-TOLERANCE = {None: 1e-5, torch.bfloat16: 2e-2}
-NAMES = ("dense", "half", "topk", "3-bit", "4-bit-stochastic", "columns-norm", "columns-bandit")
 
 
 def razor(rule: Rule, bias: bool = True, device: torch.device | str = "cpu") -> Linear:
@@ -55,28 +53,22 @@ def distance(a: Tensor, b: Tensor) -> float:
     return ((a.double() - b.double()).norm() / b.double().norm().clamp(min=1e-30)).item()
 
 
-@pytest.mark.parametrize("precision", PRECISIONS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize(
-    ("name", "unbiased"), [*((name, False) for name in NAMES), ("columns-bandit", True)]
-)
-def test_gradients_equal_the_oracle(name, shape, precision, unbiased, device):
+@pytest.mark.parametrize("unbiased", [False, True])
+@pytest.mark.parametrize("name", ["topk", "3-bit", "columns-bandit"])
+def test_gradients_equal_the_oracle_under_autocast(name, shape, unbiased, device):
     rule = RULES[name].build(RuleSettings(33, 0.3, unbiased))
     layer, x = razor(copy.deepcopy(rule), device=device), torch.randn(shape, device=device)
 
     def reference(x: Tensor) -> Tensor:
-        if precision is None:
-            return oracle(x, layer.weight, layer.bias, rule)
         with torch.autocast(device.type, enabled=False):
-            cast = [t.to(precision) for t in (x, layer.weight, layer.bias)]
-            return oracle(*cast, rule)
+            return oracle(*(t.bfloat16() for t in (x, layer.weight, layer.bias)), rule)
 
-    want = run(reference, x, layer, precision)
-    got = run(layer, x, layer, precision)
-    for a, b in zip(got, want, strict=True):
+    want = run(reference, x, layer, torch.bfloat16)
+    for a, b in zip(run(layer, x, layer, torch.bfloat16), want, strict=True):
         assert a.dtype == b.dtype
         assert a.shape == b.shape
-        assert distance(a, b) < TOLERANCE[precision]
+        assert distance(a, b) < 2e-2
 
 
 @pytest.mark.parametrize("method", ["backrazor", "prebackrazor-", "prebackrazor"])
