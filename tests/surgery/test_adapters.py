@@ -128,16 +128,6 @@ def test_saved_adapters_load_by_peft_alone(kind, tmp_path):
     step(net.train(), x)  # and training can go on
 
 
-@pytest.mark.parametrize("attention", ["stored", "flash"])
-def test_with_another_attention(attention):
-    net, x = build("vit")
-    want = step(net, x)[0]
-    sparsify(net, Recipe("lora", attention=attention))
-    torch.testing.assert_close(step(net, x)[0], want)
-    restore(net)
-    torch.testing.assert_close(step(net, x)[0], want)
-
-
 def test_the_peak_is_traced_without_the_gradients_and_states_of_frozen_weights():
     job = Job("vit-micro", "digits", batch_size=8, precision="fp32", optimizer="adamw")
     job = job.resolved(models.find("vit-micro").defaults, 1437)
@@ -193,17 +183,6 @@ class TestWithAnyMethod:
             assert torch.equal(got[0], want[0])
         assert [g is None for g in got] == [g is None for g in want]
         assert cosine(got[1:], want[1:]) > (0.9 if method == "backrazor" else 0.99)
-
-    @every_model
-    def test_full_with_it_is_the_method(self, kind):
-        nets = []
-        for recipe in (Recipe("lora"), Recipe("full", lora=True)):
-            net, x = build(kind)
-            torch.manual_seed(1)
-            assert sparsify(net, recipe)
-            nets.append(step(net, x))
-        for a, b in zip(*nets, strict=True):
-            assert a is b is None or torch.equal(a, b)
 
     @every_model
     def test_frozen_layers_save_no_input(self, kind):

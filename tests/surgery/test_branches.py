@@ -10,26 +10,7 @@ from typing import Any
 import pytest
 import torch
 from timm.models import eva
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    DistilBertConfig,
-    DistilBertForSequenceClassification,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    Olmo2Config,
-    Olmo2ForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    RobertaConfig,
-    RobertaForSequenceClassification,
-    ViTConfig,
-    ViTForImageClassification,
-)
 
 from razorctl import Recipe, restore, saved_bytes, sparsify
 from razorctl.errors import UsageError
@@ -38,21 +19,8 @@ from razorctl.layers.own_forward import runs
 from razorctl.memory.draws import joint_draws
 from razorctl.models import find
 from scripts.bench.peaks import peak_bytes
-from tests.models import checkpoint
-
-TEXT = {
-    "hidden_size": 16,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "vocab_size": 11,
-    "hidden_dropout_prob": 0.1,
-}
-DECODER = {k: v for k, v in TEXT.items() if k != "hidden_dropout_prob"} | {
-    "num_key_value_heads": 1,
-    "pad_token_id": 0,
-}
-IMAGES = {"image_size": 8, "patch_size": 4, "hidden_size": 16, "num_hidden_layers": 3}
+from tests import zoo
+from tests.models import checkpoint, vit
 
 
 @dataclass(frozen=True)
@@ -65,52 +33,24 @@ class Case:
 
 
 def timm_vit() -> nn.Module:
-    return VisionTransformer(
-        img_size=8, patch_size=4, embed_dim=16, depth=3, num_heads=2, num_classes=3, init_values=0.1
-    )
+    return vit(depth=3, init_values=0.1)
 
 
-IMAGE, WORDS = torch.randn(5, 3, 8, 8), {"input_ids": torch.arange(20).reshape(4, 5) % 11}
+IMAGE = torch.randn(5, 3, 16, 16)
 OUTPUTS = ("attention.output.dropout", "output.dropout")
-CASES = {
-    "timm": Case(timm_vit, {"x": IMAGE}, ("drop_path1", "drop_path2")),
-    "vit": Case(
-        lambda: ViTForImageClassification(
-            ViTConfig(**IMAGES, num_attention_heads=2, intermediate_size=32)
-        ),
-        {"pixel_values": IMAGE},
-        ("attention.o_proj", "mlp"),
-    ),
-    "bert": Case(lambda: BertForSequenceClassification(BertConfig(**TEXT)), WORDS, OUTPUTS),
-    "roberta": Case(
-        lambda: RobertaForSequenceClassification(RobertaConfig(**TEXT)), WORDS, OUTPUTS
-    ),
-    "distilbert": Case(
-        lambda: DistilBertForSequenceClassification(
-            DistilBertConfig(vocab_size=11, dim=16, n_layers=3, n_heads=2, hidden_dim=32)
-        ),
-        WORDS,
-        ("attention.out_lin", "ffn"),
-    ),
-    "gpt2": Case(
-        lambda: GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=3, n_head=2, vocab_size=11)),
-        WORDS,
-        ("attn.resid_dropout", "mlp"),
-    ),
-    "qwen2": Case(
-        lambda: Qwen2ForCausalLM(Qwen2Config(**DECODER)), WORDS, ("self_attn.o_proj", "mlp")
-    ),
-    "olmo2": Case(
-        lambda: Olmo2ForCausalLM(Olmo2Config(**DECODER)),
-        WORDS,
-        ("post_attention_layernorm", "post_feedforward_layernorm"),
-    ),
-    "gemma2": Case(
-        lambda: Gemma2ForCausalLM(Gemma2Config(**DECODER, head_dim=8)),
-        WORDS,
-        ("post_attention_layernorm", "post_feedforward_layernorm"),
-    ),
+NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
+ENDS = {
+    "hf vit": ("attention.o_proj", "mlp"),
+    "bert": OUTPUTS,
+    "roberta": OUTPUTS,
+    "distilbert": ("attention.out_lin", "ffn"),
+    "gpt2": ("attn.resid_dropout", "mlp"),
+    "qwen2": ("self_attn.o_proj", "mlp"),
+    "olmo2": NORMS,
+    "gemma2": NORMS,
 }
+CASES = {"timm": Case(timm_vit, {"x": IMAGE}, ("drop_path1", "drop_path2"))}
+CASES |= {name: Case(*zoo.ALL[name], ends) for name, ends in ENDS.items()}
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
@@ -175,10 +115,11 @@ def test_gradients_are_those_of_the_stock_model_with_some_branches_detached(case
     model = case.build()
     assert sparsify(model, recipe(unbiased=unbiased)) == ()
     (blocks,) = joint_draws(model)
-    assert (blocks.sampler.size, blocks.sampler.count) == (6, 3)
-    drawn = [step_like_the_oracle(model, case, unbiased) for _ in range(4)]
-    assert {len(blocks) for blocks in drawn} == {3}
-    assert len(set.union(*drawn)) > 3
+    branches_drawn = len(ends(model, case.ends)) // 2
+    assert (blocks.sampler.size, blocks.sampler.count) == (2 * branches_drawn, branches_drawn)
+    drawn = [step_like_the_oracle(model, case, unbiased) for _ in range(5)]
+    assert {len(blocks) for blocks in drawn} == {branches_drawn}
+    assert len(set.union(*drawn)) > branches_drawn
     assert any(p.grad is None for p in model.parameters())
 
 
@@ -248,7 +189,7 @@ def held(model: nn.Module, inputs: dict[str, Any]) -> int:
 
 @pytest.mark.parametrize(
     ("name", "method"),
-    [("timm", "full"), ("timm", "prebackrazor++"), ("vit", "full"), ("bert", "prebackrazor++")],
+    [("timm", "full"), ("timm", "prebackrazor++"), ("hf vit", "full"), ("bert", "prebackrazor++")],
 )
 def test_traced_bytes_are_those_of_the_draw_that_saves_most(name, method):
     case = CASES[name]
@@ -260,14 +201,6 @@ def test_traced_bytes_are_those_of_the_draw_that_saves_most(name, method):
         assert max(found) == traced[-1]
         restore(model)
     assert traced[0] > traced[1] > traced[2]
-
-
-@pytest.mark.xfail(
-    strict=True, reason=".886: an MLP that is not drawn runs beside all that is kept"
-)
-def test_the_peak_falls_with_the_budget():
-    (saved, peak), (less, lower) = of_budgets()
-    assert peak - lower >= 0.9 * (saved - less)
 
 
 def test_what_is_kept_falls_with_the_budget():
@@ -289,7 +222,7 @@ def of_budgets() -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("method", ["full", "prebackrazor-"])
-@pytest.mark.parametrize("name", ["vit", "bert"])
+@pytest.mark.parametrize("name", ["hf vit", "bert"])
 def test_activation_checkpointing_replays_the_draw(name, method, reentrant):
     case = CASES[name]
     model = case.build()
@@ -342,12 +275,6 @@ def test_copies_draw_for_themselves_and_restore_leaves_no_trace(method):
         assert vars(module).keys() == attributes.keys()
     loss(model, {"x": IMAGE}).backward()
     assert all(p.grad is not None for p in model.parameters())
-
-
-def test_a_budget_of_one_leaves_everything():
-    for model in (timm_vit(), nn.Linear(2, 2)):
-        assert sparsify(model, recipe(budget=1.0)) == ()
-        assert not any(map(runs, model.modules()))
 
 
 def test_what_cannot_be_drawn():

@@ -12,12 +12,9 @@ from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
 )
-from torch.utils.data import Dataset
 from transformers import (
     RobertaConfig,
     RobertaForSequenceClassification,
-    Trainer,
-    TrainingArguments,
 )
 
 from razorctl import Recipe, restore, saved_bytes, sparsify
@@ -27,7 +24,6 @@ from razorctl.memory.saved import traced_bytes
 from razorctl.surgery import checkpointing
 from razorctl.surgery.byte_budget import sparsify_within
 from razorctl.training.kept_bytes import trace_kept_bytes
-from scripts.bench.peaks import peak_bytes
 from tests.models import SMALL, TEXT, bert, checkpoint, vit
 from tests.surgery.test_methods import cosine, step
 
@@ -82,45 +78,6 @@ def test_post_norm_blocks(name, method, first, reentrant):
     if first == "checkpointing":
         sparsify(twin, Recipe(method))
     assert_equal(gradients(twin), gradients(net))
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_post_norm_blocks_under_a_joint_budget(reentrant):
-    net = model("bert")
-    twin = copy.deepcopy(net)
-    checkpoint(twin, reentrant)
-    for m in (net, twin):
-        sparsify(m, Recipe(joint_budget=0.5))
-    forget_at_borders(net)
-    for _ in range(2):
-        for m in (net, twin):
-            m.zero_grad()
-        assert_equal(gradients(twin), gradients(net))
-    assert any(p.grad is None for p in net.parameters())
-
-
-def test_a_trainer_that_checkpoints(tmp_path):
-    class Texts(Dataset):
-        def __len__(self) -> int:
-            return 2
-
-        def __getitem__(self, index: int) -> dict[str, Tensor]:
-            return {key: value[index] for key, value in BATCH.items()}
-
-    net = model("bert")
-    sparsify(net)
-    arguments = TrainingArguments(
-        str(tmp_path),
-        gradient_checkpointing=True,
-        max_steps=2,
-        use_cpu=True,
-        report_to=[],
-        save_strategy="no",
-        disable_tqdm=True,
-    )
-    before = net.bert.encoder.layer[0].attention.self.query.weight.detach().clone()
-    assert Trainer(net, arguments, train_dataset=Texts()).train().global_step == 2
-    assert not torch.equal(net.bert.encoder.layer[0].attention.self.query.weight, before)
 
 
 def test_what_was_on_before_stays_on():
@@ -185,16 +142,6 @@ class TestWithAnyMethod:
         assert cosine(got[1:], want[1:]) > (0.99 if hasattr(net, "bert") else 1 - 1e-12)
         restore(twin)
         assert torch.equal(step(twin, x)[0], step(stock, x)[0])
-
-    @pytest.mark.parametrize("method", ["full", "half", "razor"])
-    def test_saved_bytes_and_the_peak_are_smaller(self, method):
-        sizes = []
-        for on in (False, True):
-            net, x = vit(depth=3).train(), torch.randn(64, 3, 16, 16)
-            sparsify(net, Recipe(method, 0.5, activation_checkpointing=on))
-            sgd = partial(torch.optim.SGD, lr=0.1)
-            sizes.append((traced_bytes(net, x), peak_bytes(net, x, sgd)))
-        assert all(with_it < without for without, with_it in zip(*sizes, strict=True))
 
     def test_a_byte_budget_is_met_with_and_without_it(self):
         net, x = vit(depth=6).train(), torch.randn(64, 3, 16, 16)

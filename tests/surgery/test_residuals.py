@@ -1,14 +1,13 @@
 """Residual connections whose norm adds the gradients of its input."""
 
 import copy
-import pickle
 
 import pytest
 import torch
 from torch import Tensor, nn
 from transformers import ViTConfig, ViTForImageClassification
 
-from razorctl import Recipe, restore, sparsify
+from razorctl import Recipe, sparsify
 from razorctl.layers import own_forward
 from razorctl.layers.kinds.linear import Linear
 from razorctl.layers.shared_copies.int8_gradients import Handover, Int8, Int8Gradient
@@ -138,15 +137,6 @@ def test_a_gradient_that_was_replaced_is_not_taken():
     assert handover.take(dx) is None
 
 
-def test_hooks_of_a_norm_get_its_output():
-    model, outputs = vit().train(), []
-    sparsify(model, Recipe("int8"))
-    handle = model.blocks[0].norm1.register_forward_hook(lambda m, args, y: outputs.append(y))
-    step(model, torch.randn(2, 3, 16, 16))
-    assert [y.shape for y in outputs] == [(2, 17, 24)]
-    handle.remove()
-
-
 @pytest.mark.parametrize(
     "recipe", [Recipe("backrazor"), Recipe("full"), Recipe(joint_budget=0.5, joint="branches")]
 )
@@ -159,17 +149,3 @@ def test_other_recipes_leave_blocks_alone(recipe):
     else:
         after = step(detached(model), torch.ones(2, 3, 16, 16))[1]
         assert all(map(torch.equal, before, after))
-
-
-@every_model
-def test_copies_pickles_and_restore(build):
-    model, x = build().train(), torch.randn(3, 3, 16, 16)
-    sparsify(model, Recipe("int8"))
-    want = step(model, x)[1]
-    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        own = set(twin.modules())
-        assert {c.norm for b in blocks(twin) for c in b.forward.connections} <= own
-        for got, expected in zip(step(twin, x)[1], want, strict=True):
-            torch.testing.assert_close(got, expected)
-    restore(model)
-    assert not blocks(model)

@@ -1,6 +1,5 @@
 import copy
 import importlib
-import pickle
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer
 from razorctl.layers.by_type import LIBRARIES, swaps
 from razorctl.layers.kinds.linear import Linear
-from razorctl.memory.draws import joint_draws
 from razorctl.methods import METHODS
 
 pruning = pytest.mark.parametrize("method", [name for name, m in METHODS.items() if m.prunes])
@@ -60,27 +58,6 @@ def test_swaps_in_place_and_back(method):
     assert all(p is before[name] for name, p in net.named_parameters())
     assert not {"rules", "memo", "blocks", "block", "int8_input_grad"} & set(vars(net[2]))
     restore(net)  # nothing to undo is no error
-
-
-@pruning
-def test_an_optimizer_made_before_trains_the_sparsified_model(method):
-    net, x, y = model(), batch(), torch.arange(6) % 5
-    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
-    sparsify(net, Recipe(method, ratio=0.5))
-    losses = []
-    for _ in range(60):
-        loss = nn.functional.cross_entropy(net(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.2 * losses[0]
-
-
-def test_full_swaps_nothing():
-    net = model()
-    assert sparsify(net, Recipe("full")) == ()
-    assert not any(isinstance(m, RazorLayer) for m in net.modules())
 
 
 @pruning
@@ -138,25 +115,6 @@ def test_twice_is_refused():
     sparsify(net)
     with pytest.raises(UsageError, match="restore"):
         sparsify(net)
-
-
-def test_tied_and_shared_weights():
-    tied = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
-    tied[2].weight = tied[0].weight
-    shared = nn.Linear(8, 8)
-    for net in (tied, nn.Sequential(shared, nn.ReLU(), shared)):
-        x = torch.randn(5, 8)
-        net(x).square().sum().backward()
-        want = net[0].weight.grad.clone()
-        net.zero_grad()
-        sparsify(net, Recipe("backrazor", ratio=0))
-        net(x).square().sum().backward()
-        assert torch.allclose(net[0].weight.grad, want)
-        restore(net)
-        sparsify(net, Recipe("prebackrazor", ratio=0.5))
-        net.zero_grad()
-        net(x).square().sum().backward()
-        assert net[0].weight.grad.isfinite().all()
 
 
 class TestJointBudget:
@@ -217,22 +175,6 @@ class TestJointBudget:
             assert (plain is None) == (scaled is None)
             if plain is not None:
                 assert torch.allclose(scaled, plain / 0.3)
-
-    def test_copies_draw_for_themselves(self):
-        net = self.net(0.3)
-        for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
-            assert twin[0].blocks is twin[9].blocks
-            assert twin[0].blocks is not net[0].blocks
-            twin(torch.randn(4, 8)).sum().backward()
-            assert twin[0].blocks.step == 1
-            assert net[0].blocks.step == 0
-            restore(twin)
-            assert not twin._forward_pre_hooks
-        assert net._forward_pre_hooks
-        restore(net)
-        assert not net._forward_pre_hooks
-        assert not joint_draws(net)
-        assert not any({"blocks", "block"} & set(vars(layer)) for layer in net)
 
 
 def test_every_swap_is_a_razor_layer():

@@ -1,7 +1,6 @@
 """torchao's linear layers: int8 in all three GEMMs, the stock class and weights afterwards."""
 
 import copy
-import pickle
 
 import pytest
 import torch
@@ -84,16 +83,6 @@ def test_it_saves_what_full_does():
     full = saved_bytes(net, x)
     sparsify(net, METHOD)
     assert saved_bytes(net, x) == full
-
-
-def test_copies_and_pickles():
-    net, x = build("vit")
-    sparsify(net, METHOD)
-    want = step(net, x)
-    for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
-        assert torch.equal(step(twin, x)[0], want[0])
-        restore(twin)
-        assert not any(map(torchao.attached, twin.modules()))
 
 
 def test_a_compiled_step_is_the_eager_one():

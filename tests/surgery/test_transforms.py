@@ -24,17 +24,6 @@ def convolutions() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2))
 
 
-@pytest.mark.parametrize("build", [mlp, convolutions])
-def test_a_second_derivative_is_an_error(build):
-    net = build().train()
-    sparsify(net, Recipe("int8"))
-    x = torch.randn((5, 8) if build is mlp else (2, 3, 8, 8), requires_grad=True)
-    (dx,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)
-    # The gradient of the sum needs no gradient; that of the input depends on the weights.
-    with pytest.raises(RuntimeError, match=r"no second derivative; call razorctl.restore"):
-        dx.square().sum().backward()
-
-
 @pytest.mark.parametrize("name", ["mlp", "vit"])
 def test_functions_of_torch_func_transform_stock_layers(name):
     net = (mlp() if name == "mlp" else vit()).train()
