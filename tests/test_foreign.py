@@ -3,7 +3,6 @@
 import foreign
 import passes
 import pytest
-import torch
 from torch import nn
 
 from razorctl import Recipe, restore, sparsify
@@ -55,6 +54,8 @@ SHARES = {
 WITHIN = (
     "torch LSTM",
     "torch Linear, Softplus",
+    "transformers bloom",
+    "transformers mamba",
     "transformers segformer",  # its convolutions stay close
     "transformers vit_mae",  # its embeddings run again
     "transformers switch_transformers",  # its router converts itself
@@ -86,22 +87,3 @@ def test_a_tenth_of_any_model(model):
     got = passes.run(net, inputs)
     assert not foreign.faults(got, want, foreign.COSINES[foreign.RATIO])
     assert got.kept <= (1 - foreign.RATIO) * want.kept
-
-
-def test_a_gradient_that_is_worse_than_bf16_explains_is_a_fault(monkeypatch):
-    net, inputs = made("torch Linear, Softplus")
-
-    def disturb(net: nn.Module, *_: object, **__: object) -> None:
-        for weight in net.parameters():
-            hooks.append(weight.register_hook(lambda g: g + torch.randn_like(g) * g.std()))
-
-    hooks: list[torch.utils.hooks.RemovableHandle] = []
-    exact = passes.run(net, inputs)
-    monkeypatch.setattr(foreign, "sparsify_within", lambda *_, **__: None)
-    kept = "within: it keeps more than it is traced to"
-    assert foreign.under_autocast(net, inputs, exact)[1] == [kept]
-    monkeypatch.setattr(foreign, "sparsify", disturb)
-    monkeypatch.setattr(foreign, "restore", lambda net: [hook.remove() for hook in hooks])
-    row, faults = foreign.under_autocast(net, inputs, exact)
-    assert faults == ["0.9: the cosine is low", "0.9: the worst parameter is off", kept]
-    assert row["cosine_full"] > 0.999 > row["cosine_0.9"] > row["worst_0.9"]["cosine"]

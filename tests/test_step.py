@@ -1,8 +1,6 @@
 """The benches of whole steps: what they refuse to time, what they measure, and their cases."""
 
 import importlib
-import json
-import time
 from dataclasses import replace
 
 import pytest
@@ -10,7 +8,6 @@ import torch
 
 from razorctl import Recipe
 from razorctl.layers.kinds.linear import Linear
-from razorctl.methods import METHODS
 
 CPU = torch.device("cpu")
 
@@ -29,19 +26,6 @@ def bench(module):
 def small(module, **changes):
     workload = replace(module("step").WORKLOADS["cpu"], **module("case").SMOKE)
     return module("case").Bench(replace(workload, **changes), CPU)
-
-
-@pytest.fixture
-def budgets(monkeypatch):
-    """The memory budget under which each graph was compiled, without compiling any C++."""
-    compiled_under = []
-
-    def compiler(graph, inputs):
-        compiled_under.append(torch._functorch.config.activation_memory_budget)
-        return graph
-
-    monkeypatch.setattr("torch._inductor.compile", compiler)
-    return compiled_under
 
 
 def checked(module, bench, **case):
@@ -103,18 +87,6 @@ def test_a_forward_pass_in_int8_is_near_full_and_not_the_same(
     assert why is None if error is None else why.startswith(error)
 
 
-def test_compiled_cases_have_graphs_and_budgets_of_their_own(module, bench, budgets):
-    torch.compiler.reset()
-    for name, budget in (("a", 1.0), ("b", 0.1)):
-        run = module("case").Run(name, module("case").Case(compiled=True, budget=budget), "fp32")
-        for _ in range(2):
-            run.attempt(bench.time)
-        run.attempt(bench.measure)
-        assert run.error is None
-        assert len(run.seconds) == 2
-    assert budgets == [1.0, 0.1]
-
-
 @pytest.mark.parametrize("case", [{}, {"rows": 2}, {"recipe": Recipe("razor", 0.5)}])
 def test_the_measured_peak_is_the_traced_one(module, case):
     bench = small(module, image_size=224)  # so that activations make it
@@ -141,22 +113,6 @@ def test_micro_batches_of_razors_peak(module, bench, monkeypatch, razor, name, r
     assert cases == {name: module("case").Case(rows=rows)}
 
 
-def test_turns_end_with_the_seconds_and_say_so(module, bench, budgets, tmp_path):
-    case, turns = module("case"), module("turns")
-    bench.workload = replace(bench.workload, turns=3)
-    names = ("full", "full, compiled")
-    for late, taken, error in ((1, 3, "not compiled"), (3, 1, "not timed")):
-        group = [case.Run(name, case.Case(compiled=name != "full"), "fp32") for name in names]
-        result = turns.Result(tmp_path / "out.json", {"about": "this"}, [group], case.as_row)
-        turns.take_turns(bench, result, time.monotonic() - 1e5 * late, 1.5e5)
-        document = json.loads(result.out.read_text())
-        full, compiled = document["rows"]
-        assert (document["about"], full["error"], full["step_time_vs_full"]) == ("this", None, 1)
-        assert len(group[0].seconds) == taken
-        assert compiled["error"] == f"{error} in the seconds given"
-    assert not budgets
-
-
 def test_times_are_ratios_of_the_same_turn(module):
     case = module("case")
     seconds = {"full": [1.0, 2.0], "full, compiled": [2.0, 1.0], "razor, compiled": [1.0, 1.0]}
@@ -164,53 +120,3 @@ def test_times_are_ratios_of_the_same_turn(module):
     full, _, razor = (case.as_row(run, group) for run in group)
     assert (razor["step_time_vs_full"], razor["step_time_vs_full_compiled"]) == (0.75, 0.75)
     assert full["step_time_vs_full_compiled"] is None
-
-
-def test_the_frontier_has_every_method_at_every_ratio_that_it_meets(module, bench):
-    cases = module("frontier").cases(bench, "fp32")
-    assert next(iter(cases)) == "full"
-    names = {}
-    for name, case in cases.items():
-        plain = ", " not in name
-        names.setdefault((case.recipe.method, plain), []).append(name)
-    ratios = len(module("frontier").RATIOS)
-    for name, method in METHODS.items():
-        if method.prunes:
-            most = ratios if method.has_ratio else 1
-            assert len(names[name, True]) == most, name
-    assert len(names["razor", False]) == 3 * ratios
-    assert {name for name, case in cases.items() if not case.exact} == {
-        name for name, case in cases.items() if case.recipe.int8_forward
-    }
-    assert names["full", True] == ["full", "accumulate 4", "accumulate 2", "accumulate 1"]
-
-
-def test_the_summary_of_gpu_sh_names_what_failed(module):
-    case = module("case")
-    group = [case.Run("full", case.Case(), "fp32", [0.1]), case.Run("razor", case.Case(), "fp32")]
-    group[0].peak, group[1].error = 3 << 20, "ArithmeticError: differs"
-    about = {"device": "a card"}
-    step = {"case": "razor", "cosine to full, fp32": 0.98, "second_seconds": 0.5, "error": None}
-    ended = {"a": {"outcome": "passed", "error": None}, "b": {"outcome": "failed", "error": "2\n"}}
-    parts = {
-        "first": {"rows": [step | {"finite": True, "failed": {"gemm by cublas": "no"}}]},
-        "layers": {"rows": ended},
-        "linear": {
-            "rows": [
-                {"method": method, "ratio": 0.5, "precision": "fp32", "both_vs_full": time}
-                | {"error": None if time else "too large"}
-                for method, time in (("full", 1.0), ("razor", 0.5), ("int8", None))
-            ]
-        },
-        "step": about | {"rows": [case.as_row(run, group) for run in group]},
-    }
-    text = module("summary").text
-    lines = [line.split() for part in parts.items() for line in text(*part)]
-    assert ["razor", "0.9800", "-", "0.500", "gemm", "by", "cublas:", "no"] in lines
-    assert ["layers:", "1", "passed,", "1", "failed"] in lines
-    assert ["b:", "2"] in lines
-    assert ["a", "card"] in lines
-    assert ["razor", "at", "0.5", "fp32", "0.50"] in lines
-    assert ["int8", "at", "0.5", "fp32", "-", "too", "large"] in lines
-    assert ["full", "fp32", "1.00", "-", "100.0", "3"] in lines
-    assert ["razor", "fp32", *"----", "ArithmeticError:", "differs"] in lines

@@ -3,12 +3,10 @@
 from collections.abc import Callable
 
 import pytest
-import timm
 import torch
 from torch import Tensor, nn
 
-from razorctl import Recipe, restore, saved_bytes, sparsify
-from razorctl.layers.attention import stored
+from razorctl import Recipe, restore, sparsify
 from razorctl.layers.kinds.linear import Linear
 from razorctl.layers.shared_copies import memo
 from razorctl.ops.int8 import int8_rows
@@ -186,13 +184,6 @@ class TestTheCopyOfAnInput:
         parts = [part(t.clone()) for part, t in zip(model.parts, (x, 2 * x, 2 * x), strict=True)]
         assert torch.equal(got, model.head(parts[0] + parts[1] * parts[2]))
 
-    def test_is_not_that_in_another_precision(self, copied):
-        model, x = split(), torch.randn(40, 33)
-        with torch.autocast("cpu", torch.bfloat16):
-            model.parts[0](x)
-        assert model.parts[1](x).dtype == torch.float32
-        assert [t.dtype for t in copied] == [torch.bfloat16, torch.float32]
-
     def test_is_dropped_with_the_input(self):
         model = split()
         loss = model(torch.randn(40, 33)).sum()
@@ -218,18 +209,3 @@ def test_a_compiled_program_makes_equal_copies_once():
     torch.compiler.reset()
     torch.compile(split(), fullgraph=True, backend=backend)(torch.randn(40, 33))
     assert counts[0] == 1 + 3  # of x, and of each weight
-
-
-def test_attention_saves_what_it_does_otherwise(monkeypatch):
-    """q, k and v are packed as one, since they are views of one layer's output."""
-    model = timm.create_model("vit_tiny_patch16_224", num_classes=10, depth=1, img_size=64)
-    x, joined, joint = torch.randn(4, 3, 64, 64), [], stored.joint_of
-    monkeypatch.setattr(stored, "joint_of", lambda *qkv: joined.append(joint(*qkv)) or joined[-1])
-    sizes = []
-    for int8_forward in (False, True):
-        sparsify(model, Recipe("razor", 0.9, int8_forward=int8_forward))
-        sizes.append(saved_bytes(model, x))
-        restore(model)
-    assert sizes[0] == sizes[1]
-    assert [t.shape for t in joined] == [(4, 17, 3 * 192)] * len(joined)
-    assert len(joined) >= 2

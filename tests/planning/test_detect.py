@@ -164,17 +164,14 @@ def test_processes(nvml):
         (None, "abc"),
         ("", ""),
         ("-1", ""),
-        ("NoDevFiles", ""),
         ("1", "b"),
         ("2, 0", "ca"),
         ("0,-1,1", "a"),
         ("1,3,0", "b"),
-        ("0,0", ""),
         ("GPU-c3000000-0000", "c"),
         ("GPU-c3,GPU-a1", "ca"),
         ("GPU-", ""),  # says which of three?
         ("GPU-b2,GPU-zz,GPU-a1", "b"),
-        ("GPU-b2,GPU-b2", ""),
         ("MIG-b2", ""),
     ],
 )
@@ -197,24 +194,15 @@ def test_a_card_without_uuid_still_counts(nvml, monkeypatch):
     [
         ("NVIDIA H100 80GB HBM3", 81559, "h100-80gb"),
         ("NVIDIA H100 PCIe", 81559, None),
-        ("NVIDIA H200 NVL", 143771, None),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", 16376, None),
         ("NVIDIA GeForce RTX 4060 Ti", 16380, "rtx-4060-ti-16gb"),
         ("NVIDIA GeForce RTX 4060 Ti", 8188, None),
-        ("NVIDIA GeForce RTX 3060", 12288, "rtx-3060"),
-        ("NVIDIA GeForce RTX 3060", 8192, None),
         ("GeForce RTX 2080 Ti", 11019, "rtx-2080-ti"),  # as older drivers say
         ("Tesla V100-SXM2-16GB", 16160, "v100-16gb"),
-        ("Tesla V100-PCIE-16GB", 16160, None),
         ("NVIDIA T4", 15109, "t4"),
-        ("A100-SXM4-40GB", 40536, "a100-40gb"),
         ("NVIDIA GeForce RTX 3080", 10240, "rtx-3080-10gb"),
         ("NVIDIA GeForce RTX 3080", 12288, "rtx-3080-12gb"),
-        ("NVIDIA GeForce RTX 3080", 20480, None),
-        ("NVIDIA GeForce RTX 4060", 8188, "rtx-4060"),
-        ("NVIDIA GeForce RTX 5060 Ti", 8151, None),
         ("NVIDIA RTX A6000", 48685, "rtx-a6000"),
-        ("NVIDIA RTX A6000", 46068, "rtx-a6000"),  # with ECC
         ("NVIDIA GeForce RTX 4090", 23028, "rtx-4090"),  # with ECC
     ],
 )

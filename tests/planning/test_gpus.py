@@ -3,7 +3,6 @@ from dataclasses import replace
 import pytest
 
 from razorctl.config import presets
-from razorctl.config.job import settle_precision
 from razorctl.errors import UsageError
 from razorctl.planning import detect, gpus
 from razorctl.planning.detect import Detected
@@ -56,24 +55,6 @@ THROUGHPUT = {
 # GeForce cards halve what accumulates in fp32; cards for work have the same chips and do not.
 WORK = ("l4", "rtx-6000-ada", "rtx-a6000")
 HALVED = ("tf32", "fp16", "bf16", "fp8")
-# What NVIDIA calls AI TOPS: of fp8 and int8 with sparsity, and of fp4 with sparsity on Blackwell.
-AI_TOPS = {
-    "l4": 485,
-    "rtx-4060": 242,
-    "rtx-4060-ti-16gb": 353,
-    "rtx-4070": 466,
-    "rtx-4070-ti": 641,
-    "rtx-4070-ti-super": 706,
-    "rtx-4080": 780,
-    "rtx-4080-super": 836,
-    "rtx-4090": 1321,
-    "rtx-5060-ti-16gb": 759,
-    "rtx-5070": 988,
-    "rtx-5070-ti": 1406,
-    "rtx-5080": 1801,
-    "rtx-5090": 3352,
-    "rtx-6000-ada": 1457,
-}
 
 
 def text(name):
@@ -117,13 +98,6 @@ def test_rates_follow_from_the_chip(name):
     for precision, rate in gpu.rates.items():
         clock = other_clock[0] if other_clock and precision == "fp32" else tensor_clock
         assert rate == pytest.approx(sms * clock * 1e9 * per_clock[precision], rel=0.006)
-
-
-@pytest.mark.parametrize("name", AI_TOPS)
-def test_rates_are_those_of_the_box(name):
-    gpu = gpus.load(name)
-    times = 4 if gpu.compute_capability == "12.0" else 2
-    assert times * gpu.rates["int8"] == pytest.approx(AI_TOPS[name] * 1e12, rel=0.002)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -196,10 +170,6 @@ def test_no_two_presets_claim_one_card():
         assert detect.preset_for(card) == gpu
 
 
-def test_the_mission_cards_are_there():
-    assert {"rtx-2080-ti", "rtx-4090", "a100-40gb", "a100-80gb"} <= set(gpus.names())
-
-
 def test_unknown_gpu_gets_the_nearest():
     with pytest.raises(UsageError, match="did you mean 'rtx-4090'"):
         gpus.load("rtx-4091")
@@ -234,32 +204,22 @@ def test_the_folder_of_ones_own_may_be_missing(own):
     ("old", "new", "message"),
     [
         ("bandwidth = ", "bandwidth: ", r"is not valid TOML \(.*line 5, column"),
-        ("bandwidth = 320e9", "", "lacks bandwidth; add"),
         ("bandwidth", "bandwith", "unknown field in .* 'bandwith'; did you mean 'bandwidth'"),
         ("multiprocessors = 40", "multiprocessors = 0", "multiprocessors 0 is not a positive"),
-        ("multiprocessors = 40", "multiprocessors = 4.5", "multiprocessors 4.5 is not of type int"),
         ("320e9", '"320e9"', "bandwidth '320e9' is not of type float"),
-        ("320e9", "true", "bandwidth True is not of type float"),
         ("320e9", "inf", r"is not valid TOML \(Infinity is no number"),
-        ("320e9", "nan", r"is not valid TOML \(NaN is no number"),
-        ("16_106_127_360", "-1", "memory_bytes -1 is not a positive"),
         ("16_106_127_360", "1.6e10", "memory bytes 16000000000.0 is not of type int"),
-        ('"7.5"', "7.5", "compute capability 7.5 is not of type str"),
         ('"7.5"', '"sm_75"', "compute_capability 'sm_75' is not major.minor"),
         ("fp16 =", "fp17 =", "unknown name in rates 'fp17'; did you mean 'fp16'"),
         ("fp16 = 65.1e12", "fp16 = 0", "rates.fp16 0 is not a positive, .*operations per second"),
-        ("fp16 = 65.1e12", 'fp16 = "65"', "rates.fp16 '65' is not a positive"),
         ("fp32 = 8.1e12", "", "rates lacks 'fp32'"),
         ('"efficient"', '"eficient"', "unknown name in attention 'eficient'; .*'efficient'"),
-        ('"efficient"', "1", "unknown name in attention '1'"),
         ('"efficient"', '"math"', "attention .* has a name twice"),
         ('["efficient", "math"]', "[]", "attention lacks 'math'"),
         ('["efficient", "math"]', '"math"', "attention 'math' is not a list"),
         ("matrix = 0.37", "", "achieved lacks 'matrix'; add it, or leave the table out"),
         ("matrix =", "matrx =", "unknown field in achieved 'matrx'; did you mean 'matrix'"),
-        ("matrix = 0.37", "matrix = 0", "achieved.matrix 0 is not a share of a peak; .* to 1.5"),
         ("matrix = 0.37", "matrix = 37", "achieved.matrix 37 is not a share of a peak"),
-        ("matrix = 0.37", "matrix = nan", r"is not valid TOML \(NaN is no number"),
         ("matrix = 0.37", 'matrix = "37 %"', "matrix '37 %' is not of type float"),
     ],
 )
@@ -273,17 +233,11 @@ def test_a_broken_preset_is_refused_in_one_sentence(tmp_path, old, new, message)
     assert "\n" not in str(refused.value)
 
 
-def test_rates_must_be_a_table(tmp_path):
+@pytest.mark.parametrize("table", ["rates", "achieved"])
+def test_what_must_be_a_table(table, tmp_path):
     file = tmp_path / "broken.toml"
-    file.write_text("rates = 3\n" + text("t4").split("[rates]")[0])
-    with pytest.raises(UsageError, match="rates 3 is not a table"):
-        gpus.load(str(file))
-
-
-def test_achieved_must_be_a_table(tmp_path):
-    file = tmp_path / "broken.toml"
-    file.write_text("achieved = 0.9\n" + text("t4").split("[achieved]")[0])
-    with pytest.raises(UsageError, match=r"achieved 0.9 is not a table; give one, or leave"):
+    file.write_text(f"{table} = 3\n" + text("t4").split(f"[{table}]")[0])
+    with pytest.raises(UsageError, match=f"{table} 3 is not a table"):
         gpus.load(str(file))
 
 
@@ -295,30 +249,17 @@ def test_a_preset_that_cannot_be_read(tmp_path):
         gpus.load(str(tmp_path / "latin.toml"))
 
 
-def test_precision_of_every_preset():
-    bf16 = {
-        name
-        for name in gpus.names()
-        if settle_precision("auto", gpus.load(name).compute_capability) == "bf16"
-    }
-    assert bf16 == {name for name in gpus.names() if "bf16" in gpus.load(name).rates}
-
-
 @pytest.mark.parametrize(
     ("name", "preset"),
     [
         ("4090", "rtx-4090"),
-        ("rtx4090", "rtx-4090"),
         ("RTX 4090", "rtx-4090"),
         ("NVIDIA GeForce RTX 4090", "rtx-4090"),
         ("4060 Ti", "rtx-4060-ti-16gb"),
-        ("2080ti", "rtx-2080-ti"),
         ("H100", "h100-80gb"),
         ("Tesla T4", "t4"),
         ("NVIDIA H100 80GB HBM3", "h100-80gb"),
-        ("v100", "v100-16gb"),
         ("4080", "rtx-4080"),
-        ("RTX 4080 Super", "rtx-4080-super"),
         ("a6000", "rtx-a6000"),
         ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
     ],
@@ -351,10 +292,8 @@ def test_memory_is_what_the_box_says(text, gib):
     ("vram", "preset"),
     [
         ("8", "rtx-4060"),
-        ("11GB", "rtx-2080-ti"),
         ("16GB", "rtx-4060-ti-16gb"),
         ("24GB", "rtx-3090"),
-        ("48GB", "rtx-a6000"),
         ("80GB", "a100-80gb"),
     ],
 )

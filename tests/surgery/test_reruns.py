@@ -12,7 +12,7 @@ from torch import nn
 from torch._dynamo.exc import TorchDynamoException
 from torch.nn.functional import cosine_similarity
 
-from razorctl import Recipe, restore, sparsify
+from razorctl import Recipe, restore, saved_bytes, sparsify
 from razorctl.errors import UsageError
 from razorctl.layers import own_forward
 from razorctl.layers.base import RazorLayer

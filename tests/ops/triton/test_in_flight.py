@@ -8,8 +8,6 @@ timed here.
 from collections import Counter
 from math import ceil, prod
 
-import pytest
-
 from razorctl.config.job import Job
 from razorctl.config.recipe import Recipe
 from razorctl.ops.triton import gemm_tiles
@@ -117,39 +115,3 @@ def test_a_product_of_few_tiles_starves():
     for programs, enough in ((36, False), (108, True), (133, True)):
         launch = Launch("gemm", variant, (programs,), {}, trial=False)
         assert (starves(launch, None, THIRSTIEST) is None) == enough
-
-
-LOADS = """
-        /*0000*/                   LDG.E.64 R4, desc[UR4][R2.64] ;
-        /*0010*/              @!P0 LDG.E.U16 R8, desc[UR4][R2.64+0x8] ;
-        /*0020*/                   FADD R9, R9, R10 ;
-        /*0030*/                   LDG.E.128 R12, desc[UR4][R2.64+0x10] ;{}
-        /*0050*/                   LDG.E R20, desc[UR4][R2.64+0x20] ;
-"""
-COPIES = """
-        /*0000*/                   LDGSTS.E.64 [R5], desc[UR4][R2.64] ;
-        /*0010*/                   LDGDEPBAR ;
-        /*0020*/               @P1 LDGSTS.E.BYPASS.128 [R5+0x8], desc[UR4][R2.64+0x8] ;
-        /*0030*/                   LDGDEPBAR ;{}
-        /*0050*/                   LDGSTS.E [R5+0x20], desc[UR4][R2.64+0x20] ;
-"""
-
-
-@pytest.mark.parametrize(
-    ("code", "between", "most"),
-    [
-        (LOADS, "", 8 + 2 + 16 + 4),
-        (LOADS, "FADD R9, R5, R10", 8 + 2 + 16),  # then only 2 + 16 + 4
-        (LOADS, "STG.E desc[UR4][R2.64], R15", 8 + 2 + 16),  # what came before is there too
-        (COPIES, "", 8 + 16 + 4),
-        (COPIES, "DEPBAR.LE SB0, 0x1", 8 + 16),
-        (COPIES, "DEPBAR.LE SB0, 0x0", 8 + 16),
-        (COPIES, "DEPBAR.LE SB0, 0x2", 8 + 16 + 4),
-    ],
-)
-def test_bytes_that_a_thread_has_requested(code, between, most, monkeypatch):
-    line = f"\n        /*0040*/                   {between} ;" if between else ""
-    monkeypatch.setattr("scripts.bench.cubins._sass", lambda _: code.format(line))
-    kernel = CompiledKernel(32, 0, 0, warps=4, ttir="", ttgir="", ptx="", cubin=b"")
-    assert kernel.outstanding == most
-    assert kernel.in_flight == 4 * 32 * most
