@@ -13,6 +13,7 @@ from razorctl.layers.base import RazorLayer
 from razorctl.rules.prune import Centered, TopK
 from razorctl.rules.registry import RULES, RuleSettings
 from tests.cases import razor
+from tests.kept import saved
 from tests.layers.test_every_layer import TOLERANCE, assert_close
 
 BATCH, HEADS, TOKENS, WIDTH = 2, 3, 13, 7
@@ -256,16 +257,12 @@ def test_compiled_dropout_drops_the_same_in_the_backward_pass(mask, backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_kept_bytes(backend):
     attention = layer("topk", backend, 0.5)
-    saved = []
-    tensors = inputs("cpu")
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
-        attention.attend(*tensors)
     n, p = BATCH * HEADS * TOKENS * WIDTH, BATCH * HEADS * TOKENS * TOKENS
 
     def kept(count: int) -> int:
         return round(0.5 * count) * 4 + (count + 7) // 8
 
-    size = sum(t.numel() * t.element_size() for t in saved)
+    size = sum(t.nbytes for t in saved(attention.attend, *inputs("cpu")))
     assert size == 3 * kept(n) + (kept(p) if backend == "stored" else 0)
 
 

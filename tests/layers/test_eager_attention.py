@@ -6,12 +6,7 @@ import pytest
 import torch
 from torch import nn
 from transformers import (
-    BertConfig,
     BertForSequenceClassification,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
     SwinConfig,
     SwinForImageClassification,
     TimeSeriesTransformerConfig,
@@ -20,16 +15,15 @@ from transformers import (
 
 from razorctl import Recipe, restore, saved_bytes, sparsify
 from razorctl.layers.base import RazorLayer
+from tests import models, zoo
 
-SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50}
-DECODER = {**SIZES, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 64}
 SERIES = {"prediction_length": 4, "context_length": 8, "lags_sequence": [1, 2], "d_model": 32}
 SERIES |= {"num_time_features": 1, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
 IMAGES = {"image_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [2], "num_heads": [2]}
 BUILDERS = {
-    "bert": lambda: BertForSequenceClassification(BertConfig(**SIZES, intermediate_size=64)),
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**DECODER)),
-    "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**DECODER)),  # caps its scores
+    "bert": models.bert,
+    "llama": zoo.llama,
+    "gemma2": zoo.MODELS["gemma2"][0],  # caps its scores
     "series": lambda: TimeSeriesTransformerModel(TimeSeriesTransformerConfig(**SERIES)),
     "swin": lambda: SwinForImageClassification(SwinConfig(**IMAGES, window_size=4)),
 }
@@ -131,7 +125,7 @@ def test_an_eager_function_that_reads_parameters_is_stock():
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_the_config_is_left_alone(implementation):
-    config = BertConfig(**SIZES, intermediate_size=64)
+    config = models.bert().config
     config._attn_implementation = implementation
     first, second = (BertForSequenceClassification(config).train() for _ in "ab")
     before = copy.deepcopy(config)

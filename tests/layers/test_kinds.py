@@ -7,13 +7,14 @@ from runpy import run_path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from razorctl import Recipe, sparsify
 from razorctl.layers.by_type import swaps
 from razorctl.rules.dense import Dense
 from tests.cases import CASES, both, razor, stock
 from tests.forked import Forked
+from tests.kept import saved
 from tests.layers.test_every_layer import TOLERANCE, assert_close, run
 from tests.layers.test_oracles import Product
 
@@ -21,19 +22,6 @@ BATCH = [name for name in CASES if "batchnorm" in name]
 NORMS = [name for name in CASES if " norm" in f" {name}" and not CASES[name].attention]
 FORMATS = (torch.contiguous_format, torch.channels_last)
 every_format = pytest.mark.parametrize("memory_format", FORMATS)
-
-
-def saved(layer: nn.Module, *inputs: Tensor) -> list[Tensor]:
-    """The tensors that a forward pass saves."""
-    tensors: list[Tensor] = []
-
-    def save(t: Tensor) -> Tensor:
-        tensors.append(t)
-        return t
-
-    with torch.autograd.graph.saved_tensors_hooks(save, lambda t: t):
-        layer(*inputs)
-    return tensors
 
 
 @pytest.mark.parametrize("case", NORMS)

@@ -21,6 +21,7 @@ from razorctl.rules.base import Rule
 from razorctl.rules.prune import TopK
 from razorctl.rules.quantized import Quantized
 from tests.cases import both, norm
+from tests.kept import held_bytes
 from tests.layers.test_every_layer import assert_close
 
 WIDTH, SIDE, BATCH = 8, 6, 3
@@ -196,18 +197,9 @@ def test_a_compiled_stack_shares_the_same(activation):
     compiled = torch.compile(twin, fullgraph=True, backend="aot_eager")
     sizes, found = [], []
     for module, call in ((model, model), (twin, compiled)):
-        held: dict[int, int] = {}
-        own = {t.untyped_storage().data_ptr() for t in (*module.state_dict().values(), x)}
-
-        def pack(t: Tensor, held: dict[int, int] = held, own: set[int] = own) -> Tensor:
-            if t.untyped_storage().data_ptr() not in own:
-                held[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-            return t
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-            y = call(x)
-        y.square().sum().backward()
-        sizes.append(sum(held.values()))
+        outputs = []
+        sizes.append(held_bytes(module, lambda call=call, to=outputs: to.append(call(x))))
+        outputs[0].square().sum().backward()
         found.append([*module.buffers(), *(p.grad for p in module.parameters())])
     assert 0 < sizes[1] <= sizes[0]
     for a, b in zip(*found, strict=True):

@@ -21,6 +21,7 @@ from razorctl.errors import UsageError
 from razorctl.memory import saved
 from razorctl.surgery.byte_budget import sparsify_within
 from razorctl.training.kept_bytes import trace_kept_bytes
+from tests.kept import held_bytes
 from tests.models import bert
 
 ROWS, WIDTH = 64, 32
@@ -164,17 +165,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 def measured(model: nn.Module, *inputs: Any, **kwargs: Any) -> int:
     """The bytes that a real step holds, without parameters and buffers."""
-    resident = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
-    held, keep = dict[int, int](), list[Tensor]()
-
-    def pack(t: Tensor) -> Tensor:
-        keep.append(t)
-        held[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-        return t
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        model.train()(*inputs, **kwargs)
-    return sum(size for key, size in held.items() if key not in resident)
+    return held_bytes(model, partial(model.train(), **kwargs), *inputs)
 
 
 def state(model: nn.Module) -> list[Any]:

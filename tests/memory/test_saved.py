@@ -18,6 +18,7 @@ from razorctl.models import find
 from razorctl.sampling.joint import Blocks
 from razorctl.surgery.byte_budget import sparsify_within
 from scripts.bench.peaks import peak_bytes
+from tests.kept import held_bytes
 from tests.models import bert as small_bert
 
 ROWS, WIDTH, OUT = 40, 96, 32
@@ -73,20 +74,7 @@ def test_equals_what_autograd_holds_in_a_real_step():
     x = torch.randn(4, 1, 28, 28)
     for method in METHODS:
         sparsify(model, Recipe(method))
-        held: dict[int, int] = {}
-        resident = {t.untyped_storage().data_ptr() for t in model.state_dict().values()}
-        keep = []
-
-        def pack(t, held=held, keep=keep, resident=resident):
-            if t.untyped_storage().data_ptr() not in resident:
-                held[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-            keep.append(t)
-            return t
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-            loss = model(x)
-        assert traced_bytes(model, x) == sum(held.values())
-        del loss
+        assert traced_bytes(model, x) == held_bytes(model, model, x)
         restore(model)
 
 

@@ -29,6 +29,7 @@ from razorctl.step import autocast, by_logits, train_step
 from razorctl.surgery.byte_budget import sparsify_within
 from razorctl.surgery.freezing import freeze_weights
 from scripts.bench import planning
+from tests.kept import held_bytes
 from tests.models import TEXT, entry, registered
 
 JOB = Job("vit", "any", 4, precision="fp32", learning_rate=0.01, weight_decay=0.01, input_size=32)
@@ -85,7 +86,7 @@ def test_the_traced_step_is_the_real_one_to_the_byte(
         with autocast(labels.device, job):
             (whole.forward or family.logits)(model, batch)
 
-    assert traced.saved == really_saved(model, forward)
+    assert traced.saved == held_bytes(model, forward)
 
     updates = build_optimizer(model, job)
     scaler = torch.amp.GradScaler("cpu", enabled=False)
@@ -119,7 +120,7 @@ def test_with_adapters_the_traced_step_saves_what_the_real_one_does(name, others
     model = family.bare(5, job.input_size)
     inputs, labels = family.example(model, 4, job.input_size), torch.zeros(4, dtype=torch.long)
     sparsify_within(model.train(), recipe, inputs)
-    real = really_saved(model, lambda: _forward(family, model, inputs, labels, job))
+    real = held_bytes(model, lambda: _forward(family, model, inputs, labels, job))
     assert traced.saved == real
 
 
@@ -143,7 +144,7 @@ def test_frozen_weights_keep_nothing_and_an_average_is_counted(name, method, sma
         model = family.bare(5, job.input_size).train()
         freeze_weights(model, job, recipe.part)
         sparsify_within(model, recipe, inputs)
-        real = really_saved(model, lambda: _forward(family, model, inputs, labels, job))  # noqa: B023
+        real = held_bytes(model, lambda: _forward(family, model, inputs, labels, job))  # noqa: B023
         assert traced.saved == real
         trained = [p.nbytes for p in model.parameters() if p.requires_grad]
         assert traced.optimizer == 2 * sum(trained) + 4 * len(trained)  # each counts its steps
@@ -158,21 +159,6 @@ def test_frozen_weights_keep_nothing_and_an_average_is_counted(name, method, sma
 def _forward(family, model, inputs, labels, job):
     with autocast(labels.device, job):
         return family.logits(model, inputs)
-
-
-def really_saved(model, forward) -> int:
-    known = (*model.parameters(), *model.buffers())
-    held, resident = {}, {t.untyped_storage().data_ptr() for t in known}
-
-    def pack(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in resident:
-            held[storage.data_ptr()] = storage.nbytes(), tensor
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        forward()
-    return sum(size for size, _ in held.values())
 
 
 STOCK = ("full", "checkpoint", "half")  # whose largest kernels are PyTorch's

@@ -20,6 +20,7 @@ from razorctl.memory.draws import joint_draws
 from razorctl.models import find
 from scripts.bench.peaks import peak_bytes
 from tests import zoo
+from tests.kept import held_bytes
 from tests.models import checkpoint, vit
 
 
@@ -169,24 +170,6 @@ def test_every_block_of_timm(kind):
     assert {len(blocks) for blocks in drawn} == {1}
 
 
-def held(model: nn.Module, inputs: dict[str, Any]) -> int:
-    """Bytes that autograd really holds after the forward pass of a step."""
-    lasting = (*model.parameters(), *model.buffers())
-    resident = {t.untyped_storage().data_ptr() for t in lasting}
-    storages, keep = {}, []
-
-    def pack(t):
-        if t.untyped_storage().data_ptr() not in resident:
-            storages[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-        keep.append(t)
-        return t
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        output = logits(model, inputs)
-    del output
-    return sum(storages.values())
-
-
 @pytest.mark.parametrize(
     ("name", "method"),
     [("timm", "full"), ("timm", "prebackrazor++"), ("hf vit", "full"), ("bert", "prebackrazor++")],
@@ -197,7 +180,9 @@ def test_traced_bytes_are_those_of_the_draw_that_saves_most(name, method):
     for budget in (1.0, 0.5, 0.2):
         sparsify(model, recipe(method, budget))
         traced.append(saved_bytes(model, case.inputs))
-        found = [held(model, case.inputs) for _ in range(1 if budget == 1 else 30)]
+        found = [
+            held_bytes(model, logits, model, case.inputs) for _ in range(1 if budget == 1 else 30)
+        ]
         assert max(found) == traced[-1]
         restore(model)
     assert traced[0] > traced[1] > traced[2]
