@@ -8,10 +8,9 @@ from torch import Tensor, nn
 
 from razorctl import Recipe, restore, sparsify
 from razorctl.layers.kinds.linear import Linear
-from razorctl.layers.shared_copies import memo
-from razorctl.ops.int8 import int8_rows
 from razorctl.rules.registry import RULES, RuleSettings
 from tests.layers.test_linear import PRECISIONS, distance, int8, oracle, razor, run
+from tests.layers.test_memo import Split
 
 SHAPES = [(40, 33), (3, 7, 33), (33,)]
 every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -29,39 +28,10 @@ def layer(bias: bool = True, device: torch.device | str = "cpu") -> Linear:
     return found
 
 
-class Split(nn.Module):
-    """Three layers of one input, and a classifier; with `change` it changes before the others."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.parts = nn.ModuleList(nn.Linear(33, 17) for _ in "qkv")
-        self.head = nn.Linear(17, 3)
-
-    def forward(self, x: Tensor, change: bool = False) -> Tensor:
-        first = self.parts[0](x)
-        if change:
-            x.mul_(2)
-        y: Tensor = self.head(first + self.parts[1](x) * self.parts[2](x))
-        return y
-
-
-def split() -> Split:
+def split() -> nn.Module:
     model = Split()
     sparsify(model, Recipe("razor", 0.5, int8_forward=True))
     return model
-
-
-@pytest.fixture
-def copied(monkeypatch) -> list[Tensor]:
-    """The inputs of which layers have made int8 copies."""
-    found: list[Tensor] = []
-
-    def noting(x: Tensor) -> tuple[Tensor, ...]:
-        found.append(x)
-        return int8_rows(x)
-
-    monkeypatch.setattr(memo, "int8_rows", noting)
-    return found
 
 
 @every_shape
@@ -166,29 +136,6 @@ def test_small_layers_keep_their_precision(monkeypatch):
     assert not torch.equal(model[0](x), want[0])
     assert torch.equal(model[0](x[1:]), want[0][1:])
     assert torch.equal(model[1](want[0].detach()), want[1])
-
-
-class TestTheCopyOfAnInput:
-    def test_is_made_once_for_all_layers_that_it_feeds(self, copied):
-        model, x = split(), torch.randn(40, 33)
-        loss = model(x).sum()
-        assert [t.data_ptr() for t in copied] == [x.data_ptr()]
-        loss.backward()
-        model(x)  # in another pass anew, with what a user may have put there
-        assert len(copied) == 2
-
-    def test_is_not_that_of_what_has_changed(self, copied):
-        model, x = split(), torch.randn(40, 33)
-        got = model(x.clone(), change=True)
-        assert len(copied) == 2
-        parts = [part(t.clone()) for part, t in zip(model.parts, (x, 2 * x, 2 * x), strict=True)]
-        assert torch.equal(got, model.head(parts[0] + parts[1] * parts[2]))
-
-    def test_is_dropped_with_the_input(self):
-        model = split()
-        loss = model(torch.randn(40, 33)).sum()
-        assert not model.parts[0].memo._int8._entries
-        del loss
 
 
 def test_a_compiled_program_makes_equal_copies_once():

@@ -1,8 +1,6 @@
 """Razor linear layers against the oracle of its rule and against nn.Linear, for every rule."""
 
 import copy
-import gc
-import weakref
 
 import pytest
 import torch
@@ -97,73 +95,6 @@ def test_frozen_parts_save_nothing_and_get_no_gradient(name):
     layer(torch.randn(4, 33)).sum().backward()  # an input without gradient
     assert layer.weight.grad.any()
     assert layer.bias.grad.sum() == 4 * 17
-
-
-class TestMemo:
-    def three(self, method: str) -> nn.Module:
-        class Split(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.parts = nn.ModuleList(nn.Linear(33, 17) for _ in "qkv")
-
-            def forward(self, x, change=False):
-                first = self.parts[0](x)
-                if change:
-                    x.mul_(2)
-                return first + self.parts[1](x) * self.parts[2](x)
-
-        model = Split()
-        sparsify(model, Recipe(method, ratio=0.5))
-        return model
-
-    @pytest.mark.parametrize("method", ["backrazor", "prebackrazor"])
-    def test_gradients_are_those_of_the_rule_of_the_first(self, method):
-        model, x = self.three(method), torch.randn(6, 33)
-        rule = copy.deepcopy(model.parts[0].rules.wide)
-        model(x).sum().backward()
-        stand_in = rule.pack(x).values()
-        outputs = [part(x).detach() for part in model.parts]
-        want = [torch.ones(6, 17), outputs[2], outputs[1]]
-        for part, dy in zip(model.parts, want, strict=True):
-            torch.testing.assert_close(part.weight.grad, dy.T @ stand_in)
-
-    def test_a_change_in_place_is_another_input(self):
-        model, x = self.three("backrazor"), torch.randn(6, 33)
-        dense = x.clone()
-        model(x, change=True).sum().backward()
-        rule = model.parts[0].rules.wide
-        first = rule.pack(dense).values()
-        torch.testing.assert_close(model.parts[0].weight.grad, torch.ones(17, 6) @ first)
-        later = rule.pack(2 * dense).values()
-        dy = model.parts[2](2 * dense).detach()
-        torch.testing.assert_close(model.parts[1].weight.grad, dy.T @ later)
-
-    def test_nothing_is_held_once_the_input_is_gone(self):
-        model = self.three("backrazor")
-        loss = model(torch.randn(6, 33)).sum()
-        assert not model.parts[0].memo._copies._entries
-        del loss
-
-    @pytest.mark.parametrize("method", ["backrazor", "full"])
-    def test_a_model_can_be_collected(self, method):
-        model = nn.Sequential(nn.Linear(33, 33), nn.GELU(), nn.Linear(33, 17))
-        sparsify(model, Recipe(method, ratio=0.5, joint_budget=0.5))
-        for _ in range(3):
-            model(torch.randn(6, 33)).sum().backward()
-        weight = weakref.ref(model[2].weight)
-        del model
-        gc.collect()
-        assert weight() is None
-
-    def test_the_same_tensor_is_another_input_in_another_pass(self):
-        layer, x = nn.Linear(33, 17), torch.randn(6, 33)
-        sparsify(layer, Recipe("prebackrazor"))
-        drawn = set()
-        for _ in range(20):
-            layer.zero_grad()
-            layer(x).sum().backward()
-            drawn.add(tuple(layer.weight.grad.any(0).tolist()))
-        assert len(drawn) > 5
 
 
 def int8(x: Tensor, dim: int) -> Tensor:

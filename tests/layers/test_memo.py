@@ -1,4 +1,4 @@
-"""The memo under activation checkpointing: it shares nothing across the border of a region."""
+"""Copies of an input: for which layers one serves, how long it lives, and under checkpointing."""
 
 import copy
 import gc
@@ -11,10 +11,108 @@ from torch.utils.checkpoint import checkpoint
 
 from razorctl import Recipe, sparsify
 from razorctl.layers.base import RazorLayer
+from razorctl.layers.kinds.linear import Linear
+from razorctl.layers.shared_copies import memo
 from razorctl.layers.shared_copies.memo import Memo
+from razorctl.rules.prune import TopK
 
 WIDTH = 32
 either = pytest.mark.parametrize("reentrant", [False, True])
+
+
+class Split(nn.Module):
+    """Three layers of one input, and a classifier; with `change` it changes before the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(33, 17) for _ in "qkv")
+        self.head = nn.Linear(17, 3)
+
+    def forward(self, x: Tensor, change: bool = False) -> Tensor:
+        first = self.parts[0](x)
+        if change:
+            x.mul_(2)
+        y: Tensor = self.head(first + self.parts[1](x) * self.parts[2](x))
+        return y
+
+
+# A recipe, and what makes the copy of an input by it.
+COPIES = {
+    "of a rule": (Recipe("backrazor", 0.5), (TopK, "pack"), "_copies"),
+    "in int8": (Recipe("razor", 0.5, int8_forward=True), (memo, "int8_rows"), "_int8"),
+}
+
+
+@pytest.fixture(params=COPIES.values(), ids=COPIES)
+def split(request, monkeypatch) -> tuple[nn.Module, list[Tensor], str]:
+    """A sparsified model, the inputs of which copies were made, and where they are kept."""
+    recipe, (owner, name), kept = request.param
+    monkeypatch.setattr(Linear, "SMALLEST", 0)
+    copied, make = list[Tensor](), getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *args: copied.append(args[-1]) or make(*args))
+    model = Split()
+    sparsify(model, recipe)
+    return model, copied, kept
+
+
+def test_a_copy_is_made_once_for_all_layers_that_it_feeds(split):
+    (model, copied, _), x = split, torch.randn(40, 33)
+    parts = [part for part in model.parts if isinstance(part, RazorLayer)]
+    for part in parts:
+        part(x).sum().backward()
+    first = len(copied)
+    y = sum(part(x) for part in parts)
+    assert [t.data_ptr() for t in copied[first:]] == [x.data_ptr()]
+    y.sum().backward()
+    sum(part(x) for part in parts)  # in another pass anew, with what a user may have put there
+    assert len(copied) == first + 2
+
+
+def test_what_has_changed_or_is_of_another_precision_has_a_copy_of_its_own(split):
+    (model, copied, _), x = split, torch.randn(40, 33)
+    first = model.parts[0](x)
+    x.mul_(2)
+    model.parts[1](x)
+    assert len(copied) == 2
+    with torch.autocast("cpu", torch.bfloat16):
+        low = model.parts[0](x)
+    assert len(copied) == 3
+    assert [t.dtype for t in copied] == [torch.float32, torch.float32, torch.bfloat16]
+    (first.sum() + low.sum()).backward()
+    assert model.parts[0].weight.grad.dtype == torch.float32
+
+
+def test_a_copy_is_dropped_with_its_input(split):
+    model, copied, kept = split
+    loss = model(torch.randn(40, 33)).sum()
+    copied.clear()
+    assert not getattr(model.parts[0].memo, kept)._entries
+    loss.backward()
+    assert not getattr(model.parts[0].memo, kept)._entries
+
+
+@pytest.mark.parametrize("method", ["backrazor", "prebackrazor"])
+def test_gradients_are_those_of_the_rule_of_the_first(method):
+    model, x = Split(), torch.randn(6, 33)
+    model.head = nn.Identity()
+    sparsify(model, Recipe(method, 0.5))
+    rule = copy.deepcopy(model.parts[0].rules.wide)
+    model(x).sum().backward()
+    stand_in = rule.pack(x).values()
+    outputs = [part(x).detach() for part in model.parts]
+    for part, dy in zip(model.parts, (torch.ones(6, 17), *outputs[:0:-1]), strict=True):
+        torch.testing.assert_close(part.weight.grad, dy.T @ stand_in)
+
+
+def test_the_same_tensor_is_drawn_anew_in_another_pass():
+    layer, x = nn.Linear(33, 17), torch.randn(6, 33)
+    sparsify(layer, Recipe("prebackrazor"))
+    drawn = set()
+    for _ in range(20):
+        layer.zero_grad()
+        layer(x).sum().backward()
+        drawn.add(tuple(layer.weight.grad.any(0).tolist()))
+    assert len(drawn) > 5
 
 
 class Block(nn.Module):
@@ -130,6 +228,18 @@ def test_not_even_what_a_region_takes_from_around_it(reentrant, shared):
     gradients(sparse(Captures()))
     assert len(shared) == (2 if reentrant else 3)
     assert not any(shared)
+
+
+@pytest.mark.parametrize("method", ["backrazor", "full"])
+def test_a_model_can_be_collected(method):
+    model = nn.Sequential(nn.Linear(33, 33), nn.GELU(), nn.Linear(33, 17))
+    sparsify(model, Recipe(method, ratio=0.5, joint_budget=0.5))
+    for _ in range(3):
+        model(torch.randn(6, 33)).sum().backward()
+    weight = weakref.ref(model[2].weight)
+    del model
+    gc.collect()
+    assert weight() is None
 
 
 def test_a_checkpointed_model_that_only_ran_forward_can_be_collected():

@@ -81,47 +81,39 @@ def alone(linear, scale, a):
     return scale(linear(a))
 
 
-def read_elsewhere(linear, scale, a):
+def held(x: Tensor) -> Tensor:
+    HELD.append(x)
+    return x
+
+
+def hooked(factor: int, before: bool = False, holds: bool = False, removed: bool = False) -> Use:
+    """A hook on the output of the linear layer, before or after the scale reads it."""
+
+    def use(linear, scale, a):
+        x = linear(a)
+        x = held(x) if holds else x
+        y = None if before else scale(x)
+        handle = x.register_hook(lambda g: factor * g)
+        if removed:
+            handle.remove()
+        return scale(x) if before else y
+
+    return use
+
+
+def checkpointed(linear, scale, a):
+    return checkpoint(lambda a: scale(linear(a)), a, use_reentrant=False)
+
+
+def elsewhere(linear, scale, a):
     x = linear(a)
     return scale(x) - 2 * x
 
 
-def held(linear, scale, a):
-    HELD.append(linear(a))
-    return scale(HELD[-1])
-
-
 def viewed(linear, scale, a):
     x = linear(a)
-    HELD.append(x[0])
+    held(x[0])
     return scale(x)
-
-
-def hooked_before(linear, scale, a):
-    x = linear(a)
-    x.register_hook(lambda g: 3 * g)
-    return scale(x)
-
-
-def hooked_after(linear, scale, a):
-    HELD.append(linear(a))
-    y = scale(HELD[-1])
-    HELD[-1].register_hook(lambda g: 3 * g)
-    return y
-
-
-def hooked_after_and_dropped(linear, scale, a):
-    x = linear(a)
-    y = scale(x)
-    x.register_hook(lambda g: 3 * g)
-    return y
-
-
-def unhooked(linear, scale, a):
-    x = linear(a)
-    y = scale(x)
-    x.register_hook(lambda g: 5 * g).remove()
-    return y
 
 
 def scaled_twice(linear, scale, a):
@@ -129,42 +121,27 @@ def scaled_twice(linear, scale, a):
     return scale(x) + scale(x)
 
 
-def called_twice(linear, scale, a):
-    first, second = linear(a), linear(a.sin())
-    return scale(first) + scale(second)
-
-
-def checkpointed(linear, scale, a):
-    return checkpoint(lambda a: scale(linear(a)), a, use_reentrant=False)
-
-
-def checkpointed_first(linear, scale, a):
-    return scale(checkpoint(linear, a, use_reentrant=False))
-
-
-def changed_in_place(linear, scale, a):
-    return scale(linear(a).add_(1.0))
-
-
-USES = [
-    alone,
-    read_elsewhere,
-    held,
-    viewed,
-    hooked_before,
-    hooked_after,
-    hooked_after_and_dropped,
-    unhooked,
-    scaled_twice,
-    checkpointed,
-    checkpointed_first,
-    changed_in_place,
-    called_twice,
-]
+USES: dict[str, Use] = {
+    "alone": alone,
+    "read elsewhere": elsewhere,
+    "held": lambda linear, scale, a: scale(held(linear(a))),
+    "viewed": viewed,
+    "hooked before": hooked(3, before=True),
+    "hooked after": hooked(3, holds=True),
+    "hooked after and dropped": hooked(3),
+    "unhooked": hooked(5, removed=True),
+    "scaled twice": scaled_twice,
+    "checkpointed": checkpointed,
+    "checkpointed first": lambda linear, scale, a: scale(
+        checkpoint(linear, a, use_reentrant=False)
+    ),
+    "changed in place": lambda linear, scale, a: scale(linear(a).add_(1.0)),
+    "called twice": lambda linear, scale, a: scale(linear(a)) + scale(linear(a.sin())),
+}
 
 
 @pytest.mark.parametrize("times", [1, 2])
-@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
 def test_gradients_are_those_of_stock(use, times):
     for mine, theirs in zip(
         gradients(razor(), use, times), gradients(stock(), use, times), strict=True

@@ -21,7 +21,6 @@ from razorctl.rules.base import Rule
 from razorctl.rules.prune import TopK
 from razorctl.rules.quantized import Quantized
 from tests.cases import both, norm
-from tests.kept import held_bytes
 from tests.layers.test_every_layer import assert_close
 
 WIDTH, SIDE, BATCH = 8, 6, 3
@@ -156,15 +155,6 @@ def test_two_branches_of_one_image_take_one_copy():
     assert saved_bytes(model, image()) == copies(8) + inner
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointing_runs_it_again(reentrant):
-    torch.manual_seed(0)
-    model, x = sparse(stack(nn.ReLU(inplace=True)), Quantized(4)), image()
-    twin = copy.deepcopy(model)
-    want, got = gradients(model, x), gradients(twin, x, use_reentrant=reentrant)
-    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
-
-
 @pytest.mark.parametrize("build", [nn.ReLU, nn.Hardswish])
 def test_autocast(build):
     torch.manual_seed(0)
@@ -175,35 +165,6 @@ def test_autocast(build):
         got = gradients(sparse(twin, Quantized(8)), x)
     assert torch.equal(got[0], want[0])
     assert_close(got, want, 0.05)
-
-
-@pytest.mark.parametrize("activation", [nn.ReLU, nn.SiLU])
-def test_a_compiled_stack_shares_the_same(activation):
-    class Pooled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stack = stack(activation(inplace=True))
-            self.pool, self.head = nn.MaxPool2d(2), nn.Linear(WIDTH, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = self.head(self.pool(self.stack(x)).mean((2, 3)))
-            return y
-
-    torch.manual_seed(0)
-    model, x = Pooled().train(), image()
-    sparsify(model, Recipe("razor", 0.9))
-    twin = copy.deepcopy(model)
-    torch.compiler.reset()
-    compiled = torch.compile(twin, fullgraph=True, backend="aot_eager")
-    sizes, found = [], []
-    for module, call in ((model, model), (twin, compiled)):
-        outputs = []
-        sizes.append(held_bytes(module, lambda call=call, to=outputs: to.append(call(x))))
-        outputs[0].square().sum().backward()
-        found.append([*module.buffers(), *(p.grad for p in module.parameters())])
-    assert 0 < sizes[1] <= sizes[0]
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(("name", "share"), [("resnet50", 1 / 6), ("mobilenet_v2", 1 / 12)])

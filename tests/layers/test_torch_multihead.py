@@ -1,6 +1,5 @@
 """torch's MultiheadAttention and the layers that it is in, against themselves in stock."""
 
-import copy
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from razorctl import Recipe, restore, saved_bytes, sparsify
 from razorctl.layers.base import RazorLayer
 from razorctl.layers.kinds.linear import Linear
 from razorctl.rules.dense import Dense
-from razorctl.rules.registry import RULES, RuleSettings
 from tests.cases import razor
 from tests.layers.test_every_layer import TOLERANCE, assert_close
 
@@ -102,23 +100,6 @@ def test_a_mask_that_is_learned_gets_its_gradient(weights):
         y, _ = change(layer)(*inputs(layer, "xyy"), **call)
         results.append(torch.autograd.grad(y.square().sum(), bias))
     assert_close(*results, 2e-5)
-
-
-@pytest.mark.parametrize("name", ["self", "cross"])
-@pytest.mark.parametrize("weights", [False, True], ids=["fused", "weights"])
-def test_it_compiles_as_a_whole(name, weights):
-    options, same, call = CASES[name]
-    layer = razor(attention(options), RULES["4-bit"].build(RuleSettings(1, 1)), "sparse-flash")
-    twin = copy.deepcopy(layer)
-    given = inputs(layer, same)
-    torch.compiler.reset()
-    compiled = torch.compile(twin, fullgraph=True, backend="aot_eager")
-    want, _ = step(layer, given, need_weights=weights, **call)
-    y, kept = compiled(*given, need_weights=weights, **call)
-    assert (kept is not None) == weights
-    torch.testing.assert_close(y, want[0])
-    y.square().sum().backward()
-    assert all(p.grad is not None for p in twin.parameters())
 
 
 def test_errors_are_those_of_stock():

@@ -342,17 +342,3 @@ def test_two_passes_in_one_autocast_context():
     total.backward()
     assert len(drawn) == 6
     assert all(p.grad is not None and p.grad.any() for p in model.blocks.parameters())
-
-
-def test_compiled_without_a_whole_graph():
-    eager = timm_vit()
-    twin = copy.deepcopy(eager)
-    for model in (eager, twin):
-        sparsify(model, recipe(unbiased=True))
-    torch.compiler.reset()
-    compiled = torch.compile(twin, backend="aot_eager")
-    for _ in range(2):
-        for model, forward in ((eager, eager), (twin, compiled)):
-            model.zero_grad()
-            forward(IMAGE).square().sum().backward()
-        assert_same_gradients(eager, twin)

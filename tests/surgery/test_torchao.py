@@ -85,15 +85,6 @@ def test_it_saves_what_full_does():
     assert saved_bytes(net, x) == full
 
 
-def test_a_compiled_step_is_the_eager_one():
-    net, x = build("vit")
-    sparsify(net, METHOD)
-    want = step(net, x)
-    got = step(torch.compile(net, fullgraph=True, backend="aot_eager"), x)
-    torch.testing.assert_close(got[0], want[0])
-    assert cosine(got[1:], want[1:]) > 0.999
-
-
 def test_what_it_cannot_take_is_refused_and_left_alone(monkeypatch):
     net, _ = build("vit")
     with pytest.raises(UsageError, match="no linear layer before its classifier for torchao"):
