@@ -6,44 +6,12 @@ from typing import Any
 import pytest
 import timm
 import torch
+import transformers as hf
 from peft import LoraConfig, get_peft_model
 from timm.models import vision_transformer
 from timm.models.beit import Beit
 from timm.models.eva import Eva
 from torch import Tensor, nn
-from transformers import (
-    BeitConfig,
-    BeitForImageClassification,
-    BertForMaskedLM,
-    Dinov2Config,
-    Dinov2ForImageClassification,
-    DistilBertConfig,
-    DistilBertForSequenceClassification,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    GemmaConfig,
-    GemmaForCausalLM,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Olmo2Config,
-    Olmo2ForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    RobertaConfig,
-    RobertaForSequenceClassification,
-    T5Config,
-    T5ForConditionalGeneration,
-    ViTConfig,
-    ViTForImageClassification,
-)
 
 from tests.models import TEXT, bert, gpt2, torchvision_vit, vit
 
@@ -51,7 +19,9 @@ IDS = torch.randint(1, 50, (3, 8), generator=torch.Generator().manual_seed(0))
 TEXTS = {"input_ids": IDS, "labels": IDS}
 
 
-def llama(kind: type = LlamaForCausalLM, config: type = LlamaConfig, **more: int) -> nn.Module:
+def llama(
+    kind: type = hf.LlamaForCausalLM, config: type = hf.LlamaConfig, **more: int
+) -> nn.Module:
     """Two heads of queries to one of keys and values."""
     sizes = {**TEXT, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, **more}
     return kind(config(**sizes))  # type: ignore[no-any-return]
@@ -60,19 +30,19 @@ def llama(kind: type = LlamaForCausalLM, config: type = LlamaConfig, **more: int
 def t5() -> nn.Module:
     """With a cache of an encoder and a decoder."""
     sizes = {"d_model": 24, "d_kv": 12, "d_ff": 48, "num_layers": 2, "num_heads": 2}
-    config = T5Config(**sizes, vocab_size=50, dropout_rate=0.0, decoder_start_token_id=0)
-    return T5ForConditionalGeneration(config)
+    config = hf.T5Config(**sizes, vocab_size=50, dropout_rate=0.0, decoder_start_token_id=0)
+    return hf.T5ForConditionalGeneration(config)
 
 
 def distilbert() -> nn.Module:
     sizes = {"dim": 24, "hidden_dim": 48, "n_layers": 2, "n_heads": 3, "vocab_size": 50}
-    return DistilBertForSequenceClassification(DistilBertConfig(**sizes))
+    return hf.DistilBertForSequenceClassification(hf.DistilBertConfig(**sizes))
 
 
 def dinov2() -> nn.Module:
     sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
     images = {"image_size": 16, "patch_size": 4}
-    return Dinov2ForImageClassification(Dinov2Config(**sizes, **images, layerscale_value=0.5))
+    return hf.Dinov2ForImageClassification(hf.Dinov2Config(**sizes, **images, layerscale_value=0.5))
 
 
 def adapted(build: Callable[[], nn.Module], dropout: float) -> nn.Module:
@@ -87,7 +57,7 @@ def beit() -> nn.Module:
     sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
     images = {"image_size": 16, "patch_size": 4, "drop_path_rate": 0.4}
     more = {"intermediate_size": 96, "use_relative_position_bias": True}
-    return BeitForImageClassification(BeitConfig(**sizes, **images, **more))
+    return hf.BeitForImageClassification(hf.BeitConfig(**sizes, **images, **more))
 
 
 class Decoder(nn.Module):
@@ -149,11 +119,11 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "llama": (llama, TEXTS),
     "llama, adapted": (lambda: adapted(llama, 0.0), TEXTS),
     "gpt2, adapted": (lambda: adapted(gpt2, 0.0), TEXTS),
-    "qwen3": (lambda: llama(Qwen3ForCausalLM, Qwen3Config, head_dim=8), TEXTS),
-    "gemma2": (lambda: llama(Gemma2ForCausalLM, Gemma2Config, head_dim=8), TEXTS),
-    "olmo2": (lambda: llama(Olmo2ForCausalLM, Olmo2Config), TEXTS),
+    "qwen3": (lambda: llama(hf.Qwen3ForCausalLM, hf.Qwen3Config, head_dim=8), TEXTS),
+    "gemma2": (lambda: llama(hf.Gemma2ForCausalLM, hf.Gemma2Config, head_dim=8), TEXTS),
+    "olmo2": (lambda: llama(hf.Olmo2ForCausalLM, hf.Olmo2Config), TEXTS),
     "distilbert": (distilbert, {"input_ids": IDS, "labels": IDS[:, 0] % 2}),
-    "phi3": (lambda: llama(Phi3ForCausalLM, Phi3Config), TEXTS),
+    "phi3": (lambda: llama(hf.Phi3ForCausalLM, hf.Phi3Config), TEXTS),
 }
 # Models whose code is that of one above, but for what tests of all models look at.
 MORE: dict[str, tuple[Callable[[], nn.Module], Any]] = {
@@ -164,18 +134,18 @@ MORE: dict[str, tuple[Callable[[], nn.Module], Any]] = {
         torch.randn(3, 3, 16, 16),
     ),
     "hf vit": (
-        lambda: ViTForImageClassification(ViTConfig(**IMAGE)),
+        lambda: hf.ViTForImageClassification(hf.ViTConfig(**IMAGE)),
         {"pixel_values": torch.randn(3, 3, 16, 16), "labels": IDS[:, 0] % 2},
     ),
     "roberta": (
-        lambda: RobertaForSequenceClassification(RobertaConfig(**TEXT, pad_token_id=0)),
+        lambda: hf.RobertaForSequenceClassification(hf.RobertaConfig(**TEXT, pad_token_id=0)),
         {"input_ids": IDS, "labels": IDS[:, 0] % 2},
     ),
-    "masked bert": (lambda: BertForMaskedLM(bert().config), TEXTS),
-    "qwen2": (lambda: llama(Qwen2ForCausalLM, Qwen2Config, tie_word_embeddings=True), TEXTS),
-    "mistral": (lambda: llama(MistralForCausalLM, MistralConfig, sliding_window=4), TEXTS),
-    "gemma": (lambda: llama(GemmaForCausalLM, GemmaConfig, head_dim=8), TEXTS),
-    "gpt neox": (lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**TEXT)), TEXTS),
+    "masked bert": (lambda: hf.BertForMaskedLM(bert().config), TEXTS),
+    "qwen2": (lambda: llama(hf.Qwen2ForCausalLM, hf.Qwen2Config, tie_word_embeddings=True), TEXTS),
+    "mistral": (lambda: llama(hf.MistralForCausalLM, hf.MistralConfig, sliding_window=4), TEXTS),
+    "gemma": (lambda: llama(hf.GemmaForCausalLM, hf.GemmaConfig, head_dim=8), TEXTS),
+    "gpt neox": (lambda: hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**TEXT)), TEXTS),
 }
 every_model = pytest.mark.parametrize("name", MODELS)
 ALL = MODELS | MORE

@@ -4,14 +4,8 @@ import copy
 
 import pytest
 import torch
+import transformers as hf
 from torch import nn
-from transformers import (
-    BertForSequenceClassification,
-    SwinConfig,
-    SwinForImageClassification,
-    TimeSeriesTransformerConfig,
-    TimeSeriesTransformerModel,
-)
 
 from razorctl import Recipe, restore, saved_bytes, sparsify
 from razorctl.layers.base import RazorLayer
@@ -24,8 +18,8 @@ BUILDERS = {
     "bert": models.bert,
     "llama": zoo.llama,
     "gemma2": zoo.MODELS["gemma2"][0],  # caps its scores
-    "series": lambda: TimeSeriesTransformerModel(TimeSeriesTransformerConfig(**SERIES)),
-    "swin": lambda: SwinForImageClassification(SwinConfig(**IMAGES, window_size=4)),
+    "series": lambda: hf.TimeSeriesTransformerModel(hf.TimeSeriesTransformerConfig(**SERIES)),
+    "swin": lambda: hf.SwinForImageClassification(hf.SwinConfig(**IMAGES, window_size=4)),
 }
 EAGER = ("bert", "llama", "gemma2", "series")
 
@@ -127,7 +121,7 @@ def test_an_eager_function_that_reads_parameters_is_stock():
 def test_the_config_is_left_alone(implementation):
     config = models.bert().config
     config._attn_implementation = implementation
-    first, second = (BertForSequenceClassification(config).train() for _ in "ab")
+    first, second = (hf.BertForSequenceClassification(config).train() for _ in "ab")
     before = copy.deepcopy(config)
     sparsify(first, Recipe("int8"))
     sparsify(second, Recipe("int8"))  # shares the config

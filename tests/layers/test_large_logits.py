@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from razorctl import Recipe, restore, saved_bytes, sparsify
 from razorctl.layers.recompute import large_logits
-from razorctl.layers.recompute.large_logits import AMPLIFIED, LIMIT, Measured
+from razorctl.layers.recompute.large_logits import AMPLIFIED, LIMIT, LargeLogits, Measured
 from razorctl.layers.shared_copies.memo import Memo
 from razorctl.rules.dense import Half
 from razorctl.rules.quantized import Quantized

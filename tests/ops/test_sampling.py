@@ -80,11 +80,3 @@ def test_draws_are_systematic_and_step_by_the_golden_ratio():
         assert torch.equal(index, systematic(p, 6, phase))
         assert torch.equal(drawn, p[index].float())
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_draws_have_the_inclusion_probabilities():
-    p, phase = project(torch.randn(20), 6, 0.05), torch.rand((), dtype=torch.float64)
-    hits = torch.zeros(20, dtype=torch.float64)
-    for _ in range(1000):
-        hits[draw(p, phase, 6)[0]] += 1
-    assert torch.allclose(hits / 1000, p, atol=4e-3)

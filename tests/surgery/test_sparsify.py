@@ -153,16 +153,6 @@ class TestJointBudget:
         net(x).square().sum().backward()
         assert torch.equal(got, x.grad)
 
-    def test_momentum_leaves_undrawn_weights_alone(self):
-        net = self.net(0.3)
-        optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
-        before = [m.weight.detach().clone() for m in net]
-        net(torch.randn(4, 8)).sum().backward()
-        drawn = net[0].blocks.drawn
-        optimizer.step()
-        for i, m in enumerate(net):
-            assert torch.equal(m.weight, before[i]) == (i not in drawn)
-
     def test_unbiased_scales_by_one_over_p(self):
         x = torch.randn(4, 8)
         grads = []
