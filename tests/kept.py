@@ -1,4 +1,4 @@
-"""What autograd really keeps of a forward pass."""
+"""Tensors and bytes that autograd keeps of a real forward pass."""
 
 from collections.abc import Callable
 from typing import Any

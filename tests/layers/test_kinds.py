@@ -1,4 +1,4 @@
-"""What is of one kind of layer alone: norms, activations, dropout, pooling, convolutions."""
+"""Properties of one kind of layer: norms, activations, dropout, pooling, convolutions."""
 
 import copy
 import math

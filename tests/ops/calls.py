@@ -63,7 +63,7 @@ class Size:
         return copy._replace(scale=copy.scale * turned, bias=self.normal(self.columns))
 
     def first_column(self) -> Tensor:
-        """Which elements are in the first column."""
+        """A mask of the elements in the first column."""
         return torch.arange(self.rows * self.columns, device=self.device) % self.columns == 0
 
     def images(self, dtype: torch.dtype | None = None) -> Tensor:
@@ -128,7 +128,7 @@ def _scaled_gemm(s: Size) -> Calls:
 
 
 def _int8_heads(s: Size) -> Calls:
-    """As views of a joint output, and as fused attention returns them."""
+    """Views of a joint output, and heads as fused attention returns them."""
     joint = s.normal(2, s.rows, 3, 2, s.columns // 2).to(s.dtype)
     views = joint.permute(2, 0, 3, 1, 4).unbind(0)
     yield tuple(views)
