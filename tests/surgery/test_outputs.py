@@ -445,3 +445,5 @@ def test_messages_name_the_true_classifier():
     sizes = {"policy": 50, "value": 50}
     assert uncompressed(model, sizes, 100, 0).startswith("2 output layers (100 %")
     assert uncompressed(model, {"policy": 50}, 100, 0).startswith("the classifier (50 %")
+    model = nn.Sequential(nn.Softplus(), nn.Mish())  # of which none keeps much
+    assert uncompressed(model, {"0": 11, "1": 9}, 10_000, 0).startswith("0 Softplus layer")

@@ -78,6 +78,7 @@ def test_only_exact_types_are_swapped(method):
         (nn.Linear(2, 2), Recipe(attention="flash"), "Linear has no attention that can be"),
         (nn.Linear(2, 2), Recipe("full", attention="sparse-flash"), "choose attention 'flash'"),
         (nn.Linear(2, 2), Recipe("checkpoint"), "has no activation checkpointing of its own"),
+        (nn.ReLU(), Recipe("head"), "ReLU has no last layer to train"),
         (
             nn.Sequential(nn.Linear(8, 8), OwnAttention(8, 2)),
             Recipe(attention="flash"),
@@ -89,7 +90,7 @@ def test_only_exact_types_are_swapped(method):
             "^1 has heads of 264 columns .* choose attention 'stored'",
         ),
     ],
-    ids=["nothing", "branches", "attention", "full", "checkpoint", "eager only", "wide heads"],
+    ids=["nothing", "branches", "attention", "full", "checkpoint", "head", "eager only", "wide heads"],
 )
 def test_what_cannot_be_honored_is_refused_before_any_change(net, recipe, message):
     with pytest.raises(UsageError, match=message):
