@@ -17,8 +17,6 @@ from razorctl.errors import UsageError
 from razorctl.layers.by_type import branches, branches_of
 from razorctl.layers.own_forward import runs
 from razorctl.memory.draws import joint_draws
-from razorctl.models import find
-from scripts.bench.peaks import peak_bytes
 from tests import zoo
 from tests.kept import held_bytes
 from tests.models import checkpoint, vit
@@ -186,23 +184,6 @@ def test_traced_bytes_are_those_of_the_draw_that_saves_most(name, method):
         assert max(found) == traced[-1]
         restore(model)
     assert traced[0] > traced[1] > traced[2]
-
-
-def test_what_is_kept_falls_with_the_budget():
-    (saved, peak), (less, lower) = of_budgets()
-    assert less < 0.65 * saved
-    assert lower < peak
-
-
-def of_budgets() -> list[tuple[int, int]]:
-    """The bytes that a model keeps, and its peak, without a draw and of half of its branches."""
-    model, x = find("vit-micro").build(10), torch.randn(64, 1, 28, 28)
-    found = []
-    for budget in (1.0, 0.5):
-        sparsify(model, recipe(budget=budget))
-        found.append((saved_bytes(model, x), peak_bytes(model, x)))
-        restore(model)
-    return found
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -90,7 +90,16 @@ def test_only_exact_types_are_swapped(method):
             "^1 has heads of 264 columns .* choose attention 'stored'",
         ),
     ],
-    ids=["nothing", "branches", "attention", "full", "checkpoint", "head", "eager only", "wide heads"],
+    ids=[
+        "nothing",
+        "branches",
+        "attention",
+        "full",
+        "checkpoint",
+        "head",
+        "eager only",
+        "wide heads",
+    ],
 )
 def test_what_cannot_be_honored_is_refused_before_any_change(net, recipe, message):
     with pytest.raises(UsageError, match=message):
