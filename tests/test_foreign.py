@@ -1,8 +1,10 @@
 """`razor` on models that nobody fitted it to: some of those of scripts/bench/foreign.py."""
 
+import architectures
 import foreign
 import passes
 import pytest
+import timm
 from torch import nn
 
 from razorctl import Recipe, restore, sparsify
@@ -80,3 +82,28 @@ def test_a_tenth_of_any_model(model):
     got = passes.run(net, inputs)
     assert not foreign.faults(got, want, foreign.COSINES[foreign.RATIO])
     assert got.kept <= (1 - foreign.RATIO) * want.kept
+
+
+# Cheap architectures of timm; the bench has one of each of its files.
+MODULES = [
+    "byobnet",
+    "edgenext",
+    "mambaout",
+    "maxxvit",
+    "mobilenetv3",
+    "nfnet",
+]
+
+
+# The derivative of hard swish jumps at 3 and -3, where codes may be on the other side.
+JUMPS = {"mobilenetv3": 0.9994}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_razor_on(module):
+    if not timm.is_model(architectures.CASES[module].model):
+        pytest.skip("a later timm has it")
+    row = architectures.check(architectures.CASES[module])
+    low = [f"the cosine is below {architectures.COSINE}"] if module in JUMPS else []
+    assert row["faults"] == low, row
+    assert row["cosine"] >= JUMPS.get(module, architectures.COSINE)

@@ -137,126 +137,75 @@ def test_a_view_costs_nothing_and_a_product_its_operations():
     assert cost(aten.mm.default, (a, b), {}, a @ b) == ({product: 1}, 0)
 
 
-def _half(*shape: int, last: bool = False) -> torch.Tensor:
-    x = torch.zeros(shape, dtype=torch.float16)
-    return x.to(memory_format=torch.channels_last) if last else x
-
-
 ATEN = torch.ops.aten
 CONV = [[1, 1], [1, 1], [1, 1], False, [0, 0]]  # stride, padding, dilation, transposed, its padding
 # Of [2, 8, 6, 6] images, bytes in single precision.
 X = 4 * 2 * 8 * 36
-# An operation, its arguments and what its kernels move, in bytes.
-KERNELS: dict[str, tuple[Any, Callable[[], tuple[Any, ...]], list[int]]] = {
-    "sums in place": (ATEN.add_.Tensor, lambda: (torch.zeros(8), torch.zeros(8)), [3 * 32]),
-    "copies read their source alone": (
-        ATEN.copy_.default,
-        lambda: (torch.zeros(8), torch.zeros(8, dtype=torch.float16)),
-        [32 + 16],
-    ),
-    "filling reads nothing": (ATEN.zero_.default, lambda: (torch.zeros(8),), [32]),
-    "nor does what is like another": (ATEN.zeros_like.default, lambda: (torch.zeros(8),), [32]),
-    "updates of lists are written": (
-        ATEN._foreach_add_.List,
-        lambda: ([torch.zeros(8), torch.zeros(4)], [torch.zeros(8), torch.zeros(4)]),
-        [3 * 48],
-    ),
+ROW, TABLE, EIGHT = torch.zeros(4, 8), torch.zeros(1000, 8), torch.zeros(8)
+LISTS = [EIGHT, torch.zeros(4)], [EIGHT, torch.zeros(4)]
+IMAGES, WEIGHT = torch.zeros(2, 8, 6, 6), torch.zeros(8, 8, 3, 3)
+HALF, DEPTHWISE = IMAGES.half(), torch.zeros(8, 1, 3, 3).half()
+LAST = HALF.to(memory_format=torch.channels_last)
+OF_NORM = ROW, ROW, [8], torch.zeros(4, 1), torch.zeros(4, 1), EIGHT, EIGHT
+LAYER_NORM, CONVOLUTION = ATEN.native_layer_norm, ATEN.convolution
+STATISTICS = (None, None, EIGHT, EIGHT), (None, None, None, None)
+# An operation, its arguments, what its kernels move, in bytes, and how many of them reduce.
+KERNELS: dict[str, tuple[Any, tuple[Any, ...], list[int], int]] = {
+    "sums in place": (ATEN.add_.Tensor, (EIGHT, EIGHT), [3 * 32], 0),
+    "copies read their source alone": (ATEN.copy_.default, (EIGHT, EIGHT.half()), [32 + 16], 0),
+    "filling reads nothing": (ATEN.zero_.default, (EIGHT,), [32], 0),
+    "nor does what is like another": (ATEN.zeros_like.default, (EIGHT,), [32], 0),
+    "updates of lists are written": (ATEN._foreach_add_.List, LISTS, [3 * 48], 0),
     "an expanded operand is small": (
-        ATEN.add.Tensor,
-        lambda: (torch.zeros(4, 8), torch.zeros(8).expand(4, 8)),
-        [2 * 128 + 32],
+        *(ATEN.add.Tensor, (ROW, EIGHT.expand(4, 8)), [2 * 128 + 32], 0),
     ),
     "of a table the rows that are looked up": (
-        ATEN.embedding.default,
-        lambda: (torch.zeros(1000, 8), torch.zeros(3, dtype=torch.long)),
-        [3 * 8 + 2 * 3 * 32],
+        *(ATEN.embedding.default, (TABLE, torch.zeros(3).long()), [3 * 8 + 2 * 3 * 32], 0),
     ),
     "batch norm in training": (
-        ATEN.native_batch_norm.default,
-        lambda: (torch.zeros(2, 8, 6, 6), None, None, None, None, True, 0.1, 1e-5),
-        [X, 2 * X],
+        *(ATEN.native_batch_norm.default, (IMAGES, *STATISTICS[1], True, 0.1, 1e-5)),
+        *([X, 2 * X], 1),
     ),
     "batch norm in evaluation": (
-        ATEN.native_batch_norm.default,
-        lambda: (
-            *(torch.zeros(2, 8, 6, 6), None, None, torch.zeros(8), torch.zeros(8)),
-            *(False, 0.1, 1e-5),
-        ),
-        [2 * X],
+        *(ATEN.native_batch_norm.default, (IMAGES, *STATISTICS[0], False, 0.1, 1e-5)),
+        *([2 * X], 0),
     ),
     "gradients of a layer norm": (
-        ATEN.native_layer_norm_backward.default,
-        lambda: (
-            *(torch.zeros(4, 8), torch.zeros(4, 8), [8], torch.zeros(4, 1), torch.zeros(4, 1)),
-            *(torch.zeros(8), torch.zeros(8), [True, True, True]),
-        ),
-        [2 * 128 + 2 * 32, 3 * 128],
+        *(ATEN.native_layer_norm_backward.default, (*OF_NORM, [True, True, True])),
+        *([2 * 128 + 2 * 32, 3 * 128], 2),
     ),
     "the gradient of a frozen layer norm": (
-        ATEN.native_layer_norm_backward.default,
-        lambda: (
-            *(torch.zeros(4, 8), torch.zeros(4, 8), [8], torch.zeros(4, 1), torch.zeros(4, 1)),
-            *(torch.zeros(8), torch.zeros(8), [True, False, False]),
-        ),
-        [3 * 128],
+        *(ATEN.native_layer_norm_backward.default, (*OF_NORM, [True, False, False])),
+        *([3 * 128], 1),
     ),
     "a layer norm of columns copies them": (
-        ATEN.native_layer_norm.default,
-        lambda: (torch.zeros(8, 4).t(), [8], None, None, 1e-5),
-        [2 * 128, 2 * 128 + 32],
+        *(LAYER_NORM.default, (torch.zeros(8, 4).t(), [8], None, None, 1e-5)),
+        *([2 * 128, 2 * 128 + 32], 0),
     ),
     "convolution in half, channels first": (
-        ATEN.convolution.default,
-        lambda: (_half(2, 8, 6, 6), _half(8, 8, 3, 3), None, *CONV, 1),
-        [X // 2 * 2, X // 2 * 2, 2 * 1152, X + 1152],
+        *(CONVOLUTION.default, (HALF, WEIGHT.half(), None, *CONV, 1)),
+        *([X // 2 * 2, X // 2 * 2, 2 * 1152, X + 1152], 0),
     ),
     "convolution in half, channels last": (
-        ATEN.convolution.default,
-        lambda: (_half(2, 8, 6, 6, last=True), _half(8, 8, 3, 3), None, *CONV, 1),
-        [X + 1152],
+        *(CONVOLUTION.default, (LAST, WEIGHT.half(), None, *CONV, 1), [X + 1152], 0),
     ),
     "convolution in single precision": (
-        ATEN.convolution.default,
-        lambda: (torch.zeros(2, 8, 6, 6), torch.zeros(8, 8, 3, 3), None, *CONV, 1),
-        [2 * X + 2304],
+        *(CONVOLUTION.default, (IMAGES, WEIGHT, None, *CONV, 1), [2 * X + 2304], 0),
     ),
     "gradients of a depthwise convolution": (
-        ATEN.convolution_backward.default,
-        lambda: (
-            *(_half(2, 8, 6, 6), _half(2, 8, 6, 6), _half(8, 1, 3, 3), [8], *CONV, 8),
-            [True, True, True],
-        ),
-        [X + 144, X + 144, X // 2 + 16],
+        *(ATEN.convolution_backward.default, (HALF, HALF, DEPTHWISE, [8], *CONV, 8, [True] * 3)),
+        *([X + 144, X + 144, X // 2 + 16], 1),  # that of the bias
     ),
 }
 
 
-def _kernels(name: str) -> OpCost:
-    operation, arguments, _ = KERNELS[name]
-    with FakeTensorMode() as mode:
-        args = tree_map_only(torch.Tensor, mode.from_tensor, arguments())
-        return cost(operation, args, {}, operation(*args))
-
-
 @pytest.mark.parametrize("name", KERNELS)
-def test_bytes_that_kernels_move(name):
-    said = _kernels(name)
-    moved = [kernel.bytes for kernel, count in said.kernels.items() for _ in range(count)]
-    assert sorted(moved) == sorted(KERNELS[name][2])
-
-
-@pytest.mark.parametrize(
-    ("name", "reduce"),
-    [
-        ("sums in place", 0),
-        ("batch norm in training", 1),
-        ("batch norm in evaluation", 0),
-        ("gradients of a layer norm", 2),
-        ("gradients of a depthwise convolution", 1),  # that of the bias
-    ],
-)
-def test_how_many_kernels_reduce(name, reduce):
-    kernels = _kernels(name).kernels
+def test_bytes_that_kernels_move_and_how_many_reduce(name):
+    operation, arguments, moved, reduce = KERNELS[name]
+    with FakeTensorMode() as mode:
+        args = tree_map_only(torch.Tensor, mode.from_tensor, arguments)
+        kernels = cost(operation, args, {}, operation(*args)).kernels
+    assert sorted(kernel.bytes for kernel in kernels.elements()) == sorted(moved)
     assert sum(count for kernel, count in kernels.items() if kernel.reduces) == reduce
 
 

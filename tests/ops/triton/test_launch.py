@@ -1,16 +1,21 @@
-"""A second launch of a kind passes the same arguments to the compiled kernel as Triton does."""
+"""A second launch of a kind passes the same arguments as Triton does; and the probing kernel."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
 import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import CompiledKernel, compiler
 from triton.runtime import jit
 
-from razorctl.ops.triton import int8, launch
+from razorctl.ops import kernels
+from razorctl.ops.triton import int8, launch, probe
+from razorctl.ops.triton.variants import Variant
+from scripts.bench.cubins import compiled
+from tests.launches import CARDS
 
 
 class Compiled(CompiledKernel):
@@ -98,3 +103,20 @@ def test_plans_are_forgotten_before_they_are_too_many(launched, monkeypatch):
 def test_sizes_on_the_host_are_tritons(size):
     assert launch.cdiv(size, 16) == triton.cdiv(size, 16)
     assert launch.next_power_of_2(size) == triton.next_power_of_2(size)
+
+
+VARIANT = Variant(probe.probe_kernel, {"x": "*fp32"}, {"N": 32}, 1, 3, "probe")
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_it_compiles(card):
+    assert compiled(VARIANT, card).stack == 0
+
+
+def test_a_cache_that_cannot_be_written_is_an_error_of_files(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(knobs.cache, "dir", str(tmp_path / "file" / "cache"))
+    with pytest.raises(OSError, match="file") as raised:
+        compiled(VARIANT, 89)
+    assert kernels.give_up(raised.value)
+    kernels._failed.clear()
