@@ -1,5 +1,6 @@
 """Naive twins of ops, which tests compare ops with."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -100,24 +101,31 @@ def topk_pack(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return _from(x.reshape(-1), keys, k, keys.kthvalue(keys.numel() - k + 1).values)
 
 
-def linear_cross_entropy(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
+def _losses_and_gradients(
+    logits_of: Callable[..., Tensor],
+    leaves: list[Tensor],
     target: Tensor,
     ignore_index: int,
     smoothing: float,
     factor: Tensor | None,
 ) -> tuple[Tensor, ...]:
     """In double precision, by autograd."""
-    leaves = [t.detach().double().requires_grad_() for t in (x, weight)]
-    leaves += [] if bias is None else [bias.detach().double().requires_grad_()]
-    logits = F.linear(*leaves)
+    leaves = [leaf.detach().double().requires_grad_() for leaf in leaves]
     losses = F.cross_entropy(
-        logits, target, ignore_index=ignore_index, reduction="none", label_smoothing=smoothing
+        *(logits_of(*leaves), target),
+        ignore_index=ignore_index,
+        reduction="none",
+        label_smoothing=smoothing,
     )
     total = losses.sum() if factor is None else (losses * factor.double()).sum()
     return losses.detach(), *torch.autograd.grad(total, leaves)
+
+
+def linear_cross_entropy(
+    x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, *others: Any
+) -> tuple[Tensor, ...]:
+    leaves = [x, weight] if bias is None else [x, weight, bias]
+    return _losses_and_gradients(F.linear, leaves, target, *others)
 
 
 def pixel_cross_entropy(
@@ -126,16 +134,9 @@ def pixel_cross_entropy(
     align_corners: bool,
     scale_h: float | None,
     scale_w: float | None,
-    ignore_index: int,
-    smoothing: float,
-    factor: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """In double precision, by autograd."""
-    leaf = x.detach().double().requires_grad_()
-    logits = upsample(leaf, target.shape[1:], align_corners, scale_h, scale_w)
-    losses = F.cross_entropy(
-        logits, target, ignore_index=ignore_index, reduction="none", label_smoothing=smoothing
-    )
-    total = losses.sum() if factor is None else (losses * factor.double()).sum()
-    (dx,) = torch.autograd.grad(total, leaf)
-    return losses.detach(), dx
+    *others: Any,
+) -> tuple[Tensor, ...]:
+    def enlarged(x: Tensor) -> Tensor:
+        return upsample(x, target.shape[1:], align_corners, scale_h, scale_w)
+
+    return _losses_and_gradients(enlarged, [x], target, *others)

@@ -1,7 +1,7 @@
 """`attend` against its oracles: autograd through the attention of what the rules restore."""
 
 import weakref
-from itertools import permutations
+from itertools import permutations, product
 
 import pytest
 import torch
@@ -75,24 +75,31 @@ def probabilities(q: Tensor, k: Tensor, settings: dict) -> Tensor:
     return scores.softmax(-1)
 
 
-@every_rule
-@pytest.mark.parametrize("mask", MASKS)
+STORED = [*product(RULE_NAMES, MASKS), ("dense", "dropout"), ("topk", "dropout")]
+
+
+@pytest.mark.parametrize(("rule", "mask"), STORED)
 def test_stored_gradients_equal_the_oracle(rule, mask, device):
-    attention = layer(rule, "stored")
+    attention, drops = layer(rule, "stored"), mask == "dropout"
     q, k, v = inputs(device)
     settings = options(mask, device)
     dense = probabilities(q, k, settings).detach()
+    torch.manual_seed(5)
+    dropped = F.dropout(dense, 0.3) if drops else dense
     scaled = q.detach() * WIDTH**-0.5  # what is kept of q
-    qs, ks, vs, ps = stand_ins(attention, [scaled, k, v, dense])
-    ps = ps / ps.sum(-1, keepdim=True)
+    signed = torch.where(dropped > 0, dense, -dense) if drops else dense
+    qs, ks, vs, ps = stand_ins(attention, [scaled, k, v, signed])
+    on = (ps > 0) / 0.7 if drops else 1
+    ps = ps.abs() / ps.abs().sum(-1, keepdim=True)
     # Both products are bilinear, and softmax at log P has the Jacobian of P.
     scores = (q * WIDTH**-0.5) @ ks.transpose(-2, -1) + qs @ k.transpose(-2, -1)
     p = with_gradient(ps.log(), scores).softmax(-1)
-    out = p @ vs + ps @ v
+    out = (p * on) @ vs + (ps * on) @ v
     cotangent = torch.randn(out.shape, device=device)
     want = torch.autograd.grad(out, (q, k, v), cotangent)
-    y = attention.attend(q, k, v, **settings)
-    assert_close([y], [F.scaled_dot_product_attention(q, k, v, **settings)], 1e-5)
+    torch.manual_seed(5)
+    y = attention.attend(q, k, v, dropout_p=0.3 * drops, **settings)
+    assert_close([y], [dropped @ v], 1e-5)
     got = list(torch.autograd.grad(y, (q, k, v), cotangent))
     # The last bit of a probability may round its half the other way.
     assert_close(got, list(want), 2e-4 if rule == "half" else 2e-5)
@@ -150,28 +157,6 @@ def test_a_row_of_which_nothing_takes_part_is_finite(backend, device):
     y = layer("topk", backend).attend(*tensors, attn_mask=mask)
     for t in (y, *torch.autograd.grad(y.square().sum(), tensors)):
         assert t.isfinite().all()
-
-
-@pytest.mark.parametrize("rule", ["dense", "topk"])
-def test_stored_dropout_equals_the_oracle(rule, device):
-    attention = layer(rule, "stored")
-    q, k, v = inputs(device)
-    dense = probabilities(q, k, {}).detach()
-    torch.manual_seed(5)
-    dropped = F.dropout(dense, 0.3)
-    signed = torch.where(dropped > 0, dense, -dense)
-    qs, ks, vs, ps = stand_ins(attention, [q.detach() * WIDTH**-0.5, k, v, signed])
-    on = (ps > 0) / 0.7
-    ps = ps.abs() / ps.abs().sum(-1, keepdim=True)
-    scores = (q * WIDTH**-0.5) @ ks.transpose(-2, -1) + qs @ k.transpose(-2, -1)
-    p = with_gradient(ps.log(), scores).softmax(-1)
-    out = (p * on) @ vs + (ps * on) @ v
-    cotangent = torch.randn(out.shape, device=device)
-    want = torch.autograd.grad(out, (q, k, v), cotangent)
-    torch.manual_seed(5)
-    y = attention.attend(q, k, v, dropout_p=0.3)
-    torch.testing.assert_close(y, dropped @ v)
-    assert_close(list(torch.autograd.grad(y, (q, k, v), cotangent)), list(want), 2e-5)
 
 
 def test_sparse_flash_replays_dropout_and_leaves_the_generator_alone(device):
