@@ -14,12 +14,12 @@ from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch.autograd.graph import saved_tensors_hooks
 from transformers import BertConfig, BertForSequenceClassification
 
 from razorctl import Recipe, sparsify
 from razorctl.layers.kinds.linear import Linear
 from razorctl.methods import EXACT, METHODS
+from tests.kept import held_bytes
 from tests.models import llama
 
 LENGTHS = torch.tensor([[32], [20], [8], [31]])  # of texts; the rest is padding
@@ -56,20 +56,11 @@ def step(
 
     seed: of dropout.
     """
-    resident = {t.untyped_storage().data_ptr() for t in model.state_dict().values()}
-    held: dict[int, torch.UntypedStorage] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in resident:
-            held[storage.data_ptr()] = storage
-        return tensor
-
     model.zero_grad()
     torch.manual_seed(seed)
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = forward(**inputs)
-    size = sum(storage.nbytes() for storage in held.values())
+    outputs: list[Any] = []
+    size = held_bytes(model, lambda: outputs.append(forward(**inputs)))
+    (output,) = outputs
     getattr(output, "logits", output).square().sum().backward()
     return [torch.tensor(size), *(p.grad for p in model.parameters())]
 

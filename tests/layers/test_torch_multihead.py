@@ -11,6 +11,7 @@ from razorctl import Recipe, restore, saved_bytes, sparsify
 from razorctl.layers.base import RazorLayer
 from razorctl.layers.kinds.linear import Linear
 from razorctl.rules.dense import Dense
+from tests import zoo
 from tests.cases import razor
 from tests.layers.test_every_layer import TOLERANCE, assert_close
 
@@ -154,27 +155,17 @@ TRANSLATED = TEXTS | {"tgt": OTHERS}
 def test_a_translator(norm_first, precision):
     model = Translator(norm_first).train()
     names = list(model.state_dict())
-    want, exact = gradient(model, TRANSLATED, precision)
+    want, _, exact = zoo.step(model, TRANSLATED, precision)
     full = saved_bytes(model, TRANSLATED, autocast=precision)
     for method, cosine, share in (("half", 0.9999, 0.8), ("int8", 0.999, 0.45)):
         sparsify(model, Recipe(method))
-        got, close = gradient(model, TRANSLATED, precision)
+        got, _, close = zoo.step(model, TRANSLATED, precision)
         assert torch.equal(got, want)
         assert torch.cosine_similarity(close, exact, dim=0) > cosine
         assert saved_bytes(model, TRANSLATED, autocast=precision) < share * full
         assert list(model.state_dict()) == names
         restore(model)
-    assert torch.equal(gradient(model, TRANSLATED, precision)[1], exact)
-
-
-def gradient(model: nn.Module, given: dict[str, Any], precision: Any = None) -> list[Tensor]:
-    """The output, and the gradients of all parameters as one vector."""
-    model.zero_grad()
-    torch.manual_seed(7)
-    with torch.autocast("cpu", precision, enabled=precision is not None):
-        y = model(**given)
-    (y.float() * torch.linspace(-1, 1, y.numel()).sin().view(y.shape)).sum().backward()
-    return [y.detach(), torch.cat([p.grad.flatten() for p in model.parameters()])]
+    assert torch.equal(zoo.step(model, TRANSLATED, precision)[2], exact)
 
 
 @pytest.mark.parametrize("padded", [False, True])

@@ -10,6 +10,7 @@ from razorctl import Recipe, restore, saved_bytes, sparsify
 from razorctl.errors import UsageError
 from razorctl.surgery import torchao
 from tests.models import SMALL
+from tests.surgery.test_adapters import build
 from tests.surgery.test_methods import cosine, step
 
 every_model = pytest.mark.parametrize("kind", SMALL)
@@ -19,12 +20,6 @@ METHOD = Recipe("torchao-int8")
 @pytest.fixture(autouse=True)
 def installed():
     pytest.importorskip("torchao")
-
-
-def build(kind: str) -> tuple[nn.Module, Tensor]:
-    torch.manual_seed(0)
-    model, batch = SMALL[kind]
-    return model().train(), batch()
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
