@@ -342,6 +342,9 @@ def test_what_changes_before_it_is_read_is_refused(kind):
     logits.mul_(2)
     with pytest.raises(UsageError, match=r"before it|in place"):
         late.sum()
+    if kind.lazy is Enlarged:
+        with pytest.raises(UsageError, match="before it"):
+            F.cross_entropy(late, TARGET)
     late = layer(x)
     values = read.tanh()
     torch.optim.SGD(layer.parameters(), 0.1).step(lambda: kind.losses["mean"](layer(x)).backward())
