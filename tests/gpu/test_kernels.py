@@ -20,7 +20,8 @@ pytestmark = [
 ]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SHAPES = [(1, 64), (197, 768), (1576, 3072), (130, 192), (130, 9024)]  # [rows, columns]
-KERNELS = [name for name in RESULTS if op_of(name).fused]
+APART = ("draw", "int8_columns")  # which have tests of their own
+KERNELS = [name for name in RESULTS if op_of(name).fused and name not in APART]
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +37,7 @@ def compare(name: str, size: Size) -> None:
         if name.startswith("activation_grad"):  # the body rounds more often in 16 bits
             args = args[0].float(), *args[1:]
         twin = copy.deepcopy(args)  # a draw moves its phase
-        assert_agree(name, op(*args), op.body(*twin), size)
+        assert_agree(name, op(*args), op.body(*twin), size, times=4)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -60,6 +61,31 @@ def test_every_function(name, function):
 
 def normal(*shape: int) -> Tensor:
     return torch.randn(shape, device="cuda")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_int8_columns(shape, dtype):
+    """Codes of bf16, whose quotients are often halves, differ only where these are."""
+    x, op = normal(*shape).to(dtype), op_of("int8_columns")
+    (codes, scale), want = op(x), op.body(x)
+    exact = (x.double() / want[1].double()).t()
+    off = (codes.int() - want[0].int()).abs()
+    assert off.max() <= 1
+    assert ((exact - exact.floor() - 0.5).abs()[off > 0] < 1e-3).all()
+    close(scale, want[1])
+
+
+@pytest.mark.parametrize(("size", "total"), [(1, 1), (30, 6), (768, 77), (14336, 1434)])
+def test_draws(size, total):
+    p = op_of("project")(normal(size), total, 0.1 * total / size)
+    ours, theirs = (torch.tensor(0.25, dtype=torch.float64, device="cuda") for _ in range(2))
+    for _ in range(5):
+        index, drawn = op_of("draw")(p, ours, total)
+        other, _ = op_of("draw").body(p, theirs, total)
+        assert (index != other).float().mean() < 0.01  # sums of doubles in another order
+        assert torch.equal(drawn, p[index].float())
+        assert torch.equal(ours, theirs)
 
 
 GEMMS = [(1, 1, 1), (17, 8, 8), (33, 17, 70), (3152, 768, 768), (768, 3072, 3152), (100, 10, 768)]
