@@ -185,6 +185,8 @@ def test_a_failed_kernel_is_named(monkeypatch):
     state, outcomes = kernels.state(torch.device("cuda")), kernels.outcomes(torch.device("cuda"))
     kernels._failed.clear()
     assert state == "fused kernels, by Triton, but PyTorch operations for topk_pack"
+    monkeypatch.setattr(kernels, "find_spec", lambda name: None)
+    assert kernels.state(torch.device("cuda")) == "PyTorch operations: no Triton here"
     assert outcomes == {"draw": None, "topk_pack": "why"}
 
 
