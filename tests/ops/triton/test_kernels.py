@@ -73,12 +73,25 @@ def test_gradients_of_activations_in_16_bits(dtype):
     got, want = op(dy, copy, "gelu"), op.body(dy.float(), copy, "gelu")
     torch.testing.assert_close(got.float(), want, rtol=2**-7, atol=1e-4)
     dy[1], dy[2, 3] = 0, NAN
-    codes, scale, *of_columns = with_int8(dy, copy, "gelu")
-    wanted = references.int8_rows(op(dy, copy, "gelu"))
+    codes, scale, *of_columns = with_int8(dy, copy, "silu")
+    wanted = references.int8_rows(op(dy, copy, "silu"))
     finite = dy.isfinite().all(1)
     same_codes(codes[finite], wanted[0][finite])
     close(scale, wanted[1])
     torch.testing.assert_close(of_columns, list(wanted[2:]), rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("function", ["silu", "gelu"])
+@pytest.mark.parametrize("widest", [768, 63])  # in one kernel, and in two
+def test_int8_gradients_of_activations(widest, function, monkeypatch):
+    monkeypatch.setattr("razorctl.ops.triton.activation.WIDEST", widest)
+    dy, copy = torch.randn(26, 64), copied(torch.randn(26, 64), 5, 16)
+    codes, scale, *_ = op_of("activation_grad_int8")(dy, copy, function)
+    want = op_of("activation_grad").body(dy, copy, function)
+    off = (codes * scale - want).abs()
+    assert (off <= 0.51 * scale + 2e-5 * dy.abs()).all()
+    if function != "gelu":
+        compare("activation_grad_int8", Size(26, 64, 16, function=function))
 
 
 def test_int8_rows_of_what_is_not_finite():
