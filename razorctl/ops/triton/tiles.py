@@ -13,12 +13,20 @@ from razorctl.ops.triton.launch import cdiv
 PARTS = constexpr(op.PARTS)
 ROWS, COLUMNS, WARPS = 32, 128, 4  # of a program of an elementwise kernel
 VECTOR = 16  # bytes that a thread loads at once
-# Stages of a loop over rows: while a program computes one row, the next is being loaded, where a
-# card can copy into shared memory meanwhile.
-AHEAD = constexpr(2)
 # Types of arguments of kernels, for `variants`.
 COPY = {"packed": "*u8", "zero_point": "*i16", "scale": "*bf16"}
 SHAPE = {"rows": "i32", "columns": "i32", "stride": "i32", "tile_rows": "i32"}
+
+
+def chunks_of(columns: int, widest: int = 1024) -> tuple[int, int]:
+    """The columns of a chunk of a row and the number of chunks, for programs of whole rows.
+
+    At most a ninth of the lanes has no column, where one of the widths allows it.
+    """
+    widths = [width for width in (1024, 512, 256) if width <= widest]
+    fits = (width for width in widths if 8 * cdiv(columns, width) * width <= 9 * columns)
+    width = next(fits, widths[-1])
+    return width, cdiv(columns, width)
 
 
 def block(dtype: torch.dtype) -> tuple[dict[str, int], int]:
