@@ -63,15 +63,15 @@ def scales_kernel(
 
 
 @triton.jit
-def _word(a, b, c, d):
-    """The low bytes of a, b, c, d of -127 to 127, rounded to nearest, in one int32.
+def _word(rows):
+    """Four rows of numbers of -127 to 127, rounded to nearest, as the bytes of int32.
 
     A number plus 1.5 * 2 ** 23 + 128 has them, plus 128, as its last byte; sums need no masks.
     """
-    a = (a + 12583040.0).to(tl.int32, bitcast=True) - 0x4B400000
-    b = (b + 12583040.0).to(tl.int32, bitcast=True) - 0x4B400000
-    c = (c + 12583040.0).to(tl.int32, bitcast=True) - 0x4B400000
-    d = (d + 12583040.0).to(tl.int32, bitcast=True) - 0x4B400000
+    a = (rows[0] + 12583040.0).to(tl.int32, bitcast=True) - 0x4B400000
+    b = (rows[1] + 12583040.0).to(tl.int32, bitcast=True) - 0x4B400000
+    c = (rows[2] + 12583040.0).to(tl.int32, bitcast=True) - 0x4B400000
+    d = (rows[3] + 12583040.0).to(tl.int32, bitcast=True) - 0x4B400000
     return (a + (b << 8) + (c << 16) + (d << 24)) ^ FLIPPED
 
 
@@ -133,7 +133,7 @@ def _store_matrix(
     for i in tl.static_range(4):
         inside = (row + i < rows)[:, None] & there[None, :]
         values += (_row_of_matrix(x, row_scale, by, row + i, column, rows, stride, inside),)
-    word = _word(values[0], values[1], values[2], values[3])
+    word = _word(values)
     padded = (row < terms)[:, None] & there[None, :]
     tl.store(_words_at(codes, column, terms, row), word, mask=padded)
 
@@ -176,7 +176,7 @@ def codes_kernel(
                     rows, columns, inside & (row + i < rows)[:, None], BITS, FUNCTION, V,
                 ),
             )  # fmt: skip
-        word = _word(values[0], values[1], values[2], values[3])
+        word = _word(values)
         tl.store(_words_at(x, column, terms, row), word, mask=inside)
     elif number < before_weight:
         _store_matrix(
