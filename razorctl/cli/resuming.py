@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from razorctl import data, models
-from razorctl.cli.options import PLANNING
 from razorctl.cli.planning import Settled
-from razorctl.cli.settings import Settings
+from razorctl.cli.settings import PLANNING, Settings
 from razorctl.config.job import Job
 from razorctl.errors import UsageError
 from razorctl.training import checkpoints, run_files, rundir

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from razorctl.config.job import Job
+from razorctl.config.keywords import Prefer
 from razorctl.config.recipe import Recipe
 from razorctl.errors import NoFitError, UsageError
 from razorctl.memory import trace_cache as traces
@@ -14,7 +15,7 @@ from razorctl.models.packing import Gain
 from razorctl.planning import refusal
 from razorctl.planning.candidates import CONTEXT, Candidate, Predicted
 from razorctl.planning.gpus import Achieved, Gpu
-from razorctl.planning.search import Prefer, Search
+from razorctl.planning.search import Search
 from razorctl.registry import unknown
 from razorctl.system import documents
 from razorctl.system.processes import program

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from razorctl import units
 from razorctl.config.job import Job, settle_precision
+from razorctl.config.keywords import Prefer
 from razorctl.config.recipe import Recipe
 from razorctl.config.tasks import LANGUAGE
 from razorctl.errors import UsageError
@@ -28,7 +29,6 @@ from razorctl.planning.gpus import Gpu
 from razorctl.planning.times import step_seconds
 from razorctl.rules.allocation import largest, width
 
-Prefer = Literal["balanced", "exact", "fast"]
 # Ratios of razor that are tried beside the largest one that is close, and the largest allowed one.
 RATIOS = (0.5, 0.9, 0.95)
 # What `fast` may add to razor: in fine-tuning with this ratio it cost no more accuracy than seeds

@@ -2,7 +2,7 @@
 
     scripts/bench/accuracy.sh [--device cuda] [--precision bf16] [--grid full] [--tasks TASK ...]
 
-Each run is one of `razorctl.finetune`, from reading files to the test at the end. Seed 0 is run
+Each run is one of `training.run.finetune`, from reading files to the test at the end. Seed 0 is run
 with each learning rate of its task, the others with the one whose mean loss on the validation split
 is the least, until that one has all seeds. Where seed 0 has the bits of earlier results, the other
 seeds are theirs. On a CPU as many runs go on at once as there are cores, each on one of them. Last,
@@ -40,7 +40,7 @@ from record import versions, write
 from rich.console import Console
 from rich.table import Table
 
-from razorctl import Job, Recipe, data, finetune
+from razorctl import Job, Recipe, data
 from razorctl.config.job import Precision
 from razorctl.config.tasks import LEAST
 from razorctl.errors import RazorError
@@ -48,6 +48,7 @@ from razorctl.memory.job_forward import JobForward
 from razorctl.surgery.byte_budget import sparsify_within
 from razorctl.training.comparing.figures import TARGET
 from razorctl.training.profiler import CLASSES, TimedTraining
+from razorctl.training.run import finetune
 
 RATIO = 0.9
 CORE = {

@@ -27,10 +27,11 @@ from pretrained import CACHE
 from record import head, options, write
 from torch import Tensor
 
-from razorctl import Job, Recipe, finetune
+from razorctl import Job, Recipe
 from razorctl.sampling.joint import Blocks, Reduce
 from razorctl.sampling.samplers import Bandit, Proportional, Sampler
 from razorctl.surgery import branches, sparsify
+from razorctl.training.run import finetune
 
 BUDGET = 0.5
 STEPS = 200  # of digits
