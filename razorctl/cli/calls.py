@@ -33,7 +33,7 @@ def public(function: Function) -> Function:
     @wraps(function)
     def shown(*args: Any, **keywords: Any) -> Any:
         try:
-            keywords = _checked(function, keywords)
+            keywords = _checked(function, args, keywords)
             processes.settle_environment()
             with hide_messages(unless=keywords.get("progress", True)), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "IProgress not found")  # of tqdm, without a bar
@@ -56,9 +56,13 @@ def types(function: Callable[..., Any]) -> tuple[dict[str, Any], dict[str, Any]]
     return own, settings.__annotations__
 
 
-def _checked(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords with texts in place of sequences; raises UsageError for unknown or wrong ones."""
+def _checked(
+    function: Callable[..., Any], args: Sequence[Any], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Keywords with texts in place of sequences; raises UsageError for unknown or wrong values."""
     own, settings = types(function)
+    for name, value in signature(function).bind_partial(*args).arguments.items():
+        check_type(name, value, own.get(name, object))
     checked = {name: value for name, value in given.items() if value is not None}
     for name in given:
         if name not in own | settings:

@@ -207,6 +207,7 @@ def test_refusals_are_errors_of_one_sentence(case):
     [
         (lambda: razorctl.plan("bert-base", "digits", gpu="t4"), errors.UsageError),
         (lambda: razorctl.compare("vit-micro"), errors.UsageError),
+        (lambda: razorctl.finetune(Job("vit-micro", "digits")), errors.UsageError),
         (lambda: razorctl.compare("vit-micro", "digits", method="full"), errors.UsageError),
         (lambda: razorctl.profile("vit-mikro"), errors.UsageError),
         (lambda: razorctl.finetune("vit-micro", "hf:nobody/nothing"), errors.MissingError),
