@@ -11,7 +11,6 @@ from torch.utils.checkpoint import checkpoint
 from razorctl import Recipe, restore, sparsify
 from razorctl.layers.kinds.linear import Linear
 from razorctl.layers.shared_copies import layouts
-from razorctl.layers.shared_copies.memo import copy_of
 from razorctl.methods import METHODS
 from tests.models import SMALL
 
@@ -204,14 +203,8 @@ class TestSharing:
             hidden = net[1](net[0](x))
             saved.clear()
             y = net[2](hidden)
-            packed, shared = net[2].memo.pack(
-                hidden,
-                layouts.of_rows(y.dtype),
-                lambda: pytest.fail("packed again"),
-                "another layer",
-            )
+            packed = net[2].memo.find(hidden, layouts.of_rows(y.dtype), "another layer")
         assert not [t for t in saved if t.shape == hidden.shape]
-        assert shared
         restored = packed.values()
         assert (restored - hidden).norm() < 0.02 * hidden.norm()
         dy = torch.randn_like(y)
@@ -231,13 +224,7 @@ class TestSharing:
         hidden = net[1](net[0](x))
         with torch.no_grad():
             hidden.mul_(2)
-        _, shared = net[2].memo.pack(
-            hidden,
-            layouts.of_rows(hidden.dtype),
-            lambda: copy_of(hidden.detach(), net[2].rules),
-            "another layer",
-        )
-        assert not shared
+        assert net[2].memo.find(hidden, layouts.of_rows(hidden.dtype), "another layer") is None
 
     def test_dropout_of_nothing_passes_it_on(self):
         torch.manual_seed(0)
