@@ -75,16 +75,10 @@ def finetune(
 
     Settings of a run, which `help(razorctl.Recipe)` and `help(razorctl.Job)` explain:
     """
+    made = call(settings, recipe, model=model, dataset=dataset, vram=vram, gpu=gpu, prefer=prefer)
+    trackers = [tracker] if isinstance(tracker, str) else tracker
     return Result.of_run(
-        finetuning.finetune(
-            call(settings, recipe, model=model, dataset=dataset, vram=vram, gpu=gpu, prefer=prefer),
-            plan=_path(plan),
-            out=_path(out),
-            resume=resume,
-            dry_run=dry_run,
-            trackers=[tracker] if isinstance(tracker, str) else tracker,
-            device=device,
-        )
+        finetuning.finetune(made, _path(plan), _path(out), trackers, device, resume, dry_run)
     )
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from razorctl.cli.comparing import METHODS, exist
-from razorctl.cli.options import Device, Json, evaluation_option, option, with_options
+from razorctl.cli.options import Device, Json, argument, evaluation_option, option, with_options
 from razorctl.cli.results import print_result
 from razorctl.cli.settings import DATA_SETTINGS, GIVEN
 from razorctl.errors import UsageError
@@ -29,10 +29,9 @@ def compare(
     ctx: typer.Context,
     what: Annotated[
         list[str],
-        typer.Argument(
-            metavar="MODEL DATASET | DIR...",
-            help="A model and a data set, or directories of runs and comparisons.",
-            show_default=False,
+        argument(
+            "A model and a data set, or directories of runs and comparisons.",
+            "MODEL DATASET | DIR...",
         ),
     ],
     methods: Annotated[

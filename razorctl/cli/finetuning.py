@@ -19,13 +19,12 @@ if TYPE_CHECKING:
 
 def finetune(
     call: Call,
-    *,
     plan: Path | None,
     out: Path | None,
-    resume: bool,
-    dry_run: bool,
     trackers: Sequence[str],
     device: str | None,
+    resume: bool,
+    dry_run: bool,
 ) -> dict[str, Any]:
     """The result of a run, or what a dry run shows; empty in all but the first process.
 
@@ -38,9 +37,7 @@ def finetune(
         raise UsageError(f"a dry run prepares a new run, in one process; leave {other} out.")
     with processes.connected(device):
         c_compiler.start(device)
-        settled = processes.of_first(
-            lambda: _settle(call, plan, out, resume, trackers, device),
-        )
+        settled = processes.of_first(lambda: _settle(call, plan, out, trackers, device, resume))
         if isinstance(settled, dict):
             return settled
         if dry_run:
@@ -130,9 +127,9 @@ def _settle(
     call: Call,
     plan: Path | None,
     out: Path | None,
-    resume: bool,
-    tracker: Sequence[str],
+    trackers: Sequence[str],
     device: str | None,
+    resume: bool,
 ) -> _Settled | dict[str, Any]:
     """Settles what is run; returns the result instead if that run is finished."""
     from razorctl.cli import effects, planning, resuming
@@ -147,7 +144,7 @@ def _settle(
         if result is not None:
             views.say(f"{out} holds a finished run")
             return result
-    trackers = tracking.check_trackers(tracker, out if resume else None)
+    trackers = tracking.check_trackers(trackers, out if resume else None)
     if plan is not None and call.preset is not None:
         raise UsageError(f"{plan} already sets the recipe; leave --recipe out, or plan again.")
     settings = call.settings

@@ -40,6 +40,13 @@ _data = partial(option, rich_help_panel="Your own data")
 BY_MODEL, BY_METHOD = "by model", "by method"
 
 
+def argument(help: str, metavar: str, names: str | None = None) -> Any:
+    """An argument; names: the group of names that the shell completes."""
+    return typer.Argument(
+        help=help, metavar=metavar, autocompletion=None if names is None else completion(names)
+    )
+
+
 def _batch_size(text: str) -> int | str:
     if text == AUTO:
         return text
@@ -81,15 +88,9 @@ def _shown(default: Any) -> str:
     return f"{default:g}" if isinstance(default, float) else str(default)
 
 
-MODEL = typer.Argument(
-    help="Name of a model; `razorctl list` shows them.",
-    metavar="MODEL",
-    autocompletion=completion("models"),
-)
-DATASET = typer.Argument(
-    help="Name of a data set, hf:ORG/NAME, or a folder or table of your own.",
-    metavar="DATASET",
-    autocompletion=completion("data sets"),
+MODEL = argument("Name of a model; `razorctl list` shows them.", "MODEL", "models")
+DATASET = argument(
+    "Name of a data set, hf:ORG/NAME, or a folder or table of your own.", "DATASET", "data sets"
 )
 NAMES: dict[str, Any] = {
     "model": Annotated[str | None, MODEL],
@@ -213,24 +214,17 @@ RECIPE = _typed(
     ),
 )
 PLANS: dict[str, Any] = {
-    "vram": Annotated[
-        str | None, plan_option("Memory to use, such as 11GB.", "all free memory", "SIZE")
-    ],
-    "gpu": Annotated[
-        str | None,
-        plan_option(
-            "Name or file of a GPU preset.", "detected", "NAME", autocompletion=completion("gpus")
-        ),
-    ],
-    "prefer": Annotated[
-        str | None,
-        plan_option(
-            "Exact gradients only, approximate ones if they pay, or the fastest way.",
-            "balanced",
-            "[exact|balanced|fast]",
-        ),
-    ],
+    "vram": plan_option("Memory to use, such as 11GB.", "all free memory", "SIZE"),
+    "gpu": plan_option(
+        "Name or file of a GPU preset.", "detected", "NAME", autocompletion=completion("gpus")
+    ),
+    "prefer": plan_option(
+        "Exact gradients only, approximate ones if they pay, or the fastest way.",
+        "balanced",
+        "[exact|balanced|fast]",
+    ),
 }
+PLANS = {name: Annotated[str | None, info] for name, info in PLANS.items()}
 SETTINGS = PLANS | RECIPE | JOB
 UNPLANNED = {"batch_size": Annotated[int | None, _training("Examples in a step.", BY_MODEL, "N")]}
 
@@ -244,9 +238,7 @@ Preset = Annotated[
         autocompletion=completion("recipes"),
     ),
 ]
-RunArgument = Annotated[
-    Path, typer.Argument(metavar="RUN", help="Directory of a finished run.", show_default=False)
-]
+RunArgument = Annotated[Path, argument("Directory of a finished run.", "RUN")]
 Weights = Annotated[
     str | None, option("Weights of the run's best or last evaluation.", "best", "[best|last]")
 ]

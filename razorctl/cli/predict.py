@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from razorctl.cli.options import Batch, Device, Json, RunArgument, Weights, option, with_options
+from razorctl.cli.options import (
+    Batch,
+    Device,
+    Json,
+    RunArgument,
+    Weights,
+    argument,
+    option,
+    with_options,
+)
 from razorctl.cli.settings import Call, is_given, of_other_data
 from razorctl.cli.views import common as views
 from razorctl.cli.views import evaluate as evaluation
@@ -44,11 +53,7 @@ def predict(
     run: RunArgument,
     files: Annotated[
         list[str],
-        typer.Argument(
-            metavar="FILES",
-            help="Images, folders of images, tables, .txt files, or - for stdin.",
-            show_default=False,
-        ),
+        argument("Images, folders of images, tables, .txt files, or - for stdin.", "FILES"),
     ],
     top: Annotated[
         int | None, option("Labels of a row, most probable first.", "1", "N", min=1)

@@ -5,8 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from razorctl.cli.names import completion
-from razorctl.cli.options import RECIPE, Device, Json, Preset, option, with_options
+from razorctl.cli.options import RECIPE, Device, Json, Preset, argument, option, with_options
 from razorctl.cli.profiling import JOB_SETTINGS
 from razorctl.cli.results import Result, print_result
 
@@ -20,20 +19,14 @@ FIRST = (
 def profile(
     ctx: typer.Context,
     model: Annotated[
-        str,
-        typer.Argument(
-            help="Name of a model, or module:function of your own.",
-            autocompletion=completion("models"),
-            metavar="MODEL",
-        ),
+        str, argument("Name of a model, or module:function of your own.", "MODEL", "models")
     ],
     dataset: Annotated[
         str | None,
-        typer.Argument(
-            help="Data set of the batches, as for finetune; without it they are random.",
-            autocompletion=completion("data sets"),
-            metavar="DATASET",
-            show_default=False,
+        argument(
+            "Data set of the batches, as for finetune; without it they are random.",
+            "DATASET",
+            "data sets",
         ),
     ] = None,
     recipe: Preset = None,
