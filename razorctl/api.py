@@ -63,6 +63,8 @@ def finetune(
         tracker: one or several of "tensorboard", "trackio" and "wandb".
         device: "cpu", "cuda" or "cuda:N"; None is cuda if any.
         progress: whether messages and progress are printed on stderr.
+        settings: of the recipe and the job, which `help(razorctl.Recipe)` and `help(razorctl.Job)`
+            explain; None leaves one unset.
 
     Returns:
         The keys of `finetune --json`, such as `result["test_accuracy"]`; `result["run_dir"]` has
@@ -72,8 +74,6 @@ def finetune(
         UsageError: a setting that cannot be used.
         NoFitError: no way to train fits the memory.
         RazorError: any other error of `razorctl.errors`, such as OutOfMemoryError or DataError.
-
-    Settings of a run, which `help(razorctl.Recipe)` and `help(razorctl.Job)` explain:
     """
     made = call(settings, recipe, model=model, dataset=dataset, vram=vram, gpu=gpu, prefer=prefer)
     trackers = [tracker] if isinstance(tracker, str) else tracker
@@ -104,7 +104,7 @@ def plan(
     Args:
         model: name of a model.
         dataset: as for `finetune`; None is a usual one of the model's task.
-        recipe, vram, gpu, prefer, progress: as for `finetune`.
+        recipe, vram, gpu, prefer, progress, settings: as for `finetune`.
 
     Returns:
         The keys of `plan --json`: `result["chosen"]` is the way to take, with predicted bytes and
@@ -113,8 +113,6 @@ def plan(
     Raises:
         UsageError: a setting that cannot be used.
         NoFitError: nothing fits; its `needed` is in bytes, its `document` has what was tried.
-
-    Settings of a run, as for `finetune`:
     """
     made = call(settings, recipe, model=model, dataset=dataset, vram=vram, gpu=gpu, prefer=prefer)
     return Result.of_plan(planning.document(made))
@@ -148,6 +146,7 @@ def compare(
         resume: continue in `out`; finished runs are not run again.
         html: new file for a report with plots.
         device, progress: as for `finetune`.
+        settings: of the runs; each method is run with every value of a number that is a sequence.
 
     Returns:
         The keys of `compare --json`: `result["rows"]` has a row for each method, in which a run
@@ -155,8 +154,6 @@ def compare(
 
     Raises:
         UsageError: a setting that cannot be used, or does not apply to finished runs.
-
-    Settings of the runs; each method is run with every value of a number that is a sequence:
     """
     options = {
         "methods": methods if isinstance(methods, str) else ",".join(methods),
@@ -204,6 +201,7 @@ def profile(
         steps: number of timed steps.
         trace: file for a Chrome trace of two steps.
         snapshot: file for a CUDA memory snapshot of two steps.
+        settings: of the step; those of the recipe and `precision` apply to an nn.Module.
 
     Returns:
         The keys of `profile --json`: `result["rows"]` has the bytes of each module, and
@@ -211,8 +209,6 @@ def profile(
 
     Raises:
         UsageError: a setting that cannot be used, or does not apply to an nn.Module.
-
-    Settings of a step; those of the recipe and `precision` apply to an nn.Module:
     """
     made = call(settings, recipe)
     options = {"steps": steps, "device": device, "trace": trace, "snapshot": snapshot}

@@ -26,8 +26,8 @@ COMMAND: ContextVar[Call | None] = ContextVar("COMMAND", default=None)
 def public(function: Function) -> Function:
     """A function of the library: it checks its keywords, and prints messages if `progress` is true.
 
-    Its docstring ends with the settings that its `**settings` takes, each with its type. An error
-    has no frames of razorctl's, unless a command calls the function, whose --debug shows them.
+    `help` lists all that its `**settings` takes, each with its type. An error has no frames of
+    razorctl's, unless a command calls the function, whose --debug shows them.
     """
 
     @wraps(function)
@@ -44,7 +44,7 @@ def public(function: Function) -> Function:
     lines = [
         f"        {name}: {formatannotation(kind)}" for name, kind in types(function)[1].items()
     ]
-    shown.__doc__ = "\n".join([f"{function.__doc__}".rstrip(), *lines, "    "])
+    shown.__doc__ = "\n".join([f"{function.__doc__}", "    Settings:", *lines, "    "])
     return cast(Function, shown)
 
 

@@ -62,7 +62,7 @@ def _run(call: Call, settled: _Settled, device: str | None, resume: bool) -> dic
     from razorctl.training.threads import Threads
 
     def prepare(at: Callable[[str], None]) -> "Run":
-        run = _begun(settled, device, at, threads.settle, resume)
+        run = _begun(settled, device=device, progress=at, settle=threads.settle, resume=resume)
         effects.note_settings(call, run.job)  # resolved: its steps may come from the model
         return run
 
@@ -73,26 +73,12 @@ def _run(call: Call, settled: _Settled, device: str | None, resume: bool) -> dic
     return run.result() if processes.first() else {}
 
 
-def _begun(
-    settled: _Settled,
-    device: str | None,
-    at: Callable[[str], None],
-    settle: Callable[..., None],
-    resume: bool = False,
-) -> "Run":
-    """The run that `training.run.finetune` returns for settings."""
+def _begun(settled: _Settled, **options: Any) -> "Run":
+    """The run that `training.run.finetune` returns for settings and its other `options`."""
     from razorctl.training import run as trainer
 
-    return trainer.finetune(
-        settled.job,
-        settled.recipe,
-        out=settled.out,
-        device=device,
-        plan=settled.plan,
-        progress=at,
-        resume=resume,
-        settle=settle,
-    )
+    out, plan = settled.out, settled.plan
+    return trainer.finetune(settled.job, settled.recipe, out=out, plan=plan, **options)
 
 
 def _prepare(settled: _Settled, device: str | None) -> dict[str, Any]:
@@ -106,7 +92,7 @@ def _prepare(settled: _Settled, device: str | None) -> dict[str, Any]:
         raise progress.DryRunError
 
     def prepare(at: Callable[[str], None]) -> object:
-        return _begun(settled, device, at, settle)
+        return _begun(settled, device=device, progress=at, settle=settle)
 
     run = progress.prepare_only(prepare, runs.pop, settled.job, settled.recipe, device)
     return {

@@ -51,7 +51,7 @@ class DataSettings(TypedDict, total=False):
     mask_colors: Names | None
     split: Names | None
     skip_bad: bool | None
-    streaming: bool | None
+    streaming: bool | None  # refused
     precision: Precision | None
     optimizer: OptimizerName | None
     compile: bool | None
