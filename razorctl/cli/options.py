@@ -6,7 +6,7 @@ from the dataclass, the model or the method, and the help names it. A metavar is
 or the choices.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import MISSING, fields
 from functools import partial
@@ -68,18 +68,13 @@ def _typed(kind: type[Any], keywords: type[Any], **infos: Any) -> dict[str, Any]
         field, plain = defaults[name], types_in(keywords.__annotations__[name])[0]
         if get_origin(plain) is Literal:
             # The dataclass checks choices: its error names the nearest one.
-            info.metavar, plain = choices(get_args(plain)), str
+            info.metavar, plain = f"[{'|'.join(get_args(plain))}]", str
         if field.default is not MISSING and field.default is not None:
             info.help += escape(f" [default: {_shown(field.default)}]")
         if info.metavar is None:
             info.metavar = "" if plain is bool else "N"
         table[name] = Annotated[plain | None, info]
     return table
-
-
-def choices(names: Iterable[str]) -> str:
-    """The metavar of an option that takes one of the names."""
-    return f"[{'|'.join(names)}]"
 
 
 def _shown(default: Any) -> str:
