@@ -58,12 +58,9 @@ def plan(settings: Settings, place: "torch.device | None" = None, *, quiet: bool
     _check_place(settle_precision(job.precision, gpu.compute_capability), place, gpu.name)
     recipe = settings.recipe if settings.orders else None
     if recipe is not None:
-        import torch
-
         from razorctl.training.compiled import refuse_uncompilable
 
-        # `finetune` would refuse it when it is run.
-        refuse_uncompilable(job, recipe, place or torch.device("cuda"))
+        refuse_uncompilable(job, recipe)  # as `finetune` would when it is run
     if job.activation_memory_budget is not None and not quiet:
         views.note("the effect of the activation memory budget is not predicted.")
     prefer = given.get("prefer", "balanced")

@@ -43,7 +43,9 @@ def trace_key(job: Job, recipe: Recipe, classes: int) -> list[Any]:
         *(job.precision, job.optimizer, bool(job.momentum), bool(job.weight_decay)),
         *(job.weights, job.optimizer_in_backward, job.class_weights is not None),
         *(job.ema is not None, job.freeze),
-        job.cuda_graphs and job.compile and job.accumulate > 1,  # they keep gradients in memory
+        bool(
+            job.cuda_graphs and job.compile and job.accumulate > 1
+        ),  # they keep gradients in memory
         asdict(replace(recipe, seed=0)),
     ]
 

@@ -94,11 +94,18 @@ class Search:
             predicted = Predicted.of(
                 *(self._trace(recipe, accumulate), self.gpu, full),
                 shards=self.shards,
-                graphs=accumulate if self.job.cuda_graphs else 0,
+                graphs=accumulate if self._captures(recipe) else 0,
             )
             cosine = recipe.cosine(self.job.precision, self.family)
             self.candidates[key] = Candidate(recipe, accumulate, predicted, cosine)
         return self.candidates[key]
+
+    def _captures(self, recipe: Recipe) -> bool:
+        """Whether a run on the card captures CUDA graphs."""
+        if self.job.cuda_graphs is not None:
+            return self.job.cuda_graphs
+        one_shape = self.facts["lengths"] is None
+        return self.job.eager_reason(recipe.joint_budget, one_shape) is None
 
     def needed_bytes(self, recipe: Recipe) -> int:
         """Bytes that the card must have free for a recipe in one pass; traces nothing else."""

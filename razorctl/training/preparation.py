@@ -30,7 +30,7 @@ from razorctl.surgery.byte_budget import sparsify_within
 from razorctl.surgery.excess import LEAST, uncompressed
 from razorctl.surgery.sparsify import restore, sparsified
 from razorctl.system import processes
-from razorctl.training import run_files, rundir, space, state
+from razorctl.training import cuda_graphs, run_files, rundir, space, state
 from razorctl.training.checkpoints import Checkpoint, Checkpoints
 from razorctl.training.class_counts import class_counts, class_weights, rare_classes
 from razorctl.training.compiled import Trial
@@ -120,6 +120,9 @@ class PreparedRun:
         self.packing, asked = None, bool(job.packing)
         if packed.has_texts_apart(job, source):
             job, self.packing = packed.of_rows(splits.train, family, job).settle(job)
+        one_shape = not packed.has_texts_apart(job, source)
+        job, note = cuda_graphs.settle(job, recipe, device, one_shape)
+        self.notes = (*self.notes, *filter(None, [note]))
         self.job = job
         assert job.metric is not None
         self.metric = job.metric

@@ -265,7 +265,8 @@ def profile(
     """
     recipe, place = recipe or Recipe(), devices.find(device)
     job = Job(model, dataset or RANDOM, steps=steps, **settings)
-    refuse_uncompilable(job, recipe, place)
+    refuse_uncompilable(job, recipe)
+    _check_graphs(job, place)
     _check_files(place, trace, snapshot)
     job = replace(job, precision=settle(job, place))
     if dataset is None:
@@ -284,6 +285,11 @@ def profile(
     result = _profile(training, recipe, classes, rows)
     _record(training.step, trace, snapshot)
     return result
+
+
+def _check_graphs(job: Job, place: torch.device) -> None:
+    if job.cuda_graphs and place.type != "cuda":
+        raise UsageError("CUDA graphs need a CUDA device; leave --cuda-graphs out.")
 
 
 def _load(job: Job, progress: Callable[[str], None]) -> tuple[Model, data.Splits, Job]:

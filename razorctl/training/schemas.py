@@ -34,6 +34,7 @@ class Relieved:
     parts: int
     ratio: float | None
     joint_budget: float | None
+    captured: bool = False  # which an older razorctl did not write
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from razorctl.ops.triton.tiles import (
     block_count,
     block_of_tile,
     chunks_of,
+    rows_of_tile,
     tile_affine,
 )
 from razorctl.ops.triton.variants import DTYPES, Variant, dtypes
@@ -71,6 +72,16 @@ def _larger_of_both(a, b, c, d):
     return tl.maximum(a, c), tl.maximum(b, d)
 
 
+@triton.jit
+def _store_sums(sums, total, most, columns, C: tl.constexpr, CHUNKS: tl.constexpr):
+    for i in tl.static_range(CHUNKS):
+        column = i * C + tl.arange(0, C)
+        inside = (column < columns)[None, :]
+        to = sums + tl.program_id(0).to(tl.int64) * columns + column[None, :]
+        tl.store(to, total[i], mask=inside)
+        tl.store(to + tl.num_programs(0).to(tl.int64) * columns, most[i], mask=inside)
+
+
 @launchable
 def activation_grad_int8_kernel(
     dy, packed, zero_point, scale, codes, code_scale, sums,
@@ -80,14 +91,9 @@ def activation_grad_int8_kernel(
 ):  # fmt: skip
     """A program computes ROWS whole rows of a tile, two at a time, in chunks of C columns.
 
-    Two rows share the offsets and scales of columns, and the barriers of a reduction. sums: as of
-    `int8.int8_rows_kernel`.
+    Two share offsets, scales and barriers. sums: as of `int8.int8_rows_kernel`.
     """
-    along = tl.cdiv(tile_rows, ROWS)
-    tile = (tl.program_id(0) // along).to(tl.int64)
-    start = tl.program_id(0) % along * ROWS
-    first = tile * tile_rows + start
-    last = tl.minimum(first + tl.minimum(ROWS, tile_rows - start), rows)
+    tile, first, last = rows_of_tile(tl.program_id(0), rows, tile_rows, ROWS)
     zeros = tl.zeros((1, C), tl.float32)
     total, most = (), ()
     for _ in tl.static_range(CHUNKS):
@@ -134,12 +140,7 @@ def activation_grad_int8_kernel(
         most = raised_most
         tl.store(code_scale + row, each)
         tl.store(code_scale + row + 1, next_each, mask=row + 1 < last)
-    for i in tl.static_range(CHUNKS):
-        column = i * C + tl.arange(0, C)
-        inside = (column < columns)[None, :]
-        to = sums + tl.program_id(0).to(tl.int64) * columns + column[None, :]
-        tl.store(to, total[i], mask=inside)
-        tl.store(to + tl.num_programs(0).to(tl.int64) * columns, most[i], mask=inside)
+    _store_sums(sums, total, most, columns, C, CHUNKS)
 
 
 def takes_grad(dy: Tensor, copy: FewBitCopy, function: str) -> bool:

@@ -24,7 +24,7 @@ from razorctl.ops.triton.int8 import codes_of, scale_of
 from razorctl.ops.triton.launch import cdiv, launchable
 from razorctl.ops.triton.numbers import inverse, larger, magnitude, short_activated
 from razorctl.ops.triton.packing import unpacked_block
-from razorctl.ops.triton.tiles import COPY, chunks_of, tile_affine
+from razorctl.ops.triton.tiles import COPY, chunks_of, rows_of_tile, tile_affine
 from razorctl.ops.triton.variants import KNOWN, Variant, dtypes
 
 FLATTEST = constexpr(op.FLATTEST)
@@ -98,14 +98,10 @@ def row_operands_kernel(
 
     With several rows at a time, a warp has whole rows, so that no maximum crosses warps.
     """
-    along = tl.cdiv(tile_rows, ROWS)
-    of_x = tl.cdiv(rows, tile_rows) * along
+    of_x = tl.cdiv(rows, tile_rows) * tl.cdiv(tile_rows, ROWS)
     number = tl.program_id(0)
     if number < of_x:
-        tile = (number // along).to(tl.int64)
-        start = number % along * ROWS
-        first = tile * tile_rows + start
-        last = tl.minimum(first + tl.minimum(ROWS, tile_rows - start), rows)
+        tile, first, last = rows_of_tile(number, rows, tile_rows, ROWS)
         offsets, spacings = (), ()
         for i in tl.static_range(CHUNKS):
             column = i * C + tl.arange(0, C)

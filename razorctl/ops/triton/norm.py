@@ -27,7 +27,7 @@ from razorctl.ops.triton.launch import cdiv, launchable, next_power_of_2
 from razorctl.ops.triton.numbers import inverse
 from razorctl.ops.triton.packing import unpacked_block
 from razorctl.ops.triton.sums import column_sums
-from razorctl.ops.triton.tiles import COPY, VECTOR, tile_affine
+from razorctl.ops.triton.tiles import COPY, VECTOR, rows_of_tile, tile_affine
 from razorctl.ops.triton.variants import DTYPES, KNOWN, Variant, dtypes
 
 STATISTICS = {"R": 8, "C": 256}  # a warp has whole rows, so that no sum crosses warps
@@ -126,11 +126,7 @@ def norm_grad_kernel(
     sums: [2 or 4, programs, columns], receives the sums of dy x_hat and of dy. With `codes` also
     the sums of dx and its largest magnitudes, as in `int8.int8_rows_kernel`.
     """
-    along = tl.cdiv(tile_rows, ROWS)
-    tile = (tl.program_id(0) // along).to(tl.int64)
-    start = tl.program_id(0) % along * ROWS
-    first = tile * tile_rows + start
-    last = tl.minimum(first + tl.minimum(ROWS, tile_rows - start), rows)
+    tile, first, last = rows_of_tile(tl.program_id(0), rows, tile_rows, ROWS)
     column = tl.arange(0, C)
     there = column < columns
     offset, spacing = tile_affine(zero_point, scale, None, tile, column, columns)

@@ -59,6 +59,16 @@ def block_of_tile(rows, columns, tile_rows, R: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
+def rows_of_tile(number, rows, tile_rows, ROWS: tl.constexpr):
+    """The tile of the program of a number, and the first of its ROWS rows and the end, int64."""
+    along = tl.cdiv(tile_rows, ROWS)
+    tile = (number // along).to(tl.int64)
+    start = number % along * ROWS
+    first = tile * tile_rows + start
+    return tile, first, tl.minimum(first + tl.minimum(ROWS, tile_rows - start), rows)
+
+
+@triton.jit
 def tile_affine(zero_point, scale, bias, tile, column, columns):
     """Offset and scale [C] of a tile's columns: a value is offset + scale * code."""
     there = column < columns
