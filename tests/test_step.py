@@ -27,8 +27,8 @@ def bench(module):
 
 
 def small(module, **changes):
-    workload = replace(module("step").WORKLOADS["cpu"], **module("case").SMOKE)
-    return module("case").Bench(replace(workload, **changes), CPU)
+    workload = replace(module("step").WORKLOADS["cpu"], **module("step").SMOKE)
+    return module("step").Bench(replace(workload, **changes), CPU)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def budgets(monkeypatch):
 def checked(module, bench, **case):
     """A run of a case, checked against full."""
     runs = [
-        module("case").Run(str(n), module("case").Case(**c), "fp32")
+        module("step").Run(str(n), module("step").Case(**c), "fp32")
         for n, c in ((0, {}), (1, case))
     ]
     exact = []
@@ -106,7 +106,7 @@ def test_a_forward_pass_in_int8_is_near_full_and_not_the_same(
 def test_compiled_cases_have_graphs_and_budgets_of_their_own(module, bench, budgets):
     torch.compiler.reset()
     for name, budget in (("a", 1.0), ("b", 0.1)):
-        run = module("case").Run(name, module("case").Case(compiled=True, budget=budget), "fp32")
+        run = module("step").Run(name, module("step").Case(compiled=True, budget=budget), "fp32")
         for _ in range(2):
             run.attempt(bench.time)
         run.attempt(bench.measure)
@@ -118,7 +118,7 @@ def test_compiled_cases_have_graphs_and_budgets_of_their_own(module, bench, budg
 @pytest.mark.parametrize("case", [{}, {"rows": 2}, {"recipe": Recipe("razor", 0.5)}])
 def test_the_measured_peak_is_the_traced_one(module, case):
     bench = small(module, image_size=224)  # so that activations make it
-    run = module("case").Run("any", module("case").Case(**case), "fp32")
+    run = module("step").Run("any", module("step").Case(**case), "fp32")
     bench.measure_peak(run)
     with bench.running(run) as model:
         assert bench.allocated(run, model) == pytest.approx(run.peak, rel=0.01)
@@ -136,13 +136,13 @@ def test_micro_batches_of_razors_peak(module, bench, monkeypatch, razor, name, r
     def peak(self, run):
         run.peak = razor if run.case.recipe.method == "razor" else 10 * run.case.rows
 
-    monkeypatch.setattr(module("case").Bench, "measure_peak", peak)
+    monkeypatch.setattr(module("step").Bench, "measure_peak", peak)
     cases = module("step").at_peak(bench, "fp32", Recipe("razor", 0.5))
-    assert cases == {name: module("case").Case(rows=rows)}
+    assert cases == {name: module("step").Case(rows=rows)}
 
 
 def test_turns_end_with_the_seconds_and_say_so(module, bench, budgets, tmp_path):
-    case, turns = module("case"), module("turns")
+    case, turns = module("step"), module("record")
     bench.workload = replace(bench.workload, turns=3)
     names = ("full", "full, compiled")
     for late, taken, error in ((1, 3, "not compiled"), (3, 1, "not timed")):
@@ -158,7 +158,7 @@ def test_turns_end_with_the_seconds_and_say_so(module, bench, budgets, tmp_path)
 
 
 def test_times_are_ratios_of_the_same_turn(module):
-    case = module("case")
+    case = module("step")
     seconds = {"full": [1.0, 2.0], "full, compiled": [2.0, 1.0], "razor, compiled": [1.0, 1.0]}
     group = [case.Run(n, case.Case(compiled="," in n), "fp32", s) for n, s in seconds.items()]
     full, _, razor = (case.as_row(run, group) for run in group)
@@ -186,7 +186,7 @@ def test_the_frontier_has_every_method_at_every_ratio_that_it_meets(module, benc
 
 
 def test_the_summary_of_gpu_sh_names_what_failed(module):
-    case = module("case")
+    case = module("step")
     group = [case.Run("full", case.Case(), "fp32", [0.1]), case.Run("razor", case.Case(), "fp32")]
     group[0].peak, group[1].error = 3 << 20, "ArithmeticError: differs"
     about = {"device": "a card"}

@@ -32,7 +32,7 @@ from razorctl.rules.allocation import largest, width
 # Ratios of razor that are tried beside the largest one that is close, and the largest allowed one.
 RATIOS = (0.5, 0.9, 0.95)
 # What `fast` may add to razor: in fine-tuning with this ratio it cost no more accuracy than seeds
-# differ by, branches when encoders classified texts (scripts/bench/README.md#accuracy).
+# differ by, branches when encoders classified texts (scripts/bench/accuracy.md).
 INT8 = Recipe(ratio=0.9, int8_forward=True)
 BRANCHES = Recipe(ratio=0.9, joint_budget=0.5, joint="branches")
 ALIKE = 0.6  # a method at one ratio takes at least this share of its time at another ratio

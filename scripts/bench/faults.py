@@ -29,9 +29,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from machine import device_name
 from PIL import Image
-from record import head, options, write
+from record import device_name, head, options, write
 from timm import create_model
 from timm.models import save_for_hf
 from torch import Tensor

@@ -24,8 +24,7 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from machine import device_name
-from record import head, options, write
+from record import device_name, head, options, write
 from timm.models.vision_transformer import VisionTransformer
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget

@@ -15,7 +15,7 @@ from razorctl.memory.trace_cache import KernelWork
 from razorctl.ops import gemm, kernels, topk
 from razorctl.ops.op import OPS, FewBitCopy
 from razorctl.ops.packing import packed_bytes
-from scripts.bench.peaks import allocated_on_cpu
+from scripts.bench.passes import allocated_on_cpu
 
 registry.modules(ops.__name__, ops.__path__)  # each registers its own
 ROWS = (32, 197)  # so that they are cut into several parts

@@ -37,7 +37,7 @@ from razorctl.layers.by_type import branches, branches_of
 from razorctl.layers.own_forward import runs
 from razorctl.memory.draws import joint_draws
 from razorctl.models import find
-from scripts.bench.peaks import peak_bytes
+from scripts.bench.passes import peak_bytes
 from tests.models import checkpoint
 
 TEXT = {

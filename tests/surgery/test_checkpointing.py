@@ -27,7 +27,7 @@ from razorctl.memory.saved import traced_bytes
 from razorctl.surgery import checkpointing
 from razorctl.surgery.byte_budget import sparsify_within
 from razorctl.training.kept_bytes import trace_kept_bytes
-from scripts.bench.peaks import peak_bytes
+from scripts.bench.passes import peak_bytes
 from tests.models import SMALL, TEXT, bert, checkpoint, vit
 from tests.surgery.test_methods import cosine, step
 
