@@ -50,6 +50,14 @@ def test_contributing_the_changelog_and_the_guides_are_short():
         assert max(map(len, lines)) <= 120, page
 
 
+def test_measurements_have_a_short_index_and_pages_of_short_lines():
+    folder = ROOT / "scripts/bench"
+    assert len((folder / "README.md").read_text().splitlines()) <= 60
+    for page in folder.glob("*.md"):
+        prose = [line for line in page.read_text().splitlines() if not line.startswith("|")]
+        assert max(map(len, prose)) <= 120, page
+
+
 def blocks(page: Path) -> list[str]:
     """The blocks of Python in a page."""
     return re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)

@@ -14,6 +14,7 @@ method, if there are any. It needs the `bench` extra, and one to three minutes o
 run.
 """
 
+import argparse
 import json
 import math
 import multiprocessing
@@ -34,7 +35,7 @@ import transformers
 from files import TASKS, Task
 from pages import RESULTS, Row, listing
 from pretrained import CACHE
-from record import device_name, on_a_device, options, versions, write
+from record import device_name, on_a_device, versions, write
 
 from razorctl import Job, Recipe, data
 from razorctl.config.job import Precision
@@ -160,90 +161,59 @@ def reached(curve: list[tuple[int, float]], target: float, least: bool) -> int |
     return step
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The seeds of a case, and the time of its step, if it is known."""
-
-    runs: list[Row]
-    time: Row | None
-
-    @property
-    def least(self) -> bool:
-        return self.runs[0]["metric"] in LEAST
-
-    @property
-    def score(self) -> float:
-        return fmean(run["score"] for run in self.runs)
-
-    @property
-    def curve(self) -> list[tuple[int, float]]:
-        """The mean over the seeds of each evaluation."""
-        steps = [step for step, _ in self.runs[0]["curve"]]
-        return [(s, fmean(run["curve"][i][1] for run in self.runs)) for i, s in enumerate(steps)]
-
-    @property
-    def target(self) -> float:
-        best = (min if self.least else max)(value for _, value in self.curve)
-        return best / TARGET if self.least else best * TARGET
-
-    def to(self, target: float) -> int | None:
-        """Steps until the curve stays at or above a target."""
-        return reached(self.curve, target, self.least)
-
-    def time_to(self, target: float) -> float | None:
-        """The time until then, in steps of `full`."""
-        steps = self.to(target)
-        return steps * self.time["step_time_vs_full"] if steps and self.time else None
+def mean_curve(runs: list[Row]) -> list[tuple[int, float]]:
+    """The mean over the seeds of each evaluation."""
+    steps = [step for step, _ in runs[0]["curve"]]
+    return [(step, fmean(run["curve"][i][1] for run in runs)) for i, step in enumerate(steps)]
 
 
 def rows(name: str, document: Row) -> list[Row]:
     """A row for each case whose seeds are all run, or which cannot run; none before `full`."""
     times = {row["case"]: row for row in document["times"]}
-    outcomes, refused = {}, {}
+    found: dict[str, list[Row]] = {}
+    refused: dict[str, str] = {}
     for case in document["cases"]:
         every = [run for run in document["runs"] if run["case"] == case]
         runs = [run for run in every if run["rate"] == best_rate(every, case)]
         if errors := [run["error"] for run in runs if run["error"]]:
             refused[case] = errors[0]
         elif len(runs) == TASKS[name].seeds:
-            outcomes[case] = Outcome(runs, times.get(case))
-    if "full" not in outcomes:
+            found[case] = runs
+    if "full" not in found:
         return []
-    return [
-        {
-            **row_of(name, case),
-            **(figures(outcomes[case], outcomes["full"]) if case in outcomes else {}),
-            "error": refused.get(case),
-        }
-        for case in document["cases"]
-        if case in outcomes or case in refused
-    ]
-
-
-def row_of(name: str, case: str) -> Row:
-    """The settings of a row."""
+    least = found["full"][0]["metric"] in LEAST
+    best = (min if least else max)(value for _, value in mean_curve(found["full"]))
+    target = best / TARGET if least else best * TARGET
     model, _, dataset = TASKS[name].summary.partition(", ")
-    recipe = asdict(CASES[case])
-    settings = {key: recipe[key] for key in ("method", "ratio", "joint_budget", "attention")}
-    return {"task": name, "model": model, "dataset": dataset, "case": case, **settings}
+    lines = []
+    for case in [case for case in document["cases"] if case in found or case in refused]:
+        recipe = asdict(CASES[case])
+        settings = {key: recipe[key] for key in ("method", "ratio", "joint_budget", "attention")}
+        line = {"task": name, "model": model, "dataset": dataset, "case": case, **settings}
+        if runs := found.get(case, []):
+            line |= figures(runs, times.get(case, {}), reached(mean_curve(runs), target, least))
+        lines.append(line | {"error": refused.get(case)})
+    full = next(line for line in lines if line["case"] == "full")
+    for line in (line for line in lines if not line["error"]):
+        line["delta_vs_full"] = line["accuracy_mean"] - full["accuracy_mean"]
+        pairs = [(r["steps_to_target"], r["step_time_vs_full"]) for r in (line, full)]
+        ours, base = (steps and time and steps * time for steps, time in pairs)
+        line["time_to_target_vs_full"] = ours / base if ours and base else None
+    return lines
 
 
-def figures(outcome: Outcome, full: Outcome) -> Row:
-    """The figures of a row, compared with full's."""
-    first, time, target = outcome.runs[0], outcome.time or {}, full.target
-    ours, base = outcome.time_to(target), full.time_to(target)
+def figures(runs: list[Row], time: Row, steps: int | None) -> Row:
+    """The figures of a row; steps: to the target."""
     keys = ("steps", "metric", "saved_bytes", "full_saved_bytes", "peak_bytes")
     return {
-        "learning_rate": first["rate"],
-        "seeds": [run["seed"] for run in outcome.runs],
-        **{key: first[key] for key in keys},
-        "accuracy_mean": outcome.score,
-        "accuracy_std": stdev(run["score"] for run in outcome.runs),
-        "delta_vs_full": outcome.score - full.score,
+        "learning_rate": runs[0]["rate"],
+        "seeds": [run["seed"] for run in runs],
+        **{key: runs[0][key] for key in keys},
+        "accuracy_mean": fmean(run["score"] for run in runs),
+        "accuracy_std": stdev(run["score"] for run in runs),
         "step_seconds": time.get("step_seconds"),
         "step_time_vs_full": time.get("step_time_vs_full"),
-        "steps_to_target": outcome.to(target),
-        "time_to_target_vs_full": ours / base if ours and base else None,
+        "steps_to_target": steps,
     }
 
 
@@ -253,17 +223,10 @@ def described(name: str, precision: Precision, device: str, cache: Path) -> Row:
     family, source = data.pair(job)
     settled = asdict(job.resolved(family.defaults, source.train_examples))
     settings = {k: v for k, v in settled.items() if k not in OWN and v not in (None, "", False)}
-    return {
-        "device": device_name(device),
-        "versions": versions("torch", "timm", "transformers"),
-        "summary": TASKS[name].summary,
-        "settings": {
-            "job": settings,
-            "rates": TASKS[name].rates,
-            "seeds": TASKS[name].seeds,
-            "target": TARGET,
-        },
-    }
+    task = TASKS[name]
+    whole = {"job": settings, "rates": task.rates, "seeds": task.seeds, "target": TARGET}
+    about = {"device": device_name(device), "versions": versions("torch", "timm", "transformers")}
+    return {**about, "summary": task.summary, "settings": whole}
 
 
 class Results:
@@ -335,7 +298,8 @@ def execute(
 
 
 def main() -> None:
-    parser = on_a_device(options(__doc__))
+    form = argparse.RawDescriptionHelpFormatter
+    parser = on_a_device(argparse.ArgumentParser(description=__doc__, formatter_class=form))
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=CORE)
@@ -349,11 +313,8 @@ def main() -> None:
     for name in args.tasks:
         # Writes the files too, before processes want them.
         results = Results(name, *where, args.cache, cases, known)
-        trials = [
-            Wanted(name, case, 0, rate)
-            for case in cases
-            for rate in found_rates(name, case, known, args.device)
-        ]
+        rates = {case: found_rates(name, case, known, args.device) for case in cases}
+        trials = [Wanted(name, case, 0, rate) for case in cases for rate in rates[case]]
         execute(results.left(trials), results, *where, args.cache)
         results.write()
         while True:  # what the other seeds say of a rate can make another one the best

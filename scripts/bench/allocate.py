@@ -295,10 +295,8 @@ def large_models() -> list[tuple[str, nn.Module, Any]]:
         ids = torch.zeros(32, 128, dtype=torch.long)
         texts = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     bert = transformers.BertForSequenceClassification(transformers.BertConfig())
-    return [
-        ("ViT-B/16, 224 px, batch 128", timm.create_model("vit_base_patch16_224"), images),
-        ("BERT-base, 128 tokens, batch 32", bert, texts),
-    ]
+    vit = "ViT-B/16, 224 px, batch 128", timm.create_model("vit_base_patch16_224"), images
+    return [vit, ("BERT-base, 128 tokens, batch 32", bert, texts)]
 
 
 def read(file: Path) -> dict[str, list[dict[tuple[str, str], float]]]:
@@ -309,11 +307,6 @@ def read(file: Path) -> dict[str, list[dict[tuple[str, str], float]]]:
         return {("", "") if n == EIGHT else tuple(n.split()): e for n, e in one.items()}
 
     return {row["task"]: list(map(pairs, row["levels"])) for row in rows}
-
-
-def flat(levels: list[dict[tuple[str, str], float]]) -> list[dict[str, float]]:
-    """Errors at each level with names for JSON."""
-    return [{" ".join(pair).strip() or EIGHT: e for pair, e in one.items()} for one in levels]
 
 
 def allocations(measured: Row) -> Row:
@@ -339,10 +332,7 @@ def chosen(choices: list[Row]) -> list[Row]:
 
 
 def _lowest(choices: list[Row], ratio: float) -> Row:
-    """The choice of the lowest level among those that meet the ratio and have at most ENOUGH error.
-
-    If none have, that of least error among those that meet the ratio.
-    """
+    """The choice of the lowest level that meets the ratio with error ENOUGH, or the closest."""
     meeting = [choice for choice in choices if choice["ratio"] >= ratio]
     close = [choice for choice in meeting if choice["error"] <= ENOUGH]
     level = min((choice["level"] for choice in close), default=None)
@@ -384,21 +374,19 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     steps = [(name, model, inputs, None) for name, model, inputs in large_models()]
-    subjects = {
-        name: Subject(task, task.load(args.cache)[0], args.cache, args.batches, BATCH)
-        for name, task in TASKS.items()
-    }
-    steps += [
-        (name, subject.model, subject.batches[0], forward) for name, subject in subjects.items()
-    ]
+    size = args.batches, BATCH
+    subjects = {n: Subject(t, t.load(args.cache), args.cache, *size) for n, t in TASKS.items()}
+    steps += [(n, each.model, each.batches[0], forward) for n, each in subjects.items()]
     traced = {
         width: {name: footprints(*step, precision, run) for name, *step, run in steps}
         for width, precision in PRECISIONS.items()
     }
-    added = read(args.out) | {
-        name: errors(subjects[name], traced["wide"][name]) for name in args.tasks
-    }
+    new = {name: errors(subjects[name], traced["wide"][name]) for name in args.tasks}
+    added = read(args.out) | new
     smooth = {name: [smoothed(one) for one in levels] for name, levels in added.items()}
+
+    def flat(of_rule: Errors) -> dict[str, float]:
+        return {" ".join(pair).strip() or EIGHT: error for pair, error in of_rule.items()}
 
     def own(of_name: dict[str, Any], family: Family) -> dict[str, Any]:
         return {name: each for name, each in of_name.items() if of_family(name) == family}
@@ -411,7 +399,10 @@ def main() -> None:
         **head(None, "torch"),
         "models": [TASKS[name].summary if name in TASKS else name for name, *_ in steps],
         "levels": LEVELS,
-        "errors": [{"task": name, "levels": flat(levels)} for name, levels in added.items()],
+        "errors": [
+            {"task": name, "levels": [flat(one) for one in levels]}
+            for name, levels in added.items()
+        ],
         "choices": {
             family: {width: list(map(asdict, front)) for width, front in fronts.items()}
             for family, fronts in choices.items()

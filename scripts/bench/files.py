@@ -86,10 +86,6 @@ def in_cache(name: str, **settings: object) -> Callable[[Callable[[Path, Path], 
     return files
 
 
-def weights(folder: Path) -> Path:
-    return folder / "model.safetensors"
-
-
 def parts(train: Rows, test: Rows) -> Iterator[tuple[str, Rows]]:
     """The rows of each split; those of validation follow those that are trained on."""
     first, more = SPLITS["train"], SPLITS["validation"]
@@ -105,21 +101,15 @@ def write_timm(
     folder: Path, architecture: str, state: Rows, side: int, classes: int, **args: object
 ) -> None:
     """A folder that timm loads."""
-    config = {
-        "architecture": architecture,
-        "num_classes": classes,
-        "model_args": args,
-        "pretrained_cfg": {
-            "input_size": (3, side, side),
-            "mean": MEAN,
-            "std": STD,
-            "crop_pct": 1.0,
-            "num_classes": classes,
-            "classifier": timm.get_pretrained_cfg(architecture).classifier,
-        },
-    }
+    about = {"input_size": (3, side, side), "mean": MEAN, "std": STD, "crop_pct": 1.0}
+    about |= {"num_classes": classes}
+    about["classifier"] = timm.get_pretrained_cfg(architecture).classifier
+    config = {"architecture": architecture, "num_classes": classes, "model_args": args}
+    config["pretrained_cfg"] = about
     (folder / "config.json").write_text(json.dumps(config))
-    save_file({name: tensor.contiguous() for name, tensor in state.items()}, weights(folder))
+    save_file(
+        {name: tensor.contiguous() for name, tensor in state.items()}, folder / "model.safetensors"
+    )
 
 
 @in_cache("vit", side=VIT_SIDE, classes=1000)
@@ -140,14 +130,11 @@ def bert(cache: Path) -> Path:
 def squeezenet(cache: Path, folder: Path) -> None:
     """SqueezeNet 1.1, as `razorctl` writes models of torchvision."""
     state = build_squeezenet(cache).state_dict()
-    save_file({k: v for k, v in state.items() if k.startswith("features")}, weights(folder))
-    config = {
-        "library": "torchvision",
-        "architecture": "squeezenet1_1",
-        "task": "classification",
-        "label_names": GARMENTS,
-        "input_size": SIDE,
-    }
+    save_file(
+        {k: v for k, v in state.items() if k.startswith("features")}, folder / "model.safetensors"
+    )
+    config = {"library": "torchvision", "architecture": "squeezenet1_1"}
+    config |= {"task": "classification", "label_names": GARMENTS, "input_size": SIDE}
     (folder / "config.json").write_text(json.dumps(config))
 
 
@@ -353,17 +340,9 @@ def several(cache: Path, folder: Path) -> None:
 
 def job(task: str, batch_size: int, steps: int, input_size: int) -> Job:
     """A job without a model and data."""
-    return Job(
-        "",
-        "",
-        task=task,  # type: ignore[arg-type]
-        batch_size=batch_size,
-        steps=steps,
-        input_size=input_size,
-        optimizer="adamw",
-        precision="fp32",
-        evaluate_every=steps // EVALUATIONS,
-    )
+    sizes = {"batch_size": batch_size, "steps": steps, "input_size": input_size}
+    sizes["evaluate_every"] = steps // EVALUATIONS
+    return Job("", "", task=task, optimizer="adamw", precision="fp32", **sizes)  # type: ignore[arg-type]
 
 
 # Summary, model, data and job of each, and its learning rates and seeds if they are not the usual.

@@ -3,22 +3,21 @@
     .venv/bin/python scripts/bench/foreign.py [--libraries LIBRARY ...] [--models MODEL ...] [--add]
 
 The models are every class of transformers without a head that can be built small, the smallest
-model of each file of timm, layers of torch, models of torchvision, and adapters of PEFT. All are
-small and of random weights. A row has the bytes that a step stores, of full's, at ratio 0.9
-by `sparsify` and by `sparsify_within`, or the refusal of the latter; the cosines of the whole
-gradient and of the worst parameter's to the stock model's at the same precision; and the same under
-bf16 autocast, with the cosine of the stock model's own gradient there to that in fp32. A model has
-a fault if its forward pass is not stock's to the bit, a gradient is missing or not finite, or a
-cosine is low: below 0.98 at 0.9 and 0.999 at 0.5, in bf16 below 0.98 by more than twice what bf16
-takes from the stock model's; the worst parameter may lack WORST times as much of 1. Each model runs
-in a process of its own. The script writes results/foreign.json and exits with 1 if a model has a
-fault. It needs the `bench` extra and takes an hour on one core.
+model of each file of timm, layers of torch, models of torchvision, and adapters of PEFT, all of
+random weights. A row has the share of full's bytes that a step stores at ratio 0.9 by `sparsify`
+and by `sparsify_within`, or the refusal of the latter; the cosines of the whole gradient and of the
+worst parameter's to the stock model's at the same precision; and the same under bf16 autocast, with
+the cosine of the stock gradient there to that in fp32. A model has a fault if its forward pass is
+not stock's to the bit, a gradient is missing or not finite, or a cosine is low: below 0.98 at 0.9
+and 0.999 at 0.5, in bf16 below 0.98 by more than twice what bf16 takes from the stock model's; the
+worst parameter may lack WORST times as much of 1. Each model runs in a process of its own. The
+script writes results/foreign.json and exits with 1 if a model has a fault. It needs the `bench`
+extra and takes an hour on one core.
 """
 
 import copy
 import inspect
 import json
-import logging
 import signal
 import sys
 import time
@@ -26,7 +25,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import architectures
@@ -153,10 +151,7 @@ def small(kind: str) -> nn.Module:
     """A small model in train mode, of random weights, of which none begins at zero.
 
     Layer scales that begin near zero would let no gradient pass. Raises what the class raises, and
-    SizeError if the model is large all the same.
-
-    Args:
-        kind: a key of transformers' table of models, such as "t5".
+    SizeError if the model is large all the same. kind: of transformers' table of models, as "t5".
     """
     usual = CONFIG_MAPPING[kind]()
     config = type(usual)(**settings(usual))
@@ -290,13 +285,11 @@ def of_peft(name: str) -> Made:
 
 
 def of_transformers(name: str) -> Made:
-    model = small(name)
-    return model, inputs_of(model)
+    return (model := small(name)), inputs_of(model)
 
 
 def of_timm(name: str) -> Made:
-    case = architectures.CASES[name]
-    return case.build(), case.images()
+    return (case := architectures.CASES[name]).build(), case.images()
 
 
 KINDS = CONFIG_MAPPING_NAMES.keys() & MODEL_MAPPING_NAMES
@@ -310,12 +303,9 @@ LIBRARIES: dict[str, tuple[Callable[[str], Made], list[str]]] = {
 
 
 def faults(got: Pass, want: Pass, least: float) -> list[str]:
-    """The faults of a pass, in words.
+    """The faults of a pass of a sparsified model, in words.
 
-    Args:
-        got: of the sparsified model.
-        want: of the stock model, at the same precision.
-        least: the cosine that it has to reach.
+    want: of the stock model at the same precision. least: the cosine that it has to reach.
     """
     of_worst = worst(got.gradients, want.gradients)
     every = {
@@ -329,7 +319,7 @@ def faults(got: Pass, want: Pass, least: float) -> list[str]:
 
 
 class Comparison:
-    """A row, or the part of one in bf16, of a model compared with the `want` of its stock pass."""
+    """A row, or the part of one in bf16, of a model compared with its stock pass."""
 
     def __init__(self, model: nn.Module, inputs: Any, want: Pass, autocast: torch.dtype | None):
         self.model, self.inputs, self.want, self.autocast = model, inputs, want, autocast
@@ -384,6 +374,10 @@ def repeated(model: nn.Module, inputs: Any, autocast: torch.dtype | None = None)
     return want
 
 
+def late(*_: object) -> None:
+    raise TimeoutError(f"it takes more than {STOCK_SECONDS} s in full, or {SECONDS} s in all")
+
+
 def check(make: Callable[[str], Made], name: str) -> dict[str, Any]:
     """A row of the result; `left_out` says why a model could not be made or run."""
     torch.set_num_threads(1)  # here, since its pool of threads would not outlive a fork
@@ -397,14 +391,10 @@ def check(make: Callable[[str], Made], name: str) -> dict[str, Any]:
     except Exception as error:
         return {"left_out": reason(error)}
     signal.setitimer(signal.ITIMER_PROF, SECONDS)
-    types, said = [type(module) for module in model.modules()], dict[str, None]()
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: said.setdefault(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("razorctl").addHandler(handler)
+    types = [type(module) for module in model.modules()]
     exact = Comparison(model, inputs, want, None)
     for ratio, least in COSINES.items():
         exact.plain(ratio, least)
-    warned = list(said)
     exact.within(COSINES[RATIO])
     bf16, wrong = under_autocast(model, inputs, want)
     wrong = exact.faults + [f"bf16, {fault}" for fault in wrong]
@@ -414,7 +404,6 @@ def check(make: Callable[[str], Made], name: str) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in model.parameters()),
         **exact.row,
         "bf16": bf16,
-        "warnings": warned,
         "faults": wrong,
         "seconds": time.process_time() - start,
     }
@@ -425,9 +414,7 @@ def under_autocast(
 ) -> tuple[dict[str, Any] | None, list[str]]:
     """The part of a row in bf16, None if the stock model has no such step; and its faults.
 
-    Args:
-        model, inputs: as `run` takes them.
-        exact: the stock pass in fp32.
+    exact: the stock pass in fp32.
     """
     try:
         want = repeated(model, inputs, BF16)
@@ -441,53 +428,6 @@ def under_autocast(
     return compared.row | {"cosine_full": own}, compared.faults
 
 
-def late(*_: object) -> None:
-    raise TimeoutError(f"it takes more than {STOCK_SECONDS} s in full, or {SECONDS} s in all")
-
-
-class Result:
-    """The file of results, whose rows are replaced one by one."""
-
-    def __init__(self, file: Path, add: bool) -> None:
-        self.file = file
-        self.rows = dict[tuple[str, str], dict[str, Any]]()
-        self.left_out = dict[str, str]()
-        if add:
-            document = json.loads(file.read_text())
-            self.rows = {(row["library"], row["model"]): row for row in document["rows"]}
-            self.left_out = document["left_out"]
-
-    def rest(self, every: list[tuple[str, str]]) -> list[tuple[str, str]]:
-        """The models that have not run, and then the models that have not run in bf16."""
-        new = [key for key in every if key not in self.rows and " ".join(key) not in self.left_out]
-        return new + [key for key in every if key in self.rows and "bf16" not in self.rows[key]]
-
-    def put(self, library: str, name: str, row: dict[str, Any]) -> None:
-        """Adds the row of a model, or why it is left out, and writes the file."""
-        self.left_out.pop(f"{library} {name}", None)
-        self.rows.pop((library, name), None)
-        if "left_out" in row:
-            self.left_out[f"{library} {name}"] = row["left_out"]
-        else:
-            self.rows[library, name] = {"library": library, "model": name, **row}
-        order = {key: at for at, key in enumerate(listed())}
-        document = {
-            **head(f"1 of {device_name()}", "torch", *LIBRARIES),
-            "ratio": RATIO,
-            "cosines_at_least": {str(ratio): least for ratio, least in COSINES.items()},
-            "roundings": ROUNDINGS,
-            "listed": {library: len(names) for library, (_, names) in LIBRARIES.items()},
-            "left_out": dict(sorted(self.left_out.items())),
-            "rows": [self.rows[key] for key in sorted(self.rows, key=order.__getitem__)],
-        }
-        write(self.file, document)
-
-
-def listed() -> list[tuple[str, str]]:
-    """The library and the name of every model."""
-    return [(library, name) for library, (_, names) in LIBRARIES.items() for name in names]
-
-
 def main() -> None:
     parser = options(__doc__, "foreign")
     parser.add_argument("--libraries", nargs="+", choices=list(LIBRARIES), default=list(LIBRARIES))
@@ -497,22 +437,40 @@ def main() -> None:
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
-    result = Result(args.out, args.add)
-    every = [key for key in listed() if key[0] in args.libraries]
+    listed = [(library, name) for library, (_, names) in LIBRARIES.items() for name in names]
+    earlier = json.loads(args.out.read_text()) if args.add else {"rows": [], "left_out": {}}
+    rows = {(row["library"], row["model"]): row for row in earlier["rows"]}
+    left_out: dict[str, str] = earlier["left_out"]
+    every = [key for key in listed if key[0] in args.libraries]
     if args.models:
         every = [key for key in every if key[1] in args.models]
-    elif args.add:
-        every = result.rest(every)
+    elif args.add:  # models that have not run, and then those that have not run in bf16
+        new = [key for key in every if key not in rows and " ".join(key) not in left_out]
+        every = new + [key for key in every if key in rows and "bf16" not in rows[key]]
+    document = {
+        **head(f"1 of {device_name()}", "torch", *LIBRARIES),
+        "ratio": RATIO,
+        "cosines_at_least": {str(ratio): least for ratio, least in COSINES.items()},
+        "roundings": ROUNDINGS,
+        "listed": {library: len(names) for library, (_, names) in LIBRARIES.items()},
+    }
     with torch.device("meta"):  # what libraries import late they import once, not in each process
         small = transformers.LlamaConfig(hidden_size=64, num_hidden_layers=1, intermediate_size=64)
         loaded, tokens = transformers.LlamaModel(small), torch.zeros(4, 64, dtype=torch.int64)
     sparsify_within(loaded, Recipe(ratio=RATIO), tokens)
     for library, name in track(every, console=Console(stderr=True)):
         row = guarded(check, LIBRARIES[library][0], name)
-        result.put(library, name, row)
+        left_out.pop(f"{library} {name}", None)
+        rows.pop((library, name), None)
+        if "left_out" in row:
+            left_out[f"{library} {name}"] = row["left_out"]
+        else:
+            rows[library, name] = {"library": library, "model": name, **row}
+        document["left_out"] = dict(sorted(left_out.items()))
+        write(args.out, {**document, "rows": [rows[key] for key in listed if key in rows]})
         shares = [row.get(key) for key in ("share_0.9", "share_within")]
         print(library, name, *shares, row.get("left_out") or row["faults"], flush=True)
-    sys.exit(any(row["faults"] for row in result.rows.values()))
+    sys.exit(any(row["faults"] for row in rows.values()))
 
 
 if __name__ == "__main__":

@@ -165,33 +165,18 @@ def named(task: str, precision: str, recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def describe() -> dict[str, Any]:
-    """The settings that all rows of a result have in common."""
-    return {
-        **head(device_name(), "torch", "timm", "transformers"),
-        "command": "scripts/bench/gradients.py",
-        "tasks": {task.name: {"summary": task.summary, **task.length} for task in TASKS.values()},
-        "batch_size": BATCH,
-        "batches": BATCHES,
-    }
-
-
 def key(row: dict[str, Any]) -> tuple[Any, ...]:
     """The place of a row: by task, precision, method, forward pass, ratio."""
-    return (
-        list(TASKS).index(row["task"]),
-        list(PRECISIONS).index(row["precision"]),
-        list(METHODS).index(row["method"]),
-        row["int8_forward"],
-        row["ratio"] or 0,
-    )
+    orders = {"task": TASKS, "precision": PRECISIONS, "method": METHODS}
+    at = (list(order).index(row[name]) for name, order in orders.items())
+    return *at, row["int8_forward"], row["ratio"] or 0
 
 
 def measured(
     task: Task, wanted: list[tuple[str, Recipe]], cache: Path, batches: int, size: int
 ) -> Iterator[dict[str, Any]]:
     """The rows of a task, of these precisions and recipes, but of ratios that it cannot meet."""
-    subject = Subject(task, task.load(cache)[0], cache, batches, size)
+    subject = Subject(task, task.load(cache), cache, batches, size)
     exact, each = subject.gradients(), subject.by_name
     updated = any(recipe.method in UPDATED for _, recipe in wanted)
     update = subject.update() if updated else {}
@@ -227,7 +212,10 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     document = json.loads(args.out.read_text()) if args.out.exists() else {}
-    document = {"rows": []} | document | describe()
+    document = {"rows": []} | document | head(device_name(), "torch", "timm", "transformers")
+    every = {task.name: {"summary": task.summary, **task.length} for task in TASKS.values()}
+    document |= {"tasks": every, "batch_size": BATCH, "batches": BATCHES}
+    document["command"] = "scripts/bench/gradients.py"
     by_key = {key(row): row for row in document["rows"]}
     for name in args.tasks:
         wanted = [

@@ -93,11 +93,7 @@ SMOKE = {"batch_size": 2, "turns": 1, "calls": 1, "ratios": (0.5, 0.95), "width"
 
 @dataclass
 class Run(Attempts):
-    """A method at a ratio in a precision, with its figures.
-
-    forward, both: seconds of a forward pass, and of one with its backward pass, one figure for each
-    turn. cosine: of the weight gradient to the exact one.
-    """
+    """A method at a ratio in a precision; forward, both: seconds of passes, one for each turn."""
 
     method: str
     ratio: float
@@ -216,19 +212,9 @@ def as_row(run: Run, group: list[Run]) -> Row:
 
 
 def main() -> None:
-    run_in_turns(
-        "linear",
-        __doc__,
-        workloads=WORKLOADS,
-        smoke=SMOKE,
-        build=Bench,
-        groups=groups,
-        as_row=as_row,
-        names=("ratio", "method", "precision", "error"),
-        columns=COLUMNS,
-        libraries=("torch",),
-        published_ms={str(ratio): times for ratio, times in PUBLISHED.items()},
-    )
+    published = {str(ratio): times for ratio, times in PUBLISHED.items()}
+    rest = groups, as_row, ("ratio", "method", "precision", "error"), COLUMNS, ("torch",)
+    run_in_turns("linear", __doc__, WORKLOADS, SMOKE, Bench, *rest, published_ms=published)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ as `razorctl plan --recipe NAME` does, and writes results/papers.json. Each take
 
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -58,26 +58,16 @@ ACCUMULATE = 8  # micro-batches
 MOBILE = "proxylessnas"
 DECODER = "qwen2.5-0.5b"
 COLUMNS = (("saved_bytes", MIB, ",.0f"), ("peak_bytes", MIB, ",.0f"))  # that are printed
-PREDICTED = (
-    *("saved_bytes", "peak_bytes"),
-    *("step_seconds", "step_seconds_low", "step_seconds_high", "step_seconds_vs_full"),
-)
+PREDICTED = ["saved_bytes", "peak_bytes", "step_seconds", "step_seconds_vs_full"]
+PREDICTED += ["step_seconds_low", "step_seconds_high"]
 
 
-@dataclass(frozen=True)
-class Traced:
-    """A model and a batch of it, in some precisions and cases."""
-
-    build: Callable[[], tuple[nn.Module, Any]]
-    precisions: tuple[str, ...] = ("fp32",)
-    cases: Mapping[str, Recipe] = field(default_factory=lambda: FEW)
-    accumulate: bool = False
-
-
-def on_images(build: Callable[[], nn.Module], batch: int) -> tuple[nn.Module, Any]:
+def on_images(name: str, batch: int) -> tuple[nn.Module, Any]:
+    """A model of timm, or the listed one, and images."""
     with TraceMode():
         images = torch.empty(batch, 3, 224, 224)
-    return build(), images
+    bare = models.find(name).bare if name == MOBILE else None
+    return bare(100, None) if bare else timm.create_model(name, num_classes=100), images
 
 
 def bert() -> tuple[nn.Module, Any]:
@@ -87,19 +77,14 @@ def bert() -> tuple[nn.Module, Any]:
     return BertForSequenceClassification(BertConfig()), inputs
 
 
-def timm_model(name: str) -> Callable[[], tuple[nn.Module, Any]]:
-    return partial(on_images, partial(timm.create_model, name, num_classes=100), 128)
-
-
+VIT_B, VIT_L = (partial(on_images, f"vit_{size}_patch16_224", 128) for size in ("base", "large"))
+# Name -> what builds a model and a batch of it, the precisions, and the cases.
+MODELS: dict[str, tuple[Callable[[], tuple[nn.Module, Any]], tuple[str, ...], Mapping[str, Recipe]]]
 MODELS = {
-    "ViT-B/16, 224 px, batch 128": Traced(
-        timm_model("vit_base_patch16_224"), ("fp32", "bf16"), CASES, True
-    ),
-    "BERT-base, 128 tokens, batch 32": Traced(bert, cases=CASES, accumulate=True),
-    "ViT-L/16, 224 px, batch 128": Traced(timm_model("vit_large_patch16_224")),
-    f"{MOBILE}, 224 px, batch 8": Traced(
-        partial(on_images, lambda: models.find(MOBILE).bare(100, None), 8)
-    ),
+    "ViT-B/16, 224 px, batch 128": (VIT_B, ("fp32", "bf16"), CASES),
+    "BERT-base, 128 tokens, batch 32": (bert, ("fp32",), CASES),
+    "ViT-L/16, 224 px, batch 128": (VIT_L, ("fp32",), FEW),
+    f"{MOBILE}, 224 px, batch 8": (partial(on_images, MOBILE, 8), ("fp32",), FEW),
 }
 
 
@@ -108,15 +93,16 @@ def shown(items: Any, name: str) -> Any:
     return track(items, name, console=Console(stderr=True))
 
 
-def steps(name: str, traced: Traced) -> Iterator[Row]:
+def steps(name: str) -> Iterator[Row]:
     """The rows of a model: steps whose loss is the sum of the outputs."""
-    model, inputs = traced.build()
-    cases: dict[str, tuple[Recipe, bool]] = {case: (r, False) for case, r in traced.cases.items()}
-    if traced.accumulate:
+    build, precisions, recipes = MODELS[name]
+    model, inputs = build()
+    cases: dict[str, tuple[Recipe, bool]] = {case: (r, False) for case, r in recipes.items()}
+    if recipes is CASES:
         cases[f"accumulate {ACCUMULATE}"] = Recipe("full"), True
     for case, (recipe, accumulate) in shown(cases.items(), name):
         part = tree_map(lambda t: t[: len(t) // ACCUMULATE], inputs) if accumulate else inputs
-        for precision in traced.precisions:
+        for precision in precisions:
             options = {"autocast": PRECISIONS[precision]}
             sparsify_within(model, recipe, part, **options)
             row = {"model": name, "precision": precision, "case": case}
@@ -159,7 +145,7 @@ def listed() -> Iterator[Row]:
 
 def methods() -> Row:
     """The document of memory.json."""
-    rows = [row for name, traced in MODELS.items() for row in steps(name, traced)]
+    rows = [row for name in MODELS for row in steps(name)]
     every = {"batch_size": BATCH, "tokens": TOKENS, "rows": list(listed())}
     return {"ratio": RATIO, "rows": [*rows, *decoder()], "listed": every}
 

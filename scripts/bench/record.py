@@ -169,15 +169,11 @@ def run_in_turns(
     """Runs a script whose runs take turns, so that all meet the same machine.
 
     Args:
-        script: its name, without the suffix.
-        description: its docstring.
-        workloads: kind of device -> what is timed there.
-        smoke: the fields of a workload that `--smoke` changes.
+        workloads: kind of device -> what is timed there, of which `--smoke` changes some fields.
         build: makes a bench of a workload and a device.
         groups: makes the runs of a bench.
         as_row: makes the row of a run and its group.
         names, columns: of the rows that are printed, see `listing`.
-        libraries: whose versions the result has.
         about: more entries of the result.
     """
     start, parser = time.monotonic(), on_a_device(options(description))

@@ -3,25 +3,21 @@
     .venv/bin/python scripts/bench/roofline.py [--device cuda]
 
 The calls are those of razorctl's ops in a training step on 128 images in bf16: every op that has a
-fused kernel. Copies have 5 bits; pruning is at a ratio of 0.9. Bytes, operations
-and launches are what `plan` counts, and the time on each preset is what it predicts from them.
-Registers and shared memory are those of the compiled cubin, in fp16 for cards before compute
-capability 8.0; occupancy is what they leave of an SM's warps. All are null where Triton is not
-installed, for cards that it has no kernels for, and for ops without a kernel. With `--device cuda`
-each op is timed instead, once its result is that of its PyTorch body; one that fails gets no time.
-The script writes results/roofline.json after every row.
+fused kernel. Copies have 5 bits; pruning is at a ratio of 0.9. Bytes, operations and launches are
+what `plan` counts, and the time on each preset is what it predicts from them. With `--device cuda`
+each op is timed too, once its result is that of its PyTorch body; one that fails gets no time. The
+script writes results/roofline.json after every row.
 """
 
 import platform
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
-from re import fullmatch
 from typing import Any
 
 import torch
+from pages import listing
 from record import device_name, head, options, preset, reason, write
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map_only
@@ -52,7 +48,7 @@ from razorctl.rules.packed import TILE
 BATCH = 128
 DISTANCE = 2e-2  # relative, of floating results of an op's kernel and its body
 SELDOM = 1e-2  # the share of integers that may round the other way
-SHOWN = ("rtx-2080-ti", "rtx-4090", "a100-80gb", "h100-80gb")
+SMOKE = "rtx-4090"  # the card of --smoke
 TOKENS, HEADS, WIDTH, WIDE = 197, 12, 768, 3072
 LINEAR = {  # columns of input and output
     "qkv": (WIDTH, 3 * WIDTH),
@@ -68,15 +64,12 @@ DENSITY = 0.1
 class Case:
     """A call of an op in a block.
 
-    of: the layer or the tensor it works on. args: a batch and a device -> its arguments. launches:
-    what the labels of its variants in razorctl.ops.triton match, after the name of their file;
-    HALF stands for the dtype of 16 bits that a card computes in.
+    of: the layer or the tensor it works on. args: a batch and a device -> its arguments.
     """
 
     op: Op[..., Any]
     of: str
     args: Callable[[int, torch.device], tuple[Any, ...]]
-    launches: tuple[str, ...]
 
     @property
     def name(self) -> str:
@@ -128,17 +121,13 @@ def norms() -> Iterator[Case]:
         copy = FewBitCopy(*quantize.quantize(x, BITS, TILE, mean, rstd), BITS, TILE)
         return copy, f, None, mean, rstd, *norm.residual_add(x, f, 1e-6, True)[1:]
 
-    quantized = rf"norm: quantize_\w+ {BITS} bits HALF .*'R': {TILE},.* norm=True .*"
-    sums = "int8: column_sums"
-    yield Case(norm.residual_add, "sum", both, ("norm: residual_add 1024 HALF",))
-    yield Case(norm.norm_quantize, "norm", forward, ("norm: statistics HALF", quantized))
-    yield Case(norm.norm_quantize, "norm of sum", after, (quantized,))
-    yield Case(norm.normalize, "norm of sum", alone, ("norm: normalize 1024 HALF",))
-    launches = (f"norm_again: norm_again {BITS} bits HALF {TILE} rows",)
-    yield Case(norm_again.norm_again, "norm of sum", again, launches)
-    yield Case(norm.norm_grad, "norm", backward, ("norm: norm_grad 1024 HALF", sums))
-    launches = "norm: norm_grad_int8 1024 HALF", sums
-    yield Case(norm.norm_grad_int8, "norm", backward, launches)
+    yield Case(norm.residual_add, "sum", both)
+    yield Case(norm.norm_quantize, "norm", forward)
+    yield Case(norm.norm_quantize, "norm of sum", after)
+    yield Case(norm.normalize, "norm of sum", alone)
+    yield Case(norm_again.norm_again, "norm of sum", again)
+    yield Case(norm.norm_grad, "norm", backward)
+    yield Case(norm.norm_grad_int8, "norm", backward)
 
 
 def activations() -> Iterator[Case]:
@@ -155,14 +144,10 @@ def activations() -> Iterator[Case]:
     def of_gated(batch: int, on: torch.device) -> tuple[Any, ...]:
         return *normal(3, rows(batch), WIDE, on=on), "silu"
 
-    yield Case(gated.gated_grad, "gated", of_gated, ("gated: gated_grad silu HALF",))
-    form = f"gelu {BITS} bits HALF"
-    quantized = rf"activation: quantize_\w+ {BITS} bits HALF .*'R': {TILE},.* gelu .*"
-    yield Case(activation.activation_quantize, "gelu", forward, (quantized,))
-    launches = (f"activation: activation_grad {form}",)
-    yield Case(activation.activation_grad, "gelu", backward, launches)
-    launches = f"activation: activation_grad_int8 4096 {form}", "int8: column_sums"
-    yield Case(activation.activation_grad_int8, "gelu", backward, launches)
+    yield Case(gated.gated_grad, "gated", of_gated)
+    yield Case(activation.activation_quantize, "gelu", forward)
+    yield Case(activation.activation_grad, "gelu", backward)
+    yield Case(activation.activation_grad_int8, "gelu", backward)
 
 
 def copies() -> Iterator[Case]:
@@ -186,14 +171,10 @@ def copies() -> Iterator[Case]:
         parts = normal(3, batch, TOKENS, HEADS, WIDTH // HEADS, on=on)
         return tuple(parts.transpose(2, 3).unbind(0))
 
-    launches = (
-        rf"quantize: quantize_\w+ {BITS} bits HALF .*'R': {TILE},.* norm=False random=False",
-    )
-    yield Case(quantize.quantize, "proj", of_input, launches)
-    yield Case(quantize.quantize, "q", of_heads, launches)
-    yield Case(quantize.dequantize, "q", back, (f"quantize: dequantize {BITS} bits HALF",))
-    launches = "int8: int8_heads 1024 HALF", "int8: column_sums"
-    yield Case(int8.int8_heads, "dq, dk, dv", gradients, launches)
+    yield Case(quantize.quantize, "proj", of_input)
+    yield Case(quantize.quantize, "q", of_heads)
+    yield Case(quantize.dequantize, "q", back)
+    yield Case(int8.int8_heads, "dq, dk, dv", gradients)
 
 
 def linear(layer: str, inputs: int, outputs: int) -> Iterator[Case]:
@@ -233,29 +214,15 @@ def linear(layer: str, inputs: int, outputs: int) -> Iterator[Case]:
         dy, row_scale, _, largest = int8.int8_rows(*gradient(batch, on))
         return dy, row_scale, largest, copy, function, *weight(batch, on)
 
-    held = 1024 if outputs <= 1024 else 4096
-    launches = f"int8: int8_rows {held} HALF", "int8: column_sums"
-    yield Case(int8.int8_rows, f"{layer}, dy", gradient, launches)
-    launches = "int8: largest fp32", "int8: int8_columns fp32"
-    yield Case(int8.int8_columns, f"{layer}, W", weight, launches)
-    form = f"{BITS} bits {function}"
-    launches = f"int8_operand: bounds {form}", f"int8_operand: int8_operand {form}"
-    yield Case(int8_operand.int8_operand, f"{layer}, x", operand, launches)
+    yield Case(int8.int8_rows, f"{layer}, dy", gradient)
+    yield Case(int8.int8_columns, f"{layer}, W", weight)
+    yield Case(int8_operand.int8_operand, f"{layer}, x", operand)
     if layer != "fc2":  # its output is never made again
-        # And those of its product, as below.
-        launches = (f"linear_again: row_operands 1024 {form} fp32",)
         op = linear_again.linear_copy_again if layer == "fc1" else linear_again.linear_again
-        yield Case(op, f"{layer}, y", again, launches)
-    form += " fp32 bf16 128 rows"
-    launches = f"linear_operands: scales {form}", f"linear_operands: codes {form}"
-    yield Case(linear_operands.linear_operands, f"{layer}, all", operands, launches)
-    # Before 8.0 there are no tiles, but cuBLAS and an epilogue.
-    for of, args, dtype in (("dX", input_grad, "HALF"), ("dW", weight_grad, "fp32")):
-        launches = (
-            rf"gemm_tiles: scaled_gemm \d\S+ {dtype}",
-            f"gemm_tiles: scaled_gemm epilogue {dtype}",
-        )
-        yield Case(gemm.scaled_gemm, f"{layer}, {of}", args, launches)
+        yield Case(op, f"{layer}, y", again)
+    yield Case(linear_operands.linear_operands, f"{layer}, all", operands)
+    yield Case(gemm.scaled_gemm, f"{layer}, dX", input_grad)
+    yield Case(gemm.scaled_gemm, f"{layer}, dW", weight_grad)
 
 
 def pruned(layer: str, inputs: int) -> Iterator[Case]:
@@ -279,13 +246,11 @@ def pruned(layer: str, inputs: int) -> Iterator[Case]:
         index = torch.arange(count, device=on) * (inputs // count)
         return normal(rows(batch), inputs, on=on), index
 
-    passes = (rf"topk: {kernel}_kernel i16" for kernel in ("histogram", "count", "pack"))
-    yield Case(topk.topk_pack, f"{layer}, x", pack, tuple(passes))
-    launches = "topk: count_bits_kernel", "topk: unpack_kernel i16"
-    yield Case(topk.topk_unpack, f"{layer}, x", unpack, launches)
-    yield Case(sampling.project, f"{layer}, p", weights, ("sampling: project",))
-    yield Case(sampling.draw, f"{layer}, p", probabilities, ("sampling: draw",))
-    yield Case(columns.gather_columns, f"{layer}, x", gather, ("columns: gather_columns i16",))
+    yield Case(topk.topk_pack, f"{layer}, x", pack)
+    yield Case(topk.topk_unpack, f"{layer}, x", unpack)
+    yield Case(sampling.project, f"{layer}, p", weights)
+    yield Case(sampling.draw, f"{layer}, p", probabilities)
+    yield Case(columns.gather_columns, f"{layer}, x", gather)
 
 
 def cases() -> list[Case]:
@@ -294,53 +259,6 @@ def cases() -> list[Case]:
     for layer, sizes in LINEAR.items():
         calls += linear(layer, *sizes)
     return calls + [case for layer in ("fc1", "fc2") for case in pruned(layer, LINEAR[layer][0])]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The most that an SM holds: warps, blocks, and KiB of shared memory.
-
-    reserved: bytes that the driver takes of it for each block. unit: bytes that it is given out in.
-    """
-
-    warps: int
-    blocks: int
-    shared: int
-    reserved: int = 1024
-    unit: int = 128
-
-
-# Of cards that Triton has kernels for. Warps, shared memory and what is reserved of it: CUDA C++
-# programming guide, technical specifications. Blocks and units: cuda_occupancy.h of CUDA 13.
-SM = {
-    75: Limits(32, 16, 64, reserved=0, unit=256),
-    80: Limits(64, 32, 164),
-    86: Limits(48, 16, 100),
-    89: Limits(48, 24, 100),
-    90: Limits(64, 32, 228),
-    100: Limits(64, 32, 228),
-    120: Limits(48, 24, 100),
-}
-REGISTERS, PARTITIONS = 2**16, 4  # of every SM above; a partition has a fourth of the registers
-REGISTER_UNIT = 256  # in which a warp gets its registers
-
-
-def occupancy(registers: int, shared: int, warps: int, capability: int) -> float:
-    """The share of an SM's warps that are resident, for blocks of so many warps.
-
-    registers: of a thread. shared: bytes of a block.
-    """
-    limits = SM[capability]
-    per_warp = _up(32 * registers, REGISTER_UNIT)
-    blocks = [limits.blocks, limits.warps // warps]
-    blocks.append(REGISTERS // PARTITIONS // per_warp * PARTITIONS // warps)
-    if taken := _up(shared + limits.reserved, limits.unit):
-        blocks.append(1024 * limits.shared // taken)
-    return min(blocks) * warps / limits.warps
-
-
-def _up(count: int, multiple: int) -> int:
-    return -(-count // multiple) * multiple
 
 
 def counted(case: Case, batch: int, dot: bool) -> costs.OpCost:
@@ -362,60 +280,6 @@ def work(cost: costs.OpCost) -> dict[str, int]:
         "operations": sum(count * kernel.operations for kernel, count in launches),
         "launches": sum(cost.kernels.values()),
     }
-
-
-def variants(case: Case, capability: int) -> list[Any]:
-    """The variants that a case launches on cards of a compute capability, or chooses from."""
-    from razorctl.ops.triton.variants import dtypes
-
-    matches = []
-    for launch in case.launches:
-        file, _, label = launch.replace("HALF", dtypes(capability, every=False)[0]).partition(": ")
-        module = import_module(f"razorctl.ops.triton.{file}")
-        every = module.variants(capability, every=True)
-        matches += [variant for variant in every if fullmatch(label, variant.label)]
-    return matches
-
-
-def resources(variant: Any, capability: int) -> dict[str, Any]:
-    """The share of an SM that a variant takes, compiled for a compute capability."""
-    from cubins import compiled
-
-    cubin, warps = compiled(variant, capability), variant.num_warps
-    return {
-        "registers": cubin.registers,
-        "stack_bytes": cubin.stack,
-        "shared_bytes": cubin.shared,
-        "warps": warps,
-        "occupancy": occupancy(cubin.registers, cubin.shared, warps, capability),
-    }
-
-
-class Compiled:
-    """The variants that cases launch on some compute capabilities, compiled once.
-
-    kernels: compute capability -> label of a variant -> its `resources`.
-    """
-
-    def __init__(self, capabilities: Iterable[str]) -> None:
-        names = sorted(set(capabilities), key=float)
-        self.kernels: dict[str, dict[str, Any]] = {name: {} for name in names}
-
-    def of(self, case: Case) -> dict[str, list[str] | None]:
-        """Compute capability -> the labels of what a case launches; None where there is nothing."""
-        return {name: self._on(case, name) for name in self.kernels}
-
-    def _on(self, case: Case, name: str) -> list[str] | None:
-        capability = int(name.replace(".", ""))
-        if find_spec("triton") is None or capability not in SM:
-            return None
-        launched = variants(case, capability)
-        if "cuda" not in case.op.kernels:  # it has no kernel yet
-            return None
-        for variant in launched:
-            if variant.label not in self.kernels[name]:
-                self.kernels[name][variant.label] = resources(variant, capability)
-        return [variant.label for variant in launched]
 
 
 def check(case: Case, batch: int, device: torch.device) -> tuple[Any, ...]:
@@ -450,57 +314,27 @@ def timed(case: Case, batch: int, device: torch.device) -> float:
     return float(do_bench(lambda: case.op(*args), return_mode="median")) / 1e3
 
 
-def attempt(case: Case, batch: int, device: torch.device) -> dict[str, Any]:
-    """The measured time of a case, or why there is none."""
-    row: dict[str, Any] = {"measured_seconds": None, "error": None}
-    if device.type == "cuda":
-        try:
-            row["measured_seconds"] = timed(case, batch, device)
-        except Exception as error:  # running out of memory too
-            row["error"] = reason(error)
-    return row
-
-
 def as_row(
-    case: Case,
-    batch: int,
-    cards: dict[str, gpus.Gpu],
-    compiled: Compiled,
-    device: torch.device,
+    case: Case, batch: int, cards: dict[str, gpus.Gpu], device: torch.device
 ) -> dict[str, Any]:
-    """The row of a case in the result."""
+    """The row of a case in the result, with its measured time on CUDA or why there is none."""
     cost = {dot: counted(case, batch, dot) for dot in (True, False)}
     times = {name: implied(cost[gpu.multiplies_in_triton], gpu) for name, gpu in cards.items()}
-    before = work(cost[False])
+    before, seconds, error = work(cost[False]), None, None
+    if device.type == "cuda":
+        try:
+            seconds = timed(case, batch, device)
+        except Exception as failed:  # running out of memory too
+            error = reason(failed)
     return {
         "op": case.name,
         "of": case.of,
         **work(cost[True]),
         "before_8.0": None if before == work(cost[True]) else before,
         "implied_seconds": {name: taken.likely for name, taken in times.items()},
-        "implied_ranges": {name: (taken.low, taken.high) for name, taken in times.items()},
-        "kernels": compiled.of(case),
-        **attempt(case, batch, device),
+        "measured_seconds": seconds,
+        "error": error,
     }
-
-
-def as_text(rows: list[dict[str, Any]], shown: list[str]) -> str:
-    """The result as a table; the times are in microseconds."""
-    lines = [
-        f"{'op and what it works on':34}{'MB':>8}{'GOP':>7}{'launches':>9}"
-        + "".join(f"{name:>13}" for name in shown)
-        + f"{'measured':>10}"
-    ]
-    for row in rows:
-        times = "".join(f"{1e6 * row['implied_seconds'][name]:13.1f}" for name in shown)
-        taken = row["measured_seconds"]
-        lines.append(
-            f"{row['op']:21}{row['of']:13}{row['bytes'] / 1e6:8.1f}"
-            f"{row['operations'] / 1e9:7.1f}{row['launches']:9}{times}"
-            f"{'-' if taken is None else format(1e6 * taken, '.1f'):>10}"
-            f"  {row['error'] or ''}".rstrip()
-        )
-    return "\n".join(lines)
 
 
 def main() -> None:
@@ -524,20 +358,19 @@ def main() -> None:
         document["preset"] = next((name for name in cards if cards[name] == card), None)
     if args.smoke:
         batch, chosen = 1, [case for case in chosen if case.of.startswith("gelu")]
-        cards = {SHOWN[1]: cards[SHOWN[1]]}
-    capabilities = {gpu.compute_capability for gpu in cards.values()}
-    compiled = Compiled(() if cuda else capabilities)
+        cards = {SMOKE: cards[SMOKE]}
     rows: list[dict[str, Any]] = []
-    document |= {"rows": rows, "kernels": compiled.kernels}
+    document["rows"] = rows
     for case in chosen:
-        row = as_row(case, batch, cards, compiled, device)
+        row = as_row(case, batch, cards, device)
         taken, times = row["measured_seconds"], row["implied_seconds"]
         comparable = taken is not None and document["preset"] is not None
         row["measured_vs_implied"] = taken / times[document["preset"]] if comparable else None
         rows.append(row)
         write(args.out, document)
-    shown = [name for name in (document["preset"], *SHOWN) if name in cards]
-    print(as_text(document["rows"], shown[:4]))
+    megabytes, microseconds = ("bytes", 1e6, ".1f"), ("measured_seconds", 1e-6, ".1f")
+    columns = (megabytes, ("operations", 1e9, ".1f"), ("launches", 1, ".0f"), microseconds)
+    print(listing(rows, ("op", "of", "error"), columns))
     print(f"written to {args.out}")
 
 

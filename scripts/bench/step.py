@@ -164,9 +164,7 @@ class Bench:
         return logits
 
     def check(self, run: Run, exact: list[Tensor]) -> None:
-        """Compares a case with full, whose logits and bias gradient the first run puts in
-        `exact`.
-        """
+        """Compares a case with full, whose logits and bias gradient the first run leaves."""
         with self.running(run) as model:
             logits = torch.cat(self.gradients(run, model)).float()
             got = [logits, self.full.get_classifier().bias.grad.float()]  # type: ignore[operator]
@@ -193,9 +191,7 @@ class Bench:
             self.measure_peak(run)
 
     def measure_peak(self, run: Run) -> None:
-        """Notes the peak: measured, or traced if the device is a CPU and the case is not
-        compiled.
-        """
+        """Notes the peak: measured, or traced on a CPU if the case is not compiled."""
         with self.running(run) as model:
             if self.device.type == "cuda":
                 optimizer = SGD(self.full.parameters())
@@ -301,19 +297,9 @@ def main(
     **about: Any,
 ) -> None:
     """Runs a script of whole steps; `about` goes into its result."""
-    run_in_turns(
-        script,
-        description,
-        workloads=workloads,
-        smoke=SMOKE,
-        build=Bench,
-        groups=partial(groups, cases),
-        as_row=as_row,
-        names=("case", "precision", "error"),
-        columns=COLUMNS,
-        libraries=LIBRARIES,
-        **about,
-    )
+    own, names = partial(groups, cases), ("case", "precision", "error")
+    rest = own, as_row, names, COLUMNS, LIBRARIES
+    run_in_turns(script, description, workloads, SMOKE, Bench, *rest, **about)
 
 
 def _compiled(model: nn.Module) -> nn.Module:
@@ -371,9 +357,7 @@ def at_peak(bench: Bench, precision: str, recipe: Recipe) -> dict[str, Case]:
 
 
 def cases(bench: Bench, precision: str) -> dict[str, Case]:
-    """Every case by name; full is the first, and compiled ones are last, since they take longest
-    until they are timed.
-    """
+    """Every case by name; full is the first, and compiled ones, which take longest, the last."""
     few = MICRO_BATCH[bench.device.type]
     pruning = [name for name, method in METHODS.items() if method.prunes]
     sheared, razor = Recipe("prebackrazor++", RATIO), Recipe("razor", RATIO)
