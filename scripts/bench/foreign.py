@@ -215,12 +215,10 @@ def _known(model: nn.Module) -> Iterator[dict[str, Tensor]]:
 
     text = {name: tokens(VOCABULARY - 20) for name in ("input_ids", "decoder_input_ids")}
     text |= {"bbox": tokens(100, 4).sort(-1).values}
-    images = (ROWS, channels, height, width)
-    for shapes in (
-        (images, (ROWS, 8000), (ROWS, bins, 256)),
-        (*((2, frames, *images[1:]), (ROWS, 1, 8000), (ROWS, 256, bins)),),
-    ):
-        names = ("pixel_values", "input_values", "input_features")
+    images, videos = (ROWS, channels, height, width), (2, frames, channels, height, width)
+    names = ("pixel_values", "input_values", "input_features")
+    usual, other = (images, (ROWS, 8000), (ROWS, bins, 256)), (ROWS, 1, 8000)
+    for shapes in (usual, (videos, other, (ROWS, 256, bins))):
         yield text | {n: draw(*shape) for n, shape in zip(names, shapes, strict=True)}
     yield {  # images as rows of patches
         "pixel_values": draw(ROWS, 64, patch),
