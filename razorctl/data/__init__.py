@@ -50,9 +50,9 @@ def of(job: Job) -> Source:
         return own.find(job)
     source = DATASETS[job.dataset]
     if source.task == "causal-lm":  # or any other that learns from texts
-        from razorctl.data.own.ask import Ask
+        from razorctl.data.own.request import DataRequest
 
-        source = replace(source, task=Ask.of(job).language or source.task)
+        source = replace(source, task=DataRequest.of(job).language or source.task)
     if job.task not in (None, source.task):
         raise UsageError(
             f"{job.dataset} is for {source.task}; leave --task out, or name data for {job.task}."

@@ -18,7 +18,7 @@ from razorctl import data, models
 from razorctl.cli.app import app
 from razorctl.config.job import Job
 from razorctl.data.own import read
-from razorctl.data.own.ask import Ask
+from razorctl.data.own.request import DataRequest
 from razorctl.errors import DataError, MissingError, UsageError
 from razorctl.planning import job_trace
 from razorctl.system import hub as razor_hub
@@ -188,7 +188,7 @@ def test_a_data_set_is_read_by_the_columns_of_a_run(server, hub):
 
     local_hub.cache(server, "dataset", "films/columns", write)
     job = Job("bert-base", "hf:films/columns")
-    raw = read.raw(Ask.of(job, replace(job, text_column="two", label_column="kind")))
+    raw = read.raw(DataRequest.of(job, replace(job, text_column="two", label_column="kind")))
     assert raw.splits["train"][0] == {"text": "a dog sat", "label": "x"}
 
 

@@ -7,8 +7,8 @@ from razorctl import units
 from razorctl.config.job import Job
 from razorctl.config.tasks import ENTITY_TAG, LANGUAGE, Task
 from razorctl.data.own import read
-from razorctl.data.own.ask import Ask
 from razorctl.data.own.read import hub
+from razorctl.data.own.request import DataRequest
 from razorctl.data.own.splitting import Checked, checked, held_out_count
 from razorctl.data.source import Source, Splits
 from razorctl.models import Modality, Progress
@@ -24,39 +24,45 @@ def find(job: Job, trained: Job | None = None, classes: Sequence[str] = ()) -> S
     trained: the job of a finished run, whose columns are used where tables have them.
     classes: the class names of that run, which are classes even if they look like no label.
     """
-    ask = replace(Ask.of(job, trained), classes=tuple(classes))
-    card = hub.card(ask) if read.on_hub(ask) and trained is None else None
-    return _of_rows(checked(ask, read.raw(ask))) if card is None else _of_card(ask, card)
+    request = replace(DataRequest.of(job, trained), classes=tuple(classes))
+    card = hub.card(request) if read.on_hub(request) and trained is None else None
+    return (
+        _of_rows(checked(request, read.raw(request))) if card is None else _of_card(request, card)
+    )
 
 
 def _of_rows(rows: Checked) -> Source:
-    ask, raw = rows.ask, rows.raw
+    request, raw = rows.request, rows.raw
     counts = rows.counts()
-    source = _described(ask, raw.modality, raw.details, rows.classes, counts, rows.load, raw.task)
+    source = _described(
+        request, raw.modality, raw.details, rows.classes, counts, rows.load, raw.task
+    )
     if "messages" in raw.splits["train"].column_names:
         return replace(source, conversations=True)
     return _of_blocks(source) if "text" in raw.splits["train"].column_names else source
 
 
-def _of_card(ask: Ask, card: hub.DatasetCard) -> Source:
+def _of_card(request: DataRequest, card: hub.DatasetCard) -> Source:
     """The data set as the hub's card has it; what is wrong with its rows is found by loading it."""
     counts = {**card.counts}
-    counts["held out"] = held_out_count(counts["train"], ask.share(counts))
+    counts["held out"] = held_out_count(counts["train"], request.share(counts))
     counts["train"] -= counts["held out"]
 
     def load(progress: Progress = lambda _: None) -> Splits:
-        return checked(ask, hub.raw(ask)).load(progress)
+        return checked(request, hub.raw(request)).load(progress)
 
     columns = card.columns
     details = columns.details(", as its card says")
-    source = _described(ask, columns.modality, details, card.classes, counts, load, columns.task)
+    source = _described(
+        request, columns.modality, details, card.classes, counts, load, columns.task
+    )
     if "messages" in columns.fields:
         return replace(source, conversations=True)
     return _of_blocks(source) if columns.get("text") else source
 
 
 def _described(
-    ask: Ask,
+    request: DataRequest,
     modality: Modality,
     details: str,
     classes: Sequence[str],
@@ -66,14 +72,14 @@ def _described(
 ) -> Source:
     evaluated = "test" if "test" in counts else "validation"
     return Source(
-        name=ask.name,
+        name=request.name,
         summary=details,
         modality=modality,
         classes=len(classes),
         train_examples=counts["train"],
         test_examples=counts.get(evaluated) or counts.get("held out"),
         load=load,
-        details=_details(ask.name, details, task, classes, counts),
+        details=_details(request.name, details, task, classes, counts),
         metric="accuracy" if _names_no_entities(task, classes) else None,
         task=task,
         validated="validation" in counts or bool(counts.get("held out")),

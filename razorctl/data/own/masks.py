@@ -11,9 +11,9 @@ from razorctl import units
 from razorctl.config import mask_classes
 from razorctl.config.mask_classes import IGNORED, MOST, MaskClasses
 from razorctl.data.own import contents, images, rows
-from razorctl.data.own.ask import Ask
 from razorctl.data.own.images import Findings
 from razorctl.data.own.raw import NAMED, NEVER_SKIPPED, Faults, Raw, skip_or_refuse
+from razorctl.data.own.request import DataRequest
 from razorctl.errors import DataError, raise_lack
 from razorctl.models import Progress, masks
 
@@ -35,12 +35,12 @@ def findings(raw: Raw, faults: Faults, progress: Progress = lambda _: None) -> F
     return images.cached_findings(raw, faults, progress, columns, look, tuple[str, str, int])
 
 
-def with_classes(raw: Raw, ask: Ask) -> Raw:
+def with_classes(raw: Raw, request: DataRequest) -> Raw:
     """The rows with their classes: those that are said, or else the values of the training masks.
 
     Reads the masks only in the second case. Raises DataError if they have no classes.
     """
-    said, names = ask.mask_classes, raw.class_names
+    said, names = request.mask_classes, raw.class_names
     if said is not None and names is not None and not said.named:
         if len(names) != len(said.names):
             raise DataError(

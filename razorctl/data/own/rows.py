@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 from unicodedata import category, normalize
 
 from razorctl import units
-from razorctl.data.own.ask import Ask
 from razorctl.data.own.fields import field_of
 from razorctl.data.own.labels import WHOLE, Numbers, is_missing, no_labels
 from razorctl.data.own.raw import Faults, Raw
+from razorctl.data.own.request import DataRequest
 from razorctl.errors import DataError
 
 if TYPE_CHECKING:
@@ -84,14 +84,14 @@ def without_labels(rows: "Dataset") -> bool:
     return len(rows) > 0 < len(columns) and all(map(_says_nothing, columns))
 
 
-def unlabeled_out(ask: Ask, splits: dict[str, "Dataset"], names: dict[str, str]) -> str:
+def unlabeled_out(request: DataRequest, splits: dict[str, "Dataset"], names: dict[str, str]) -> str:
     """Leaves splits without labels out, but for the training rows and splits that are asked for.
 
     Returns what to say of that, as the end of a sentence. names: split -> what the data call it.
     """
     left = [split for split in splits if split != "train" and without_labels(splits[split])]
     said = ""
-    for split in left if ask.split is None else ():
+    for split in left if request.split is None else ():
         del splits[split]
         said += WITHOUT.format(names.pop(split))
     return said

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 from razorctl.config.tasks import LABELED, LANGUAGE
 from razorctl.data.catalog import place
 from razorctl.data.own import contents, images, masks, rows, targets
-from razorctl.data.own.ask import KNOWN, Ask
 from razorctl.data.own.images import Findings
 from razorctl.data.own.labels import no_labels
 from razorctl.data.own.raw import COLUMNS, Faults, Raw, skip_or_refuse
+from razorctl.data.own.request import KNOWN, DataRequest
 from razorctl.data.own.targets import Targets
 from razorctl.data.source import Splits
 from razorctl.errors import DataError, UsageError
@@ -117,7 +117,7 @@ class Inspection:
 class Checked:
     """Rows with their labels, and the faults that are known without opening images."""
 
-    ask: Ask
+    request: DataRequest
     raw: Raw
     targets: Targets
     faults: Faults
@@ -132,10 +132,10 @@ class Checked:
 
         rows: the numbers of those that are good.
         """
-        share = self.ask.share(self.raw.splits)
+        share = self.request.share(self.raw.splits)
         if self.raw.cut:
             return rows[-1:]
-        positions = stratified(self.targets.numbers["train"][rows], share, self.ask.seed)
+        positions = stratified(self.targets.numbers["train"][rows], share, self.request.seed)
         if share and not len(positions):
             one = "row of each class" if self.raw.task == "classification" else "row"
             raise DataError(
@@ -179,7 +179,7 @@ class Checked:
                 faults[split] = dict(sorted({**bad, **faults[split]}.items()))
         lines = [*self.raw.nowhere, *self.raw.with_places(faults)]
         every = sum(map(len, self.raw.splits.values())) + len(self.raw.nowhere)
-        skipped = skip_or_refuse(self.raw.name, lines, self.ask.skip_bad, every)
+        skipped = skip_or_refuse(self.raw.name, lines, self.request.skip_bad, every)
         return Inspection(faults, skipped, on_images, on_masks)
 
     def load(self, progress: Progress = lambda _: None) -> Splits:
@@ -210,7 +210,7 @@ class Checked:
                 for part, (split, numbers) in parts.items()
             },
             white=inspection.white,
-            mask_classes="" if self.ask.mask_classes else self.raw.mask_classes,
+            mask_classes="" if self.request.mask_classes else self.raw.mask_classes,
             notes=(
                 *rows.notes(self.raw, self.classes, self.targets.numbers, parts, contents_of),
                 *targets.notes(self.raw, self.targets, good),
@@ -233,46 +233,48 @@ class Checked:
         return {
             "dataset": place(self.raw.name),
             "split": self.raw.names["train"],
-            "validation": self.ask.share(self.raw.splits),
-            "seed": self.ask.seed,
+            "validation": self.request.share(self.raw.splits),
+            "seed": self.request.seed,
             "rows": held_out.tolist(),
             "skipped": {self.raw.names[split]: list(bad) for split, bad in faults.items() if bad},
         }
 
 
-def checked(ask: Ask, raw: Raw) -> Checked:
+def checked(request: DataRequest, raw: Raw) -> Checked:
     """The rows with their faults; refuses them at once if bad ones are known by now."""
     for split, name in raw.names.items():
         if not len(raw.splits[split]):
             raise DataError(f"{name} of {raw.name} has no rows; add some, or name other splits.")
-    if raw.task != "segmentation" and (ask.mask_values or ask.mask_colors):
+    if raw.task != "segmentation" and (request.mask_values or request.mask_colors):
         raise UsageError(f"{raw.name} has no masks; leave --mask-values and --mask-colors out.")
     if raw.task in LANGUAGE:
-        raw = _divided(ask, raw)
+        raw = _divided(request, raw)
     elif raw.task == "segmentation":
-        raw = masks.with_classes(raw, ask)
+        raw = masks.with_classes(raw, request)
     looked: Findings = {}
-    if ask.skip_bad and raw.modality == "image" and raw.task in LABELED:  # bad ones make no classes
+    if (
+        request.skip_bad and raw.modality == "image" and raw.task in LABELED
+    ):  # bad ones make no classes
         looked = images.findings(raw, rows.faults(raw), lambda _: None)
-    checked_rows = Checked(ask, raw, *read_labels(ask, raw, looked), looked)
-    if not ask.skip_bad and (any(checked_rows.faults.values()) or raw.nowhere):
+    checked_rows = Checked(request, raw, *read_labels(request, raw, looked), looked)
+    if not request.skip_bad and (any(checked_rows.faults.values()) or raw.nowhere):
         checked_rows.inspect(lambda _: None)
     return checked_rows
 
 
-def read_labels(ask: Ask, raw: Raw, looked: Findings) -> tuple[Targets, Faults]:
+def read_labels(request: DataRequest, raw: Raw, looked: Findings) -> tuple[Targets, Faults]:
     """The labels of rows, by the classes of good ones, and the faults of all.
 
     looked: the findings on images, as far as they are known.
     """
-    raw = replace(raw, sorted=raw.sorted or bool(no_labels(ask.classes)))
+    raw = replace(raw, sorted=raw.sorted or bool(no_labels(request.classes)))
     of_images = images.image_faults(looked)
     bad = {split: {**of_images.get(split, {}), **own} for split, own in rows.faults(raw).items()}
     found = targets.of(raw, bad)
     return found, rows.with_unlabeled(raw, bad, found.numbers, found.faults)
 
 
-def _divided(ask: Ask, raw: Raw) -> Raw:
+def _divided(request: DataRequest, raw: Raw) -> Raw:
     """The rows with a single training text as two, if its end is to be held out.
 
     It is cut at a line break, or else at a space. Raises DataError if it has none.
@@ -281,7 +283,7 @@ def _divided(ask: Ask, raw: Raw) -> Raw:
     from datasets import Dataset
 
     train = raw.splits["train"]
-    part = ask.share(raw.splits)
+    part = request.share(raw.splits)
     if "text" not in train.column_names or len(train) != 1 or not part:
         return raw
     text = train[0]["text"] or ""

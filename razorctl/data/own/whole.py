@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl.config.job import Job
 from razorctl.data.own import read, rows, targets
-from razorctl.data.own.ask import STDIN, Ask
 from razorctl.data.own.raw import Fault, Raw, content, refusal
+from razorctl.data.own.request import STDIN, DataRequest
 from razorctl.data.own.splitting import Checked, Inspection, read_labels, select_rows
 from razorctl.data.own.targets import Targets
 from razorctl.errors import DataError, UsageError
@@ -42,9 +42,9 @@ def labeled(
             these.
         trained: the job whose columns are used where a table has them and none is given.
     """
-    asked = Ask.of(replace(job, task=job.task or "classification"), trained)
-    ask = replace(asked, classes=tuple(classes))
-    raw = read.raw(ask)
+    asked = DataRequest.of(replace(job, task=job.task or "classification"), trained)
+    request = replace(asked, classes=tuple(classes))
+    raw = read.raw(request)
     if raw.modality != modality:
         raise UsageError(
             f"{job.model} takes {modality}s, and {raw.name} has {raw.modality}s; name other data, "
@@ -55,10 +55,10 @@ def labeled(
     if not len(raw.splits[split]):
         raise rows.empty(raw.name, raw.names[split])
     raw = replace(raw, splits={split: raw.splits[split]}, names={split: raw.names[split]})
-    found, faults = read_labels(ask, raw, {})
+    found, faults = read_labels(request, raw, {})
     # Before images are read.
     of_run = targets.of_run(raw, found, classes, rows.good(found.numbers, faults))
-    inspection = Checked(ask, raw, of_run, faults).inspect(progress)
+    inspection = Checked(request, raw, of_run, faults).inspect(progress)
     good = rows.good(found.numbers, inspection.faults)[split]
     if not len(good):
         raise DataError(f"{raw.name} has only bad rows; correct some.")
@@ -157,9 +157,9 @@ def unlabeled(
     bad: list[Fault] = []
     count = 0
     whites: list[int] = []
-    ask = replace(Ask.of(job, trained), skip_bad=True)
-    for raw in read.unlabeled(ask, files, modality, stdin):
-        part, inspection = _good(ask, raw, progress)
+    request = replace(DataRequest.of(job, trained), skip_bad=True)
+    for raw in read.unlabeled(request, files, modality, stdin):
+        part, inspection = _good(request, raw, progress)
         parts.append(part)
         bad += raw.with_places(inspection.faults)
         count += len(raw.splits["test"])
@@ -183,7 +183,7 @@ def _check_files(files: Sequence[str], job: Job, modality: Modality) -> None:
         raise UsageError(f"{', '.join(map(spelled, absent))} {verb}; name files that do.")
 
 
-def _good(ask: Ask, raw: Raw, progress: Progress) -> tuple[UnlabeledRows, Inspection]:
+def _good(request: DataRequest, raw: Raw, progress: Progress) -> tuple[UnlabeledRows, Inspection]:
     """The good rows, and all that was seen; blank lines are neither good nor bad."""
     import numpy as np
 
@@ -194,6 +194,6 @@ def _good(ask: Ask, raw: Raw, progress: Progress) -> tuple[UnlabeledRows, Inspec
     numbers = {"test": np.zeros(len(stored), np.int64)}
     faults = rows.faults(raw, answered=False)["test"]
     faults = {row: reason for row, reason in faults.items() if row not in blank}
-    inspection = Checked(ask, raw, Targets((), numbers), {"test": faults}).inspect(progress)
+    inspection = Checked(request, raw, Targets((), numbers), {"test": faults}).inspect(progress)
     good = np.setdiff1d(rows.good(numbers, inspection.faults)["test"], sorted(blank))
     return UnlabeledRows(raw, good), inspection

@@ -8,9 +8,9 @@ from itertools import groupby
 from pathlib import Path
 
 from razorctl.data.catalog import DATASETS
-from razorctl.data.own.ask import STDIN, Ask, role
 from razorctl.data.own.raw import NOT_UTF8, Raw
 from razorctl.data.own.read import folder, hub, layout, lines, recognition, sample, tables, texts
+from razorctl.data.own.request import STDIN, DataRequest, role
 from razorctl.errors import DataError, UsageError, raise_lack
 from razorctl.models import Modality
 from razorctl.registry import unknown
@@ -20,13 +20,13 @@ HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # ORG/NAME
 SEPARATORS = tuple(filter(None, (os.sep, os.altsep)))
 
 
-def raw(ask: Ask) -> Raw:
+def raw(request: DataRequest) -> Raw:
     """The rows of the data that are named, read as a whole; raises what `own.find` raises."""
-    return hub.raw(ask) if on_hub(ask) else _read_path(ask)
+    return hub.raw(request) if on_hub(request) else _read_path(request)
 
 
 def unlabeled(
-    ask: Ask, names: Iterable[str], modality: Modality, stdin: Iterable[str]
+    request: DataRequest, names: Iterable[str], modality: Modality, stdin: Iterable[str]
 ) -> Iterator[Raw]:
     """The rows without labels of each table and text file, and of images that follow each other.
 
@@ -34,7 +34,7 @@ def unlabeled(
     DataError for files that cannot be read and folders without any.
 
     Args:
-        ask: what is asked of the data.
+        request: what is asked of the data.
         names: files, folders, and STDIN.
         modality: what the model takes.
         stdin: the lines of standard input.
@@ -43,23 +43,23 @@ def unlabeled(
     for is_table, group in groupby(files, key=lambda name: layout.is_table(Path(name))):
         if is_table:
             for name in group:
-                yield tables.unlabeled(replace(ask, name=name), Path(name), modality)
+                yield tables.unlabeled(replace(request, name=name), Path(name), modality)
         elif modality == "image":
-            yield folder.unlabeled(ask, group, stdin)
+            yield folder.unlabeled(request, group, stdin)
         else:
             for name in group:
                 _check_text(name)
                 yield texts.unlabeled(name, stdin)
 
 
-def on_hub(ask: Ask) -> bool:
+def on_hub(request: DataRequest) -> bool:
     """Whether the data are a set of the hub."""
-    return ask.name.startswith(hub.PREFIX)
+    return request.name.startswith(hub.PREFIX)
 
 
-def _read_path(ask: Ask) -> Raw:
+def _read_path(request: DataRequest) -> Raw:
     """The rows of the file or the folder that is named."""
-    name, path = ask.name, Path(ask.name).expanduser()
+    name, path = request.name, Path(request.name).expanduser()
     if not exists(path):
         if any(separator in name for separator in SEPARATORS):
             hint = f", or write hf:{name} for a set of the hub" if HUB_NAME.fullmatch(name) else ""
@@ -70,7 +70,7 @@ def _read_path(ask: Ask) -> Raw:
     if spelled(absolute) != absolute:
         raise DataError(f"{spelled(absolute)}: {NOT_UTF8}.")
     try:
-        return _raw(ask, path)
+        return _raw(request, path)
     except OSError as error:
         raise_lack(error)
         reason = error.strerror or str(error)
@@ -79,64 +79,64 @@ def _read_path(ask: Ask) -> Raw:
         ) from None
 
 
-def _raw(ask: Ask, path: Path) -> Raw:
-    language = ask.language
+def _raw(request: DataRequest, path: Path) -> Raw:
+    language = request.language
     if language is not None and texts.is_text(path) and not layout.is_table(path):
-        return texts.raw(ask, path, {path.stem: [path]}, language)
-    table = _tables(ask, path)
+        return texts.raw(request, path, {path.stem: [path]}, language)
+    table = _tables(request, path)
     if table is not None:
-        return tables.raw(ask, table)
+        return tables.raw(request, table)
     inside = folder.Folder.walked(path)
-    folder.refuse_kinds(ask, inside)
-    if "segmentation" in ask.tasks and (pairs := folder.pairs(path)) is not None:
-        return folder.raw_masks(ask, path, pairs)
+    folder.refuse_kinds(request, inside)
+    if "segmentation" in request.tasks and (pairs := folder.pairs(path)) is not None:
+        return folder.raw_masks(request, path, pairs)
     if not inside.images:
-        return _texts(ask, path, inside.inside)
-    if "classification" not in ask.tasks:  # a folder has no other labels
-        raise recognition.unserved(ask)
-    return folder.raw(ask, path)
+        return _texts(request, path, inside.inside)
+    if "classification" not in request.tasks:  # a folder has no other labels
+        raise recognition.unserved(request)
+    return folder.raw(request, path)
 
 
-def _texts(ask: Ask, path: Path, inside: Iterable[Path]) -> Raw:
+def _texts(request: DataRequest, path: Path, inside: Iterable[Path]) -> Raw:
     """The texts of a folder without images; raises UsageError if it has more than these.
 
     inside: this folder and all in it.
     """
-    language, files = ask.language, texts.in_folder(path)
+    language, files = request.language, texts.in_folder(path)
     others = [name for name in texts.others(path) if not texts.is_about(Path(name))]
-    if ask.tasks[0] != language and texts.sorted_in(path, files):
+    if request.tasks[0] != language and texts.sorted_in(path, files):
         others = ["a folder of texts for each class"]
-    if language is not None and files and (ask.task or not others):
-        return texts.raw(ask, path, files, language)
+    if language is not None and files and (request.task or not others):
+        return texts.raw(request, path, files, language)
     deeper = sorted(str(here) for here in inside if layout.in_folder(here))
     if deeper:
-        raise UsageError(f"{ask.name} has no tables itself; name {' or '.join(deeper[:3])}.")
+        raise UsageError(f"{request.name} has no tables itself; name {' or '.join(deeper[:3])}.")
     if language is not None and files:
         raise UsageError(
-            f"{ask.name} has more than texts, {', '.join(others[:5])}; write a table, or learn the "
-            f"texts alone with --task {language}."
+            f"{request.name} has more than texts, {', '.join(others[:5])}; write a table, or learn "
+            f"the texts alone with --task {language}."
         )
-    if "classification" not in ask.tasks:
-        raise recognition.unserved(ask)
-    return folder.raw(ask, path)  # which says what it lacks
+    if "classification" not in request.tasks:
+        raise recognition.unserved(request)
+    return folder.raw(request, path)  # which says what it lacks
 
 
-def _tables(ask: Ask, path: Path) -> tables.Tables | None:
+def _tables(request: DataRequest, path: Path) -> tables.Tables | None:
     """The tables at a path; None if it is a folder without tables."""
-    name, tagged = ask.name, ask.task == "token-classification"
+    name, tagged = request.name, request.task == "token-classification"
     if path.is_dir():
         files = layout.in_folder(path, tagged)
-        return tables.find(ask, files) if files else None
+        return tables.find(request, files) if files else None
     if path.suffix.casefold() in folder.ARCHIVES:
         what = "file" if path.with_suffix("").suffix not in ("", ".tar") else "folder"
         raise DataError(f"{name} is an archive; unpack it, and name the {what}.")
     if path.suffix.casefold() == ".json" and not lines.has_json_rows(path):
-        raise recognition.refuse_document(ask, path)
+        raise recognition.refuse_document(request, path)
     if not layout.is_table(path, tagged):
-        documents = texts.SUFFIXES if ask.language is not None else ()
+        documents = texts.SUFFIXES if request.language is not None else ()
         kinds = ", ".join(s.removeprefix(".").upper() for s in (*documents, *layout.SUFFIXES))
         raise UsageError(f"{name} is no table of a known kind; give {kinds} or a folder of images.")
-    return tables.find(ask, {path.stem: [path]}, single=True)
+    return tables.find(request, {path.stem: [path]}, single=True)
 
 
 def _files(name: str, modality: Modality) -> list[str]:

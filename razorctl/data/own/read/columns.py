@@ -5,11 +5,11 @@ from dataclasses import replace
 
 from razorctl import units
 from razorctl.config.tasks import LANGUAGE, OF_ROWS, Task
-from razorctl.data.own.ask import Ask
 from razorctl.data.own.raw import TEXT_COLUMNS
 from razorctl.data.own.read import tagged
 from razorctl.data.own.read.sample import Sample, normalized_name
 from razorctl.data.own.read.table_columns import FLAG, ROLES, TableColumns
+from razorctl.data.own.request import DataRequest
 from razorctl.errors import UsageError
 from razorctl.models import Modality
 
@@ -34,61 +34,62 @@ PAIRS = (
 )
 
 
-def classifier_columns(ask: Ask, sample: Sample) -> TableColumns:
+def classifier_columns(request: DataRequest, sample: Sample) -> TableColumns:
     """The columns of a table that a classifier uses, or a regression, by the values of the label.
 
     Raises UsageError, which lists the columns, for a given column that is not there, and if it is
     not clear which one to use.
     """
-    image = _given(ask, sample, ask.image_column, "image")
-    texts = _given_texts(ask, sample)
-    given = _given_labels(ask, sample)
+    image = _given(request, sample, request.image_column, "image")
+    texts = _given_texts(request, sample)
+    given = _given_labels(request, sample)
     taken = {column for column in (image, *given, *texts) if column is not None}
     if image is None and not texts:
-        image = _image(ask, sample, taken)
-        texts = _texts(ask, sample, taken, image)
+        image = _image(request, sample, taken)
+        texts = _texts(request, sample, taken, image)
         if image is not None and texts:
             raise UsageError(
-                f"{ask.name} has images in column {image} and text in {' and '.join(texts)}, of "
-                f"{_listed(sample)}; choose with --image-column or --text-column."
+                f"{request.name} has images in column {image} and text in {' and '.join(texts)}, "
+                f"of {_listed(sample)}; choose with --image-column or --text-column."
             )
     if image is None and not texts:
         raise UsageError(
-            f"none of the columns of {ask.name} is clearly an image or a text: {_listed(sample)}; "
-            "name one with --image-column or --text-column."
+            f"none of the columns of {request.name} is clearly an image or a text: "
+            f"{_listed(sample)}; name one with --image-column or --text-column."
         )
     inputs = [column for column in (image, *texts) if column is not None]
-    labels = given or _labels(ask, sample, inputs)
+    labels = given or _labels(request, sample, inputs)
     if twice := {*inputs} & {*labels}:
         raise UsageError(
-            f"column {min(twice)} of {ask.name} cannot be used twice; name others of "
+            f"column {min(twice)} of {request.name} cannot be used twice; name others of "
             f"{_listed(sample)}."
         )
-    task = _task_of(ask, sample, labels)
+    task = _task_of(request, sample, labels)
     roles: dict[str, str | None] = {ROLES[task]: labels[0]}
     if len(labels) > 1:
         roles = {f"{FLAG}{number}": column for number, column in enumerate(labels)}
     return TableColumns.of(task, image=image, **_text_roles(texts), **roles)
 
 
-def refuse_misread(ask: Ask, sample: Sample, found: TableColumns) -> None:
+def refuse_misread(request: DataRequest, sample: Sample, found: TableColumns) -> None:
     """Raises UsageError for a header in the first row, and for labels of as many words as texts."""
     label, text = found.get("label"), found.get("text")
     if text and normalized_name(str(*sample.values[text][:1])) in LABELS | TEXTS:
-        raise UsageError(f"row 1 of {ask.name} looks like its header; delete what is above it.")
-    used = [column for column in (label, text) if column is not None and ask.task is None]
+        raise UsageError(f"row 1 of {request.name} looks like its header; delete what is above it.")
+    used = [column for column in (label, text) if column is not None and request.task is None]
     words = [[len(str(value).split()) for value in sample.values[column]] for column in used]
     tags = words[0] if len(words) == 2 and words[0] == words[1] else []
     if len({*tags}) > 1 and 2 * tags.count(1) < len(tags):
         raise UsageError(
-            f"{ask.name} has tags of words in {label}; write lists, or give --task classification."
+            f"{request.name} has tags of words in {label}; write lists, or give --task "
+            "classification."
         )
 
 
-def number_notes(ask: Ask, sample: Sample, found: TableColumns) -> tuple[str, ...]:
+def number_notes(request: DataRequest, sample: Sample, found: TableColumns) -> tuple[str, ...]:
     """A note on numbers that are taken as classes, unless they only number these: 0, 1, 2."""
     label = found.get("label")
-    if label is None or ask.task is not None or "regression" not in ask.tasks:
+    if label is None or request.task is not None or "regression" not in request.tasks:
         return ()
     numbers = sample.numbers(label)
     count = len({*numbers})
@@ -101,100 +102,102 @@ def number_notes(ask: Ask, sample: Sample, found: TableColumns) -> tuple[str, ..
     )
 
 
-def _task_of(ask: Ask, sample: Sample, labels: Sequence[str]) -> Task:
+def _task_of(request: DataRequest, sample: Sample, labels: Sequence[str]) -> Task:
     """The task with labels for each row that is given, or that their values say.
 
     Raises UsageError for several columns of labels if that is not multi-label.
     """
     several = len(labels) > 1
-    if ask.task == "multi-label" and not several and not sample.has_lists(labels[0]):
+    if request.task == "multi-label" and not several and not sample.has_lists(labels[0]):
         raise UsageError(
-            f"column {labels[0]} of {ask.name} has no lists of labels; name a column that has, "
+            f"column {labels[0]} of {request.name} has no lists of labels; name a column that has, "
             'such as ["a", "b"], or a column of 0 and 1 for each label with --label-column a,b.'
         )
-    if "multi-label" in ask.tasks and (several or (not ask.task and sample.has_lists(labels[0]))):
+    if "multi-label" in request.tasks and (
+        several or (not request.task and sample.has_lists(labels[0]))
+    ):
         return "multi-label"
     if several:
         raise UsageError(
-            f"{ask.name} has one column of labels for {ask.tasks[0]}, not {', '.join(labels)}; "
-            "name one with --label-column."
+            f"{request.name} has one column of labels for {request.tasks[0]}, not "
+            f"{', '.join(labels)}; name one with --label-column."
         )
-    if not ask.task and (
-        ("regression" in ask.tasks and sample.has_decimals(labels[0]))
-        or _may_be_score(ask, sample, labels[0])
+    if not request.task and (
+        ("regression" in request.tasks and sample.has_decimals(labels[0]))
+        or _may_be_score(request, sample, labels[0])
     ):
         return "regression"
-    return next((task for task in ask.tasks if task in OF_ROWS), "classification")
+    return next((task for task in request.tasks if task in OF_ROWS), "classification")
 
 
-def _may_be_score(ask: Ask, sample: Sample, column: str) -> bool:
+def _may_be_score(request: DataRequest, sample: Sample, column: str) -> bool:
     """Whether a column is called a score and has too many numbers for classes."""
-    called = "regression" in ask.tasks and normalized_name(column) in SCORES
+    called = "regression" in request.tasks and normalized_name(column) in SCORES
     return called and bool(sample.numbers(column)) and not sample.has_few_values(column)
 
 
-def _given_labels(ask: Ask, sample: Sample) -> tuple[str, ...]:
+def _given_labels(request: DataRequest, sample: Sample) -> tuple[str, ...]:
     """The columns that `Job.label_column` names, `a,b` for several."""
-    if ask.label_column is None:
+    if request.label_column is None:
         return ()
-    parts = _parts(sample, ask.label_column)
+    parts = _parts(sample, request.label_column)
     for part in parts:
-        _given(ask, sample, part, "label")
+        _given(request, sample, part, "label")
     return tuple(dict.fromkeys(parts))
 
 
-def single_text(ask: Ask, sample: Sample) -> str | None:
+def single_text(request: DataRequest, sample: Sample) -> str | None:
     """The column of texts that are used alone; None if there is none, or only pairs of texts.
 
     One called text is preferred. Raises UsageError for a given column that is not there, and if
     several may be it.
     """
-    texts = _given_texts(ask, sample)
+    texts = _given_texts(request, sample)
     if not texts:
         called_text = [c for c in sample.values if normalized_name(c) == "text" and sample.texts(c)]
         one = len(called_text) == 1
-        texts = tuple(called_text) if one else _texts(ask, sample, set(), None)
+        texts = tuple(called_text) if one else _texts(request, sample, set(), None)
     return texts[0] if len(texts) == 1 else None
 
 
-def tokens_and_tags(ask: Ask, sample: Sample) -> tuple[str | None, str | None]:
+def tokens_and_tags(request: DataRequest, sample: Sample) -> tuple[str | None, str | None]:
     """The columns of lists of tokens and of their tags, given or by their names; None if not clear.
 
     Of several columns of tags, those of named entities. Raises what `classifier_columns` raises.
     """
-    tokens = _tokens(ask, sample)
-    tags = _given(ask, sample, ask.label_column, "label") if tokens else None
+    tokens = _tokens(request, sample)
+    tags = _given(request, sample, request.label_column, "label") if tokens else None
     if tokens is None or tags is not None:
         return tokens, tags if tags is None or sample.has_lists(tags) else None
     if numbered := sample.numbered:
         found = tagged.tag_columns(numbered)
-        return tokens, _only(ask, sample, found, "tag", "label-column", tagged.seen(numbered))
+        return tokens, _only(request, sample, found, "tag", "label-column", tagged.seen(numbered))
     lists = [c for c in sample.values if c != tokens and sample.has_lists(c)]
     called = [c for c in lists if normalized_name(c).endswith(TAGS)]
     entities = [c for c in called if normalized_name(c).startswith("ner")]
-    return tokens, _only(ask, sample, entities or called, "tag", "label-column")
+    return tokens, _only(request, sample, entities or called, "tag", "label-column")
 
 
-def _tokens(ask: Ask, sample: Sample) -> str | None:
+def _tokens(request: DataRequest, sample: Sample) -> str | None:
     """The column of lists of tokens; None if there is none, or another one of texts is given."""
-    if ask.text_column is not None:
-        given = _given_texts(ask, sample)
+    if request.text_column is not None:
+        given = _given_texts(request, sample)
         return given[0] if len(given) == 1 and sample.has_lists(given[0], str) else None
     if numbered := sample.numbered:
-        label = ask.label_column
+        label = request.label_column
         return tagged.token_column(numbered, [label] if label else tagged.tag_columns(numbered))
     lists = [column for column in sample.values if sample.has_lists(column, str)]
     named = [c for name in TOKENS for c in lists if normalized_name(c) == name]
     return named[0] if named else None
 
 
-def image_and_mask(ask: Ask, sample: Sample) -> tuple[str | None, str | None]:
+def image_and_mask(request: DataRequest, sample: Sample) -> tuple[str | None, str | None]:
     """The columns of images and of their masks, which `Job.label_column` names; None if not clear.
 
     Raises what `classifier_columns` raises.
     """
-    image = _given(ask, sample, ask.image_column, "image")
-    given = _given_labels(ask, sample)
+    image = _given(request, sample, request.image_column, "image")
+    given = _given_labels(request, sample)
     if len(given) > 1:
         return image, None
     mask = given[0] if given else None
@@ -206,31 +209,31 @@ def image_and_mask(ask: Ask, sample: Sample) -> tuple[str | None, str | None]:
             and normalized_name(column) in MASKS
             and sample.has_images(column, MASKS)
         ]
-        mask = _only(ask, sample, candidates, "mask", "label-column")
+        mask = _only(request, sample, candidates, "mask", "label-column")
     elif not sample.has_images(mask, {normalized_name(mask)}):
         mask = None
     if image is None and mask is not None:
-        image = _image(ask, sample, {mask})
+        image = _image(request, sample, {mask})
     return image, mask
 
 
 def label_candidates(
-    ask: Ask, sample: Sample, inputs: Sequence[str], *, by_name: bool = False
+    request: DataRequest, sample: Sample, inputs: Sequence[str], *, by_name: bool = False
 ) -> Sequence[str]:
     """The columns that may be the label; more than one is not clear.
 
     Args:
-        ask: what is asked of the data.
+        request: what is asked of the data.
         sample: the first rows.
         inputs: the columns that are no labels.
         by_name: whether only columns count whose name or type says so, not those of few values.
     """
-    if ask.label_column is not None:
-        return [ask.label_column]
+    if request.label_column is not None:
+        return [request.label_column]
 
     free = [c for c in sample.values if c not in inputs and c not in sample.images]
-    scores = [c for c in free if "regression" in ask.tasks and sample.has_decimals(c)]
-    lists = [c for c in free if "multi-label" in ask.tasks and sample.has_lists(c, str)]
+    scores = [c for c in free if "regression" in request.tasks and sample.has_decimals(c)]
+    lists = [c for c in free if "multi-label" in request.tasks and sample.has_lists(c, str)]
     signs: tuple[Callable[[str], bool], ...] = (
         lambda column: normalized_name(column) in LABELS,
         lambda column: column in sample.classes,
@@ -239,60 +242,60 @@ def label_candidates(
         lambda column: not by_name and sample.has_few_values(column),
         lambda column: not by_name and sample.has_few_values(column, len(sample.values[column])),
         lambda column: (
-            not by_name and (_may_be_score(ask, sample, column) or [column] == scores == free)
+            not by_name and (_may_be_score(request, sample, column) or [column] == scores == free)
         ),
     )
     candidates = ([column for column in free if sign(column)] for sign in signs)
     return next(filter(None, candidates), [])
 
 
-def as_trained(ask: Ask, sample: Sample) -> Ask:
+def as_trained(request: DataRequest, sample: Sample) -> DataRequest:
     """The question with the columns that the run was trained on, if the table has them.
 
     Columns that are given stay; if one of images or of texts is, neither is taken from the run.
     """
-    trained = ask.trained
+    trained = request.trained
     if trained is None:
-        return ask
-    label = ask.label_column
+        return request
+    label = request.label_column
     own = trained.label_column
     if label is None and own is not None and {*_parts(sample, own)} <= sample.values.keys():
         label = own
-    if ask.image_column is not None or ask.text_column is not None:
-        return replace(ask, label_column=label)
+    if request.image_column is not None or request.text_column is not None:
+        return replace(request, label_column=label)
     image, text = trained.image_column, trained.text_column
     has_text = text is not None and {*_parts(sample, text)} <= sample.values.keys()
     return replace(
-        ask,
+        request,
         image_column=image if image in sample.values else None,
         text_column=text if has_text else None,
         label_column=label,
     )
 
 
-def unlabeled_columns(ask: Ask, sample: Sample, modality: Modality) -> TableColumns:
+def unlabeled_columns(request: DataRequest, sample: Sample, modality: Modality) -> TableColumns:
     """The columns of a table whose labels are not read; raises what `classifier_columns` raises.
 
     modality: what the model takes. A language model takes one text.
     """
-    image = _given(ask, sample, ask.image_column, "image")
-    texts = _given_texts(ask, sample)
-    taken = set() if ask.label_column is None else {*_parts(sample, ask.label_column)}
+    image = _given(request, sample, request.image_column, "image")
+    texts = _given_texts(request, sample)
+    taken = set() if request.label_column is None else {*_parts(sample, request.label_column)}
     if modality == "image":
-        if image is None and ask.task == "segmentation":
-            image, mask = image_and_mask(ask, sample)
+        if image is None and request.task == "segmentation":
+            image, mask = image_and_mask(request, sample)
             image = None if mask is None else image
-        image = image or _image(ask, sample, taken)
-    elif ask.task == "token-classification" and (tokens := _tokens(ask, sample)):
+        image = image or _image(request, sample, taken)
+    elif request.task == "token-classification" and (tokens := _tokens(request, sample)):
         return TableColumns.of(tokens=tokens)
-    elif ask.task in LANGUAGE:
-        text = single_text(ask, sample)
+    elif request.task in LANGUAGE:
+        text = single_text(request, sample)
         texts = () if text is None else (text,)
     else:
-        texts = texts or _texts(ask, sample, taken, None)
+        texts = texts or _texts(request, sample, taken, None)
     if image is None and not texts:
         raise UsageError(
-            f"none of the columns of {ask.name} clearly holds {modality}s: {_listed(sample)}"
+            f"none of the columns of {request.name} clearly holds {modality}s: {_listed(sample)}"
             f"; name one with --{modality}-column."
         )
     return TableColumns.of(image=image, **_text_roles(texts))
@@ -306,24 +309,24 @@ def _listed(sample: Sample) -> str:
     return ", ".join(map(str, sample.values))
 
 
-def _given(ask: Ask, sample: Sample, column: str | None, what: str) -> str | None:
+def _given(request: DataRequest, sample: Sample, column: str | None, what: str) -> str | None:
     if column is not None and column not in sample.values:
         raise UsageError(
-            f"{ask.name} has no column {column}, only {_listed(sample)}; name one of them with "
+            f"{request.name} has no column {column}, only {_listed(sample)}; name one of them with "
             f"--{what}-column."
         )
     return column
 
 
-def _given_texts(ask: Ask, sample: Sample) -> tuple[str, ...]:
-    text = ask.text_column
+def _given_texts(request: DataRequest, sample: Sample) -> tuple[str, ...]:
+    text = request.text_column
     if text is None:
         return ()
     parts = _parts(sample, text)
     if len(parts) > 2 or len(set(parts)) < len(parts):
         raise UsageError(f"text column {text!r} does not name one or two columns; give a or a,b.")
     for part in parts:
-        _given(ask, sample, part, "text")
+        _given(request, sample, part, "text")
     return tuple(parts)
 
 
@@ -333,24 +336,31 @@ def _parts(sample: Sample, text: str) -> list[str]:
 
 
 def _only(
-    ask: Ask, sample: Sample, candidates: Sequence[str], role: str, option: str, of: str = ""
+    request: DataRequest,
+    sample: Sample,
+    candidates: Sequence[str],
+    role: str,
+    option: str,
+    of: str = "",
 ) -> str | None:
     """The only candidate; None without any. Raises UsageError for several of all, in words `of`."""
     if len(candidates) > 1:
         raise UsageError(
-            f"{ask.name} has several columns that may be the {role}, {', '.join(candidates)}, of "
-            f"{of or _listed(sample)}; choose with --{option}."
+            f"{request.name} has several columns that may be the {role}, {', '.join(candidates)}, "
+            f"of {of or _listed(sample)}; choose with --{option}."
         )
     return candidates[0] if candidates else None
 
 
-def _image(ask: Ask, sample: Sample, taken: Collection[str]) -> str | None:
+def _image(request: DataRequest, sample: Sample, taken: Collection[str]) -> str | None:
     candidates = sample.image_columns(taken)
     called_image = [column for column in candidates if normalized_name(column) == "image"]
-    return _only(ask, sample, called_image or candidates, "image", "image-column")
+    return _only(request, sample, called_image or candidates, "image", "image-column")
 
 
-def _texts(ask: Ask, sample: Sample, taken: set[str], image: str | None) -> tuple[str, ...]:
+def _texts(
+    request: DataRequest, sample: Sample, taken: set[str], image: str | None
+) -> tuple[str, ...]:
     def is_prose(column: str) -> bool:
         values = sample.texts(column)
         return bool(values) and 2 * sum(" " in value.strip() for value in values) >= len(values)
@@ -365,31 +375,32 @@ def _texts(ask: Ask, sample: Sample, taken: set[str], image: str | None) -> tupl
     if not candidates and image is None:
         labels = [column for name, column in free.items() if name in LABELS]
         candidates = [c for c in free.values() if c not in labels and is_prose(c)]
-    text = _only(ask, sample, list(dict.fromkeys(candidates)), "text", "text-column")
+    text = _only(request, sample, list(dict.fromkeys(candidates)), "text", "text-column")
     return () if text is None else (text,)
 
 
-def _labels(ask: Ask, sample: Sample, inputs: Sequence[str]) -> Sequence[str]:
+def _labels(request: DataRequest, sample: Sample, inputs: Sequence[str]) -> Sequence[str]:
     """The columns of labels: one, or for multi-label those of 0 and 1, unless there are lists."""
-    candidates = label_candidates(ask, sample, inputs)
+    candidates = label_candidates(request, sample, inputs)
     free = [c for c in sample.values if c not in inputs and c not in sample.images]
     flags = [column for column in free if sample.has_flags(column)]
-    if ask.task == "multi-label" and not any(map(sample.has_lists, candidates)):
+    if request.task == "multi-label" and not any(map(sample.has_lists, candidates)):
         if len(flags) > 1:
             return flags
         raise UsageError(
-            f"{ask.name} has no lists of labels, and no columns of 0 and 1 for each: "
+            f"{request.name} has no lists of labels, and no columns of 0 and 1 for each: "
             f"{_listed(sample)}; name some with --label-column a,b."
         )
-    if len(candidates) > 1 and {*candidates} <= {*flags} and "multi-label" in ask.tasks:
+    if len(candidates) > 1 and {*candidates} <= {*flags} and "multi-label" in request.tasks:
         raise UsageError(
-            f"{ask.name} has several columns that may be the label, {', '.join(candidates)}, of "
-            f"{_listed(sample)}; choose with --label-column, or take all with --task multi-label."
+            f"{request.name} has several columns that may be the label, {', '.join(candidates)}, "
+            f"of {_listed(sample)}; choose with --label-column, or take all with --task "
+            "multi-label."
         )
-    label = _only(ask, sample, candidates, "label", "label-column")
+    label = _only(request, sample, candidates, "label", "label-column")
     if label is None:
         raise UsageError(
-            f"none of the columns of {ask.name} is clearly the label: {_listed(sample)}; name one "
-            "with --label-column."
+            f"none of the columns of {request.name} is clearly the label: {_listed(sample)}; name "
+            "one with --label-column."
         )
     return [label]

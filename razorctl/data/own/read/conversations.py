@@ -7,9 +7,9 @@ columns beside it, and the `history` of a prompt. Lists may be JSON in texts, as
 import re
 from collections.abc import Sequence
 
-from razorctl.data.own.ask import Ask
 from razorctl.data.own.read.sample import Sample, normalized_name
 from razorctl.data.own.read.table_columns import TableColumns
+from razorctl.data.own.request import DataRequest
 
 MESSAGES = ("messages", "conversations", "conversation")
 ANSWER = ("output", "response", "answer", "completion")
@@ -24,13 +24,13 @@ FORMS: Sequence[tuple[Sequence[str], Sequence[str]]] = (
 )
 
 
-def columns_of(ask: Ask, sample: Sample, answered: bool = True) -> TableColumns | None:
+def columns_of(request: DataRequest, sample: Sample, answered: bool = True) -> TableColumns | None:
     """The columns of conversations; None if there are none, or the user names others.
 
     answered: whether prompts need answers; without them an instruction alone is a conversation.
     """
-    given = ask.text_column
-    if ask.label_column is not None or ask.image_column is not None:
+    given = request.text_column
+    if request.label_column is not None or request.image_column is not None:
         return None
     names = {normalized_name(column): column for column in sample.values}
     called = [names[name] for name in MESSAGES if name in names] if given is None else [given]
@@ -43,7 +43,7 @@ def columns_of(ask: Ask, sample: Sample, answered: bool = True) -> TableColumns 
         if prompt is None or (answer is None and (answered or not more)):
             continue
         # Answers to questions may be classes; those to instructions are for a model that writes.
-        sure = asked is not QUESTIONS and "causal-lm" in ask.tasks
+        sure = asked is not QUESTIONS and "causal-lm" in request.tasks
         added = _first(names, more)
         texts = [prompt] if answer is None else [prompt, answer]
         # All rows may have one instruction, each with an input or an answer of its own.

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from razorctl.data.own import labels
-from razorctl.data.own.ask import STDIN, Ask, role, role_in
 from razorctl.data.own.raw import NOT_UTF8, Fault, Raw, not_utf8, walk
 from razorctl.data.own.read.recognition import AUDIO, coco, for_other_models, refused
 from razorctl.data.own.read.sample import SUFFIXES
+from razorctl.data.own.request import STDIN, DataRequest, role, role_in
 from razorctl.data.own.store import text_table
 from razorctl.errors import DataError, UsageError
 from razorctl.system import documents
@@ -32,14 +32,14 @@ OF_BOXES = ("annotations", "annotation", "labels", "xmls", "xml")  # folders
 YOLO = re.compile(rb"\s*\d+(\s+[\d.eE+-]+){4,}\s*(\n|$)")
 
 
-def raw(ask: Ask, folder: Path) -> Raw:
+def raw(request: DataRequest, folder: Path) -> Raw:
     """The images of a folder; a class is called as its folder, and may have folders inside.
 
     Files that are no images by their names are left out, but an archive is bad. Raises UsageError
     if it is not clear which splits to use, and DataError if there are no class folders.
     """
-    folders = _splits(ask, folder)
-    _check_depth(ask, folder, folders["train"])
+    folders = _splits(request, folder)
+    _check_depth(request, folder, folders["train"])
     nowhere: list[Fault] = []
     others: set[str] = set()
     splits = {}
@@ -48,9 +48,9 @@ def raw(ask: Ask, folder: Path) -> Raw:
         splits[split] = text_table(rows, "image", "label", "place", "fault")
     if not any(map(len, splits.values())) and not nowhere:
         raise DataError(
-            f"{ask.name} has no folders with images; give a folder for each class, or a table."
+            f"{request.name} has no folders with images; give a folder for each class, or a table."
         )
-    if ask.split is None and folders["train"] != ".":
+    if request.split is None and folders["train"] != ".":
         used = {Path(name).parts[0] for name in folders.values()}
         others |= {spelled(part.name) for part in folders_in(folder)} - used
     details = "a folder for each class"
@@ -60,10 +60,10 @@ def raw(ask: Ask, folder: Path) -> Raw:
     names = {split: top if name == "." else name for split, name in folders.items()}
     if deep := [*chain.from_iterable(map(folders_in, folders_in(folder / folders["train"])))]:
         details += f", with all inside it, as {spelled(str(deep[0].relative_to(folder)))}"
-    return Raw(ask.name, "image", splits, names, details, nowhere=tuple(nowhere), sorted=True)
+    return Raw(request.name, "image", splits, names, details, nowhere=tuple(nowhere), sorted=True)
 
 
-def unlabeled(ask: Ask, names: Iterable[str], stdin: Iterable[str]) -> Raw:
+def unlabeled(request: DataRequest, names: Iterable[str], stdin: Iterable[str]) -> Raw:
     """Images without labels: files, those in folders, and those that standard input names.
 
     A row has a `name`, that of the image in its folder. Raises DataError for a folder without
@@ -77,13 +77,13 @@ def unlabeled(ask: Ask, names: Iterable[str], stdin: Iterable[str]) -> Raw:
             "fault": not_utf8(path),
         }
         for argument in names
-        for path, name in _named_images(ask, argument, stdin)
+        for path, name in _named_images(request, argument, stdin)
     )
     table = text_table(rows, "image", "place", "name", "fault")
     return Raw("images", "image", {"test": table}, {"test": "images"}, "")
 
 
-def _named_images(ask: Ask, name: str, stdin: Iterable[str]) -> list[tuple[str, str]]:
+def _named_images(request: DataRequest, name: str, stdin: Iterable[str]) -> list[tuple[str, str]]:
     """The path of each image and its name in the folder, or else that of its file.
 
     For segmentation a folder of images is taken, not that of masks beside it.
@@ -91,7 +91,7 @@ def _named_images(ask: Ask, name: str, stdin: Iterable[str]) -> list[tuple[str, 
     top = Path(name)
     if name == STDIN or not top.is_dir():
         return [(path, Path(path).name) for path in (stdin if name == STDIN else [name])]
-    parts = pairs(top) if ask.task == "segmentation" else None
+    parts = pairs(top) if request.task == "segmentation" else None
     folders = {"": top}
     if parts is not None:
         folders = {split if len(parts) > 1 else "": images for split, (images, _) in parts.items()}
@@ -105,20 +105,20 @@ def _named_images(ask: Ask, name: str, stdin: Iterable[str]) -> list[tuple[str, 
     return files
 
 
-def _splits(ask: Ask, folder: Path) -> dict[str, str]:
+def _splits(request: DataRequest, folder: Path) -> dict[str, str]:
     """Split -> its folder, which is the whole folder if there are no splits."""
     # A folder whose only one is called alike stands for that, as archives are unpacked.
     inside = {part: folders_in(part) for part in folders_in(folder)}
     alike = {part: [one.name for one in of] == [part.name] for part, of in inside.items()}
     parts = {part.name: inside[part][0] if alike[part] else part for part in inside}
-    if ask.split is None:
+    if request.split is None:
         # A folder called train with images in it is a class.
         parts = {name: here for name, here in parts.items() if folders_in(here)}
         if "train" in map(role, parts):
             parts = {name: here for name, here in parts.items() if role(name)}
         elif not (parts := _alike(parts)):
             return {"train": "."}
-    splits = ask.splits(list(parts))
+    splits = request.splits(list(parts))
     return {split: str(parts[name].relative_to(folder)) for split, name in splits.items()}
 
 
@@ -131,7 +131,7 @@ def _alike(parts: Mapping[str, Path]) -> dict[str, Path]:
     return {name: parts[name] for name in named} if alike else {}
 
 
-def _check_depth(ask: Ask, top: Path, split: str) -> None:
+def _check_depth(request: DataRequest, top: Path, split: str) -> None:
     """Raises UsageError for a folder above the folder of classes, or inside it."""
     whole = here = top / split
     while len(inside := folders_in(here)) == 1 and not inside[0].is_symlink():
@@ -145,8 +145,8 @@ def _check_depth(ask: Ask, top: Path, split: str) -> None:
     around = top.absolute().parent
     if not folders_in(whole) and Folder.walked(whole).images and len(folders_in(around)) > 1:
         raise UsageError(
-            f"{ask.name} has images and no folders of classes; if it is a class itself, name the "
-            f"folder around it, {around}."
+            f"{request.name} has images and no folders of classes; if it is a class itself, name "
+            f"the folder around it, {around}."
         )
 
 
@@ -227,21 +227,21 @@ def _both(folder: Path) -> tuple[Path, Path] | None:
     return (pair[0], pair[1]) if pair[0] is not None and pair[1] is not None else None
 
 
-def raw_masks(ask: Ask, folder: Path, parts: Parts) -> Raw:
+def raw_masks(request: DataRequest, folder: Path, parts: Parts) -> Raw:
     """The images and masks of a folder, which are pairs if they are named alike but for the ending.
 
     The names of the classes are in it, or else among the training masks.
     Raises UsageError if it is not clear which splits to use, and DataError if there are none.
     """
-    whole = len(parts) == 1 and ask.split is None
-    names = {"train": next(iter(parts))} if whole else ask.splits(list(parts))
+    whole = len(parts) == 1 and request.split is None
+    names = {"train": next(iter(parts))} if whole else request.splits(list(parts))
     splits = {
         split: text_table(_pairs(folder, *parts[name]), "image", "mask", "place", "fault")
         for split, name in names.items()
     }
     train_masks = parts[names["train"]][1]
     return Raw(
-        name=ask.name,
+        name=request.name,
         modality="image",
         splits=splits,
         names=names,
@@ -375,13 +375,13 @@ FOLDERS = (
 )  # fmt: skip
 
 
-def refuse_kinds(ask: Ask, folder: Folder) -> None:
+def refuse_kinds(request: DataRequest, folder: Folder) -> None:
     """Raises UsageError for a folder of one of FOLDERS, and for masks that the model is not for."""
     if folder.has_masks:
-        if "segmentation" not in ask.tasks and ask.task is None:
+        if "segmentation" not in request.tasks and request.task is None:
             override = "give --task classification if its folders are classes"
-            raise for_other_models(ask, "images with masks", "segmentation", override)
+            raise for_other_models(request, "images with masks", "segmentation", override)
         return
     for kind in FOLDERS:
         if (sign := kind.sign(folder)) is not None:
-            raise refused(ask.name, kind.what, str(sign.relative_to(folder.top)), kind.mend)
+            raise refused(request.name, kind.what, str(sign.relative_to(folder.top)), kind.mend)

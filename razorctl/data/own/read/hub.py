@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl.config.tasks import LANGUAGE
 from razorctl.data.own import chats, rows
-from razorctl.data.own.ask import Ask
 from razorctl.data.own.raw import Raw
 from razorctl.data.own.read import parquet, recognition
 from razorctl.data.own.read.columns import as_trained, number_notes
 from razorctl.data.own.read.sample import SAMPLE, Sample
 from razorctl.data.own.read.table_columns import TableColumns
+from razorctl.data.own.request import DataRequest
 from razorctl.data.own.store import stored
 from razorctl.errors import DataError, UsageError, raise_lack
 from razorctl.registry import unknown
@@ -72,27 +72,27 @@ class DatasetCard:
     counts: Mapping[str, int]
 
 
-def card(ask: Ask) -> DatasetCard | None:
+def card(request: DataRequest) -> DatasetCard | None:
     """The card of a data set, by which no data are fetched; None if it does not say enough.
 
     It must have the number of rows of all splits that are used, and types of columns by which it is
     clear which ones are, with names of the classes. Raises what `raw` raises.
     """
-    origin = origin_of(ask)
-    split_names = ask.splits(list(origin.files))
+    origin = origin_of(request)
+    split_names = request.splits(list(origin.files))
     if origin.features is None or not {*split_names.values()} <= origin.counts.keys():
         return None
     images, classes, _ = parquet.typed(origin.features)
     # Columns of text that only their content tells are not clear: a word stands for all of it.
     values = {name: _word(kind) for name, kind in origin.features.items()}
     sample = Sample(values, images, classes)
-    recognition.refuse_kinds(ask, sample)
+    recognition.refuse_kinds(request, sample)
     try:
-        columns = recognition.table_columns(ask, sample)
+        columns = recognition.table_columns(request, sample)
     except UsageError:
         return None  # the data may settle it, or say what is wrong
     label = columns.get("label")
-    if columns.task in LANGUAGE and "classification" not in ask.tasks[:1]:
+    if columns.task in LANGUAGE and "classification" not in request.tasks[:1]:
         names: tuple[str, ...] = ()
     elif label in classes and columns.get("image") in (None, *images):
         names = tuple(origin.features[label].names)
@@ -113,14 +113,14 @@ def _word(kind: Any) -> list[Any]:
     return [[]] if isinstance(kind, list) or hasattr(kind, "feature") else []
 
 
-def raw(ask: Ask) -> Raw:
+def raw(request: DataRequest) -> Raw:
     """The rows of a data set `hf:ORG/NAME` or `hf:ORG/NAME:CONFIG`.
 
     Only the files of the splits that are used are fetched. Raises MissingError if these cannot be
     found, UsageError if it is not clear what to use, and DataError if it cannot be read.
     """
-    name, origin = ask.name, origin_of(ask)
-    split_names = ask.splits(list(origin.files))
+    name, origin = request.name, origin_of(request)
+    split_names = request.splits(list(origin.files))
     files = {split: origin.files[name_in_data] for split, name_in_data in split_names.items()}
     wanted = tuple(glob.escape(file) for split in files.values() for file in split)
     folder = hub.fetch(name, origin.repo, wanted, "dataset")
@@ -129,12 +129,12 @@ def raw(ask: Ask) -> Raw:
 
         local = {split: [str(folder / file) for file in part] for split, part in files.items()}
         data = load_dataset(origin.builder, data_files=local, **origin.settings)
-    return _raw(ask, data, split_names, folder, local)
+    return _raw(request, data, split_names, folder, local)
 
 
-def origin_of(ask: Ask) -> Origin:
+def origin_of(request: DataRequest) -> Origin:
     """Where a data set of the hub comes from, without its data; raises what `raw` raises."""
-    name = ask.name
+    name = request.name
     parts = NAME.fullmatch(name)
     if parts is None:
         raise UsageError(f"{name} is not the name of a data set; write hf:ORG/NAME:CONFIG.")
@@ -142,16 +142,16 @@ def origin_of(ask: Ask) -> Origin:
 
 
 def _detect(
-    ask: Ask, sample: Sample, kinds: "Features"
+    request: DataRequest, sample: Sample, kinds: "Features"
 ) -> tuple[TableColumns, tuple[str, ...] | None]:
     """The columns that are used, and the names of the classes if the label's type has them."""
-    columns = recognition.table_columns(as_trained(ask, sample), sample)
+    columns = recognition.table_columns(as_trained(request, sample), sample)
     for role, option in (("image", "--image-column"), ("mask", "--label-column")):
         column = columns.get(role)
         if column is not None and column not in sample.images:
             raise UsageError(
-                f"column {column} of {ask.name} has no images but {kinds[column]}; name another "
-                f"with {option}."
+                f"column {column} of {request.name} has no images but {kinds[column]}; name "
+                f"another with {option}."
             )
     label = columns.answer
     named = None if label is None else parquet.named_classes(kinds[label])
@@ -159,7 +159,7 @@ def _detect(
 
 
 def _raw(
-    ask: Ask,
+    request: DataRequest,
     data: Mapping[str, "Dataset"],
     split_names: dict[str, str],
     folder: Path,
@@ -170,16 +170,16 @@ def _raw(
     kinds = train.features
     plain = train.with_format("arrow")  # which decodes nothing: a list may be of images
     sample = parquet.sampled(kinds, lambda names: plain.select_columns(names)[:SAMPLE].to_pydict())
-    columns, classes = _detect(ask, sample, kinds)
+    columns, classes = _detect(request, sample, kinds)
     for split, name_in_data in split_names.items():
         if absent := set(columns.renamed) - set(data[split].column_names):
             raise DataError(
-                f"{name_in_data} of {ask.name} has no column {absent.pop()}; name other splits."
+                f"{name_in_data} of {request.name} has no column {absent.pop()}; name other splits."
             )
     splits = {split: _rows(data[split], columns, files[split]) for split in split_names}
-    left_out = rows.unlabeled_out(ask, splits, split_names)
+    left_out = rows.unlabeled_out(request, splits, split_names)
     return Raw(
-        name=ask.name,
+        name=request.name,
         modality=columns.modality,
         splits=splits,
         names=split_names,
@@ -187,7 +187,7 @@ def _raw(
         class_names=classes,
         root=folder.parents[1],  # where the links of the hub's cache lead
         task=columns.task,
-        notes=number_notes(ask, sample, columns),
+        notes=number_notes(request, sample, columns),
     )
 
 

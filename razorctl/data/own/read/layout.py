@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from razorctl.data.own.ask import role, role_in, split_of
 from razorctl.data.own.raw import NOT_UTF8
 from razorctl.data.own.read import lines
 from razorctl.data.own.read.folder import Folder, folders_in
+from razorctl.data.own.request import role, role_in, split_of
 from razorctl.errors import DataError, UsageError, first_line, lacks_memory
 from razorctl.system import documents
 from razorctl.system.folders import shown, spelled

@@ -11,11 +11,11 @@ from typing import Any
 
 from razorctl import models
 from razorctl.config.tasks import LANGUAGE, OF_ROWS, Task
-from razorctl.data.own.ask import Ask
 from razorctl.data.own.read import columns, conversations
 from razorctl.data.own.read.columns import LABELS, TEXTS
 from razorctl.data.own.read.sample import SAMPLE, Sample, normalized_name
 from razorctl.data.own.read.table_columns import TableColumns
+from razorctl.data.own.request import DataRequest
 from razorctl.errors import UsageError
 from razorctl.system import documents
 
@@ -39,7 +39,7 @@ ONE_TEXT = "name a column of texts with --text-column"
 CLASSES = "name columns with --image-column and --label-column"
 
 
-def table_columns(ask: Ask, sample: Sample) -> TableColumns:
+def table_columns(request: DataRequest, sample: Sample) -> TableColumns:
     """The task that a table is for, and the columns that it uses.
 
     A given task settles it. Otherwise conversations are for causal-lm, images with masks for
@@ -49,88 +49,88 @@ def table_columns(ask: Ask, sample: Sample) -> TableColumns:
     Raises what `classifier_columns` raises, and UsageError if the table does not serve the given
     task or is of one of KINDS.
     """
-    found = _columns_of(ask, sample)
-    columns.refuse_misread(ask, sample, found)
+    found = _columns_of(request, sample)
+    columns.refuse_misread(request, sample, found)
     return replace(found, unused=tuple(c for c in sample.values if c not in found.renamed))
 
 
-def _columns_of(ask: Ask, sample: Sample) -> TableColumns:
-    tasks = ask.tasks
-    refuse_kinds(ask, sample)
-    chat = None if Table(ask, sample).clear else conversations.columns_of(ask, sample)
+def _columns_of(request: DataRequest, sample: Sample) -> TableColumns:
+    tasks = request.tasks
+    refuse_kinds(request, sample)
+    chat = None if Table(request, sample).clear else conversations.columns_of(request, sample)
     if chat is not None:
         if "causal-lm" in tasks:
             return chat
         what = "conversations" if chat.get("messages") else "prompts and answers"
-        raise for_other_models(ask, what, "causal-lm", ONE_TEXT)
-    found = _tagged(ask, sample)
+        raise for_other_models(request, what, "causal-lm", ONE_TEXT)
+    found = _tagged(request, sample)
     if found is not None:
         return found
-    if "segmentation" in tasks or ask.label_column is None:
-        image, mask = columns.image_and_mask(ask, sample)
+    if "segmentation" in tasks or request.label_column is None:
+        image, mask = columns.image_and_mask(request, sample)
         if image is not None and mask is not None:
             if "segmentation" in tasks:
                 return TableColumns.of("segmentation", image=image, mask=mask)
             override = "name the column of classes with --label-column"
-            raise for_other_models(ask, "images with masks", "segmentation", override)
-    text = None if ask.language is None else columns.single_text(ask, sample)
-    if text is not None and (alone := _text_alone(ask, sample, text)) is not None:
+            raise for_other_models(request, "images with masks", "segmentation", override)
+    text = None if request.language is None else columns.single_text(request, sample)
+    if text is not None and (alone := _text_alone(request, sample, text)) is not None:
         return alone
     if not {*OF_ROWS} & {*tasks}:
-        raise unserved(ask, f", only the columns {', '.join(sample.values)}")
-    return columns.classifier_columns(ask, sample)
+        raise unserved(request, f", only the columns {', '.join(sample.values)}")
+    return columns.classifier_columns(request, sample)
 
 
-def _tagged(ask: Ask, sample: Sample) -> TableColumns | None:
+def _tagged(request: DataRequest, sample: Sample) -> TableColumns | None:
     """The columns of tokens and their tags; None of a table without.
 
     Raises UsageError where these are what no task is for.
     """
-    tokens, tags = columns.tokens_and_tags(ask, sample)
+    tokens, tags = columns.tokens_and_tags(request, sample)
     if tokens is not None and tags is not None:
-        if "token-classification" in ask.tasks:
+        if "token-classification" in request.tasks:
             return TableColumns.of("token-classification", tokens=tokens, tags=tags)
-        raise for_other_models(ask, "tokens with a tag each", "token-classification", ONE_TEXT)
-    if ask.task == "token-classification":
-        raise unserved(ask, f", only the columns {', '.join(sample.values)}")
+        raise for_other_models(request, "tokens with a tag each", "token-classification", ONE_TEXT)
+    if request.task == "token-classification":
+        raise unserved(request, f", only the columns {', '.join(sample.values)}")
     return None
 
 
-def _text_alone(ask: Ask, sample: Sample, text: str) -> TableColumns | None:
+def _text_alone(request: DataRequest, sample: Sample, text: str) -> TableColumns | None:
     """The column of texts that a language model learns; None if others may be labels.
 
     It is never taken because nothing else is found: raises UsageError for a table with more columns
     of which none is clearly the label, unless the task or, for a language model, the text is given.
     """
-    language, classifies = ask.language, bool({*OF_ROWS} & {*ask.tasks})
-    usual = ask.tasks[0] == language
-    if classifies and columns.label_candidates(ask, sample, [text], by_name=usual):
+    language, classifies = request.language, bool({*OF_ROWS} & {*request.tasks})
+    usual = request.tasks[0] == language
+    if classifies and columns.label_candidates(request, sample, [text], by_name=usual):
         return None
     assert language is not None
-    if ask.label_column is not None:
+    if request.label_column is not None:
         raise UsageError(f"{language} learns from texts alone; leave --label-column out.")
     others = [column for column in sample.values if column != text]
-    if not (others or ask.task or ask.text_column) and JOINED.fullmatch(text):
+    if not (others or request.task or request.text_column) and JOINED.fullmatch(text):
         raise UsageError(
-            f"{ask.name} has one column, {text}, which looks like several; write them with commas, "
-            f"or learn each line as a text with --task {language}."
+            f"{request.name} has one column, {text}, which looks like several; write them with "
+            f"commas, or learn each line as a text with --task {language}."
         )
-    if others and classifies and not (usual and ask.text_column):
+    if others and classifies and not (usual and request.text_column):
         raise UsageError(
-            f"{ask.name} has texts in {text}, and none of its other columns is clearly the label: "
-            f"{', '.join(others)}; name one with --label-column, or learn the texts alone with "
-            f"--task {language}."
+            f"{request.name} has texts in {text}, and none of its other columns is clearly the "
+            f"label: {', '.join(others)}; name one with --label-column, or learn the texts alone "
+            f"with --task {language}."
         )
     return TableColumns.of(language, text=text)
 
 
-def unserved(ask: Ask, more: str = "") -> UsageError:
+def unserved(request: DataRequest, more: str = "") -> UsageError:
     """The error for data that serve none of the tasks.
 
     more: what they have instead, as a part of the sentence.
     """
-    name, task = ask.name, ask.tasks[0]
-    if "segmentation" in ask.tasks:
+    name, task = request.name, request.tasks[0]
+    if "segmentation" in request.tasks:
         return UsageError(
             f"{name} has no images with masks, which segmentation learns from{more}; give folders "
             "images and masks, or a table with --image-column and the masks in --label-column."
@@ -151,24 +151,24 @@ def unserved(ask: Ask, more: str = "") -> UsageError:
     )
 
 
-def for_other_models(ask: Ask, what: str, task: Task, override: str) -> UsageError:
+def for_other_models(request: DataRequest, what: str, task: Task, override: str) -> UsageError:
     """The error for data of a task that the model is not for; names the models that are.
 
     Args:
-        ask: what is asked of the data.
+        request: what is asked of the data.
         what: what the data have, in words.
         task: what they are for.
         override: the option that settles otherwise what they are for.
     """
-    if ask.task is not None:
+    if request.task is not None:
         return UsageError(
-            f"{ask.name} has {what}, which are for {task}, not for {ask.task}; leave --task out, "
-            f"or {override}."
+            f"{request.name} has {what}, which are for {task}, not for {request.task}; leave "
+            f"--task out, or {override}."
         )
     able = [model.name for model in models.models().values() if task in model.tasks]
     return UsageError(
-        f"{ask.name} has {what}, which are for {task}, and {ask.model} is not; choose one of "
-        f"{', '.join(able)}, or {override}."
+        f"{request.name} has {what}, which are for {task}, and {request.model} is not; choose one "
+        f"of {', '.join(able)}, or {override}."
     )
 
 
@@ -176,7 +176,7 @@ def for_other_models(ask: Ask, what: str, task: Task, override: str) -> UsageErr
 class Table:
     """The first rows of a table, and what is asked of it."""
 
-    ask: Ask
+    request: DataRequest
     sample: Sample
 
     @cached_property
@@ -198,7 +198,7 @@ class Table:
         """Whether a column beside the inputs may be the label of a classifier."""
         free = {*self.sample.values} - {*inputs} - self.sample.images
         unclear = any(len(self.sample.values[column]) < 2 for column in free)
-        return unclear or bool(columns.label_candidates(self.ask, self.sample, inputs))
+        return unclear or bool(columns.label_candidates(self.request, self.sample, inputs))
 
     def written_from(self, one: str, other: str) -> Sequence[str]:
         """The columns of texts and of others made of these; none if there may be a label."""
@@ -311,11 +311,11 @@ def _sounds(table: Table) -> Sequence[str]:
 
 
 def _spans(table: Table) -> Sequence[str]:
-    ask = table.ask
-    named = [c for c in table.sample.values if not ask.columns or c == ask.label_column]
+    request = table.request
+    named = [c for c in table.sample.values if not request.columns or c == request.label_column]
     listed = [*filter(table.sample.has_spans, named)]
-    flat = [] if ask.columns else table.columns_for("text|sentence", START, END)
-    return () if ask.task in LANGUAGE else listed or flat
+    flat = [] if request.columns else table.columns_for("text|sentence", START, END)
+    return () if request.task in LANGUAGE else listed or flat
 
 
 KINDS = (
@@ -350,20 +350,22 @@ KINDS = (
 )  # fmt: skip
 
 
-def refuse_kinds(ask: Ask, sample: Sample) -> None:
+def refuse_kinds(request: DataRequest, sample: Sample) -> None:
     """Raises UsageError for a table of one of KINDS, unless its columns are given or clear."""
-    table = Table(ask, sample)
-    for kind in KINDS[:1] if ask.columns or table.clear else KINDS:
+    table = Table(request, sample)
+    for kind in KINDS[:1] if request.columns or table.clear else KINDS:
         if names := kind.signs(table):
             many = "s" if len(names) > 1 else ""
-            raise refused(ask.name, kind.what, f"its column{many} {', '.join(names)}", kind.mend)
+            raise refused(
+                request.name, kind.what, f"its column{many} {', '.join(names)}", kind.mend
+            )
 
 
 def refused(name: str, what: str, sign: str, mend: str) -> UsageError:
     return UsageError(f"{name} has {what}, by {sign}, which razorctl has no task for; {mend}.")
 
 
-def refuse_document(ask: Ask, file: Path) -> UsageError:
+def refuse_document(request: DataRequest, file: Path) -> UsageError:
     """Raises UsageError for a JSON document of one of KINDS; returns that for any other."""
     document: Any = None
     if coco(file):
@@ -379,10 +381,10 @@ def refuse_document(ask: Ask, file: Path) -> UsageError:
     rows = [row for row in first if isinstance(row, dict)]
     names = dict.fromkeys(column for row in rows for column in row)
     values = {column: [row.get(column) for row in rows] for column in names}
-    refuse_kinds(ask, Sample(values, root=file.parent))
+    refuse_kinds(request, Sample(values, root=file.parent))
     return UsageError(
-        f"{ask.name} is one JSON document, not a list; write a list of objects, or JSONL, with an "
-        "object on each line."
+        f"{request.name} is one JSON document, not a list; write a list of objects, or JSONL, with "
+        "an object on each line."
     )
 
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from razorctl import units
 from razorctl.data.own import labels, rows
-from razorctl.data.own.ask import Ask, role_in
 from razorctl.data.own.raw import Raw
 from razorctl.data.own.read import conversations, lines, parquet, recognition
 from razorctl.data.own.read.columns import as_trained, number_notes, unlabeled_columns
 from razorctl.data.own.read.sample import SUFFIXES as IMAGE_SUFFIXES
 from razorctl.data.own.read.sample import Sample, normalized_name
 from razorctl.data.own.read.table_columns import TableColumns
+from razorctl.data.own.request import DataRequest, role_in
 from razorctl.data.own.store import stored
 from razorctl.errors import DataError, UsageError
 from razorctl.models import Modality
@@ -68,33 +68,35 @@ class Tables:
         return self.files["train"][0].suffix.casefold() in (".csv", ".tsv")
 
 
-def find(ask: Ask, candidates: Mapping[str, Sequence[Path]], *, single: bool = False) -> Tables:
+def find(
+    request: DataRequest, candidates: Mapping[str, Sequence[Path]], *, single: bool = False
+) -> Tables:
     """The tables that are used.
 
     Raises UsageError if it is not clear which columns or splits to use, and DataError if a table
     cannot be read.
 
     Args:
-        ask: what is asked of the data.
+        request: what is asked of the data.
         candidates: split as the folder calls it -> its tables.
         single: whether it is one file, which is to be split whatever its name.
     """
     only = next(iter(candidates.values()))[0] if len(candidates) == 1 else None
     sample = None if only is None else reader(only).sample(only)
-    by_column = None if sample is None else _split_column(ask, sample)
+    by_column = None if sample is None else _split_column(request, sample)
     if single or by_column:
-        if ask.split is not None and not by_column:
-            raise UsageError(f"{ask.name} has no splits to choose from; leave --split out.")
+        if request.split is not None and not by_column:
+            raise UsageError(f"{request.name} has no splits to choose from; leave --split out.")
         splits = {"train": next(iter(candidates))}
     else:
-        splits = ask.splits(list(candidates))
+        splits = request.splits(list(candidates))
     files = {split: candidates[name] for split, name in splits.items()}
     every = [file for split in files.values() for file in split]
     kinds = {file.suffix.casefold() for file in every}
     if len(kinds) > 1:
         raise UsageError(
-            f"{ask.name} has tables of several kinds, {', '.join(sorted(kinds))}; name one file, "
-            "or choose with --split."
+            f"{request.name} has tables of several kinds, {', '.join(sorted(kinds))}; name one "
+            "file, or choose with --split."
         )
     root = Path(os.path.commonpath([file.parent for file in every]))
     read = reader(every[0])
@@ -102,12 +104,12 @@ def find(ask: Ask, candidates: Mapping[str, Sequence[Path]], *, single: bool = F
     if not first.images and not any(map(len, first.values.values())):
         raise DataError(f"{every[0]} has no rows; give a file with rows.")
     rest = {name: values for name, values in first.values.items() if name != by_column}
-    columns = recognition.table_columns(as_trained(ask, first), replace(first, values=rest))
+    columns = recognition.table_columns(as_trained(request, first), replace(first, values=rest))
     if by_column:
         columns = replace(columns, roles=(*columns.roles, ("split", by_column)))
     samples = {file: read.sample(file) for file in every[1:]}
-    files, left_out = _labeled(ask, files, first, samples, columns)
-    if unused := [name for name in candidates if not ask.split and name not in splits.values()]:
+    files, left_out = _labeled(request, files, first, samples, columns)
+    if unused := [name for name in candidates if not request.split and name not in splits.values()]:
         left_out += f", without {', '.join(unused)}"
     every = [file for part in files.values() for file in part]
     for file in every[1:]:
@@ -118,16 +120,16 @@ def find(ask: Ask, candidates: Mapping[str, Sequence[Path]], *, single: bool = F
         class_names = [columns.class_names or read.class_names(file, columns) for file in every]
     if len(set(class_names)) > 1:
         raise DataError(
-            f"the tables of {ask.name} number their classes otherwise; write them anew."
+            f"the tables of {request.name} number their classes otherwise; write them anew."
         )
     names = {split: str(part[0].relative_to(root)) for split, part in files.items()}
-    notes = number_notes(ask, first, columns)
+    notes = number_notes(request, first, columns)
     if kinds <= {".csv", ".tsv"}:
         notes += _header_note(every[0], first, columns)
     return Tables(files, names, columns, class_names[0], root, notes, left_out)
 
 
-def raw(ask: Ask, tables: Tables) -> Raw:
+def raw(request: DataRequest, tables: Tables) -> Raw:
     """The rows of tables; raises DataError if one cannot be read."""
     columns = tables.columns
     read = reader(tables.files["train"][0])
@@ -135,12 +137,12 @@ def raw(ask: Ask, tables: Tables) -> Raw:
     names, details = {**tables.names}, tables.left_out
     if columns.get("split"):
         total = len(splits["train"])
-        splits, names = _by_column(ask, tables.files["train"], splits["train"])
+        splits, names = _by_column(request, tables.files["train"], splits["train"])
         left = total - sum(map(len, splits.values()))
         details += f", without {units.count(left, 'row')} of other splits" if left else ""
-    details = columns.details(details + rows.unlabeled_out(ask, splits, names))
+    details = columns.details(details + rows.unlabeled_out(request, splits, names))
     return Raw(
-        name=ask.name,
+        name=request.name,
         modality=columns.modality,
         splits=splits,
         names=names,
@@ -153,21 +155,23 @@ def raw(ask: Ask, tables: Tables) -> Raw:
     )
 
 
-def unlabeled(ask: Ask, file: Path, modality: Modality) -> Raw:
+def unlabeled(request: DataRequest, file: Path, modality: Modality) -> Raw:
     """The rows of one table without labels, for a model of this modality; raises as `raw`."""
     read = reader(file)
     first = read.sample(file)
-    asked = as_trained(ask, first)
+    asked = as_trained(request, first)
     chat = conversations.columns_of(asked, first, answered=False)
-    fed = chat is not None and ask.task == "causal-lm"
+    fed = chat is not None and request.task == "causal-lm"
     columns = chat if chat and fed else unlabeled_columns(asked, first, modality)
     splits = {"test": read.rows([file], columns)}
-    return Raw(ask.name, modality, splits, {"test": file.name}, columns.details(), root=file.parent)
+    return Raw(
+        request.name, modality, splits, {"test": file.name}, columns.details(), root=file.parent
+    )
 
 
-def _split_column(ask: Ask, sample: Sample) -> str | None:
+def _split_column(request: DataRequest, sample: Sample) -> str | None:
     """The column of a table that says the split of each row; None if there is none."""
-    used = (ask.label_column, ask.text_column, ask.image_column)
+    used = (request.label_column, request.text_column, request.image_column)
     for column in sample.values:
         values = sample.texts(column) if normalized_name(column) in SPLIT_COLUMNS else []
         if column not in used and "train" in map(role_in, values):
@@ -176,13 +180,13 @@ def _split_column(ask: Ask, sample: Sample) -> str | None:
 
 
 def _by_column(
-    ask: Ask, files: Sequence[Path], rows: "Dataset"
+    request: DataRequest, files: Sequence[Path], rows: "Dataset"
 ) -> tuple[dict[str, "Dataset"], dict[str, str]]:
     """The rows of each split that a column says, and what it is called there."""
     import pyarrow.compute as pc
 
     said = rows.unique("split")
-    names = ask.splits([name for name in said if name])
+    names = request.splits([name for name in said if name])
 
     def batches(name: str) -> Iterator["pa.RecordBatch"]:
         for batch in rows.data.table.to_batches():
@@ -196,7 +200,7 @@ def _by_column(
 
 
 def _labeled(
-    ask: Ask,
+    request: DataRequest,
     files: dict[str, Sequence[Path]],
     first: Sample,
     samples: Mapping[Path, Sample],
@@ -211,7 +215,7 @@ def _labeled(
         lacking = split != "train" and any(
             _has_no_label(first, samples[file], columns) for file in part
         )
-        if lacking and ask.split is None:
+        if lacking and request.split is None:
             left_out += rows.WITHOUT.format(part[0].name)
         else:
             found[split] = part

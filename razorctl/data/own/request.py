@@ -25,7 +25,7 @@ WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 
 
 @dataclass(frozen=True)
-class Ask:
+class DataRequest:
     """The part of a job that its data depend on; fields are those of `Job`, but for these.
 
     name: what the data are called in sentences. trained: what a finished run has asked, whose
@@ -45,11 +45,11 @@ class Ask:
     validation: float | None = None
     skip_bad: bool = False
     seed: int = 0
-    trained: Optional["Ask"] = None
+    trained: Optional["DataRequest"] = None
     classes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, job: Job, trained: Job | None = None) -> "Ask":
+    def of(cls, job: Job, trained: Job | None = None) -> "DataRequest":
         """The question of a job; trained: the job of a finished run."""
         shared = {field.name for field in fields(cls)} & {field.name for field in fields(Job)}
         return cls(
