@@ -30,7 +30,7 @@ def file_at(folder: Path, path: str) -> Path:
 
 @dataclass(frozen=True)
 class Field:
-    """A column of `Raw` without labels, here one of texts. name: as `Raw` calls it."""
+    """A column of `RawRows` without labels, here one of texts. name: as `RawRows` calls it."""
 
     name: str
 
@@ -241,7 +241,7 @@ FIELDS = {
 
 
 def field_of(name: str) -> Field | None:
-    """The field of a column of `Raw`, of which there may be several, as flag.0 and flag.1."""
+    """The field of a column of `RawRows`, of which there may be several, as flag.0 and flag.1."""
     return FIELDS.get(name.partition(".")[0])
 
 

@@ -13,7 +13,7 @@ from threading import Condition
 from typing import Any
 
 from razorctl.data.own import contents
-from razorctl.data.own.raw import ADDRESS, OUTSIDE, Fault, Faults, Raw, content
+from razorctl.data.own.raw import ADDRESS, OUTSIDE, Fault, Faults, RawRows, content
 from razorctl.data.own.store import stamp
 from razorctl.errors import first_line, raise_lack
 from razorctl.models.images import MODES, WIDE, converted
@@ -52,7 +52,7 @@ class Room:
 DECODED = Room(256 << 20)  # of all images that are decoded at once
 
 
-def findings(raw: Raw, faults: Faults, progress: Callable[[str], None]) -> Findings:
+def findings(raw: RawRows, faults: Faults, progress: Callable[[str], None]) -> Findings:
     """The fault of each image, or "", with its content and the highest of its wide values.
 
     Rows with a fault are not looked at. The content is as of `contents.image_content`, 0 of a bad
@@ -110,7 +110,7 @@ def _unconvertible(opened: Any) -> str | None:
 
 
 def cached_findings(
-    raw: Raw,
+    raw: RawRows,
     faults: Faults,
     progress: Callable[[str], None],
     columns: tuple[str, ...],
@@ -141,7 +141,7 @@ def cached_findings(
     return findings
 
 
-def _cached(file: Path, raw: Raw, faults: Faults, kind: Any) -> Findings | None:
+def _cached(file: Path, raw: RawRows, faults: Faults, kind: Any) -> Findings | None:
     """The findings in a file; None if it is not there, or has anything else."""
     document = documents.read_cached(file, dict[str, dict[str, kind]])
     rows = {
@@ -154,7 +154,7 @@ def _cached(file: Path, raw: Raw, faults: Faults, kind: Any) -> Findings | None:
 
 
 def _looked_at(
-    raw: Raw,
+    raw: RawRows,
     faults: Faults,
     progress: Callable[[str], None],
     columns: tuple[str, ...],
@@ -181,7 +181,7 @@ def _looked_at(
 
 
 def _items(
-    raw: Raw, split: str, columns: tuple[str, ...] = ("image",)
+    raw: RawRows, split: str, columns: tuple[str, ...] = ("image",)
 ) -> Iterator[tuple[int, tuple[Any, ...]]]:
     """The number and the images of each row: paths, or bytes."""
     rows = raw.splits[split].select_columns(list(columns)).with_format("arrow")
@@ -333,7 +333,7 @@ def _not_finite(image: Any) -> str | None:
     return f"{bad:,} of its pixels are NaN or infinite" if bad else None
 
 
-def _findings_file(raw: Raw, faults: Faults, columns: tuple[str, ...]) -> Path | None:
+def _findings_file(raw: RawRows, faults: Faults, columns: tuple[str, ...]) -> Path | None:
     """The file of findings on these images; None if they cannot be told from others."""
     files: list[Iterator[Any]] = []
     for split, rows in raw.splits.items():

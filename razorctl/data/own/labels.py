@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from razorctl.config.tasks import NO_LABEL
-from razorctl.data.own.raw import Faults, Raw
+from razorctl.data.own.raw import Faults, RawRows
 from razorctl.errors import DataError, raise_lack
 from razorctl.system import documents
 
@@ -42,7 +42,7 @@ WRITTEN = re.compile(rf"\s*\[\s*(?:(?:{ITEM.pattern})(?:[\s,]+|(?=\s*\])))*\]\s*
 BRACKETS = re.compile(r"(?s)^\s*[({](\s*['\"].*)[)}]\s*$")  # of a tuple or a set of texts
 
 
-def class_numbers(raw: Raw, bad: Faults) -> tuple[tuple[str, ...], Numbers, list[str]]:
+def class_numbers(raw: RawRows, bad: Faults) -> tuple[tuple[str, ...], Numbers, list[str]]:
     """The class names, the number of each row's class, -1 without a label, and notes on labels.
 
     Classes come from their type, or from the labels of rows that are not bad, in order of numbers
@@ -117,7 +117,7 @@ def no_labels(values: Collection[Any], opinions: bool = True) -> set[Any]:
 
 
 def named_classes(
-    raw: Raw, counts: Mapping[Any, int]
+    raw: RawRows, counts: Mapping[Any, int]
 ) -> tuple[dict[Any, str], set[Any], list[str]]:
     """The class of each label, one for all its spellings; the labels that are none; notes on both.
 
@@ -211,7 +211,7 @@ def in_order(names: set[str]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _ordered(raw: Raw, values: set[Any]) -> list[Any]:
+def _ordered(raw: RawRows, values: set[Any]) -> list[Any]:
     """The values in order; raises DataError if they are not classes."""
     if odd := [value for value in values if type(value) not in (str, int, bool, float)]:
         raise DataError(

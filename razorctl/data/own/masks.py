@@ -12,7 +12,7 @@ from razorctl.config import mask_classes
 from razorctl.config.mask_classes import IGNORED, MOST, MaskClasses
 from razorctl.data.own import contents, images, rows
 from razorctl.data.own.images import Findings
-from razorctl.data.own.raw import NAMED, NEVER_SKIPPED, Faults, Raw, skip_or_refuse
+from razorctl.data.own.raw import NAMED, NEVER_SKIPPED, Faults, RawRows, skip_or_refuse
 from razorctl.data.own.request import DataRequest
 from razorctl.errors import DataError, raise_lack
 from razorctl.models import Progress, masks
@@ -24,7 +24,7 @@ COLORED = (
 DEEP = "of one channel, whose values are not colors: say them with --mask-values"
 
 
-def findings(raw: Raw, faults: Faults, progress: Progress = lambda _: None) -> Findings:
+def findings(raw: RawRows, faults: Faults, progress: Progress = lambda _: None) -> Findings:
     """The fault of each mask, or "", with its values in words and its content.
 
     A word is `3`, `3#ff0000` of a palette, `3#` of more than 8 bits, or `#ff0000` of colors. Rows
@@ -35,7 +35,7 @@ def findings(raw: Raw, faults: Faults, progress: Progress = lambda _: None) -> F
     return images.cached_findings(raw, faults, progress, columns, look, tuple[str, str, int])
 
 
-def with_classes(raw: Raw, request: DataRequest) -> Raw:
+def with_classes(raw: RawRows, request: DataRequest) -> RawRows:
     """The rows with their classes: those that are said, or else the values of the training masks.
 
     Reads the masks only in the second case. Raises DataError if they have no classes.
@@ -53,7 +53,7 @@ def with_classes(raw: Raw, request: DataRequest) -> Raw:
     return _by_values(raw) if names is None else raw
 
 
-def _by_values(raw: Raw) -> Raw:
+def _by_values(raw: RawRows) -> RawRows:
     bad = rows.faults(raw)
     looked = findings(raw, bad)
     faults = mask_faults(raw, looked)
@@ -79,7 +79,7 @@ def _by_values(raw: Raw) -> Raw:
     return replace(raw, class_names=of.names, mask_classes=str(of), notes=notes)
 
 
-def mask_faults(raw: Raw, looked: Findings) -> dict[str, dict[int, str]]:
+def mask_faults(raw: RawRows, looked: Findings) -> dict[str, dict[int, str]]:
     """The rows whose masks cannot be used, by their findings.
 
     raw: with the classes, as far as they are known. Raises DataError for palettes that differ, and
@@ -141,7 +141,7 @@ def _color(word: str) -> int | None:
     return int(value) * 0x010101
 
 
-def _check_palettes(raw: Raw, looked: Findings) -> None:
+def _check_palettes(raw: RawRows, looked: Findings) -> None:
     """Raises DataError for a value that has one color in a file and another one in the next."""
     first: dict[str, tuple[str, str]] = {}
     for split, rows_of in looked.items():

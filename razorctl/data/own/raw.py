@@ -107,7 +107,7 @@ def walk(top: Path) -> Iterator[tuple[str, list[str], list[str]]]:
 
 
 @dataclass(frozen=True)
-class Raw:
+class RawRows:
     """The rows of each split of a data set as they are stored.
 
     A row has a `label` (regression: `number`, multi-label: `labels`, or a `flag.0` and so on for

@@ -7,7 +7,7 @@ from unicodedata import category, normalize
 from razorctl import units
 from razorctl.data.own.fields import field_of
 from razorctl.data.own.labels import WHOLE, Numbers, is_missing, no_labels
-from razorctl.data.own.raw import Faults, Raw
+from razorctl.data.own.raw import Faults, RawRows
 from razorctl.data.own.request import DataRequest
 from razorctl.errors import DataError
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 Contents = Mapping[str, "np.ndarray[Any, Any]"]  # split -> the content of each row
-# The name of a split -> the split of `Raw` that its rows are of, and their numbers there.
+# The name of a split -> the split of `RawRows` that its rows are of, and their numbers there.
 Parts = Mapping[str, tuple[str, "np.ndarray[Any, Any]"]]
-LABELS = ("label", "number", "labels", "flag", "tags")  # columns of `Raw`
+LABELS = ("label", "number", "labels", "flag", "tags")  # columns of `RawRows`
 WITHOUT = ", without {}, which has no labels"
 
 
-def faults(raw: Raw, answered: bool = True) -> dict[str, dict[int, str]]:
+def faults(raw: RawRows, answered: bool = True) -> dict[str, dict[int, str]]:
     """The bad rows of each split: those with a fault, or with an empty text or message.
 
     answered: as of `Field.faults`.
@@ -32,7 +32,7 @@ def faults(raw: Raw, answered: bool = True) -> dict[str, dict[int, str]]:
 
 
 def with_unlabeled(
-    raw: Raw, bad: Faults, numbers: Numbers, of_labels: Faults
+    raw: RawRows, bad: Faults, numbers: Numbers, of_labels: Faults
 ) -> dict[str, dict[int, str]]:
     """Bad rows of each split with those that have no label, number -1, or one that has a fault."""
     every = {}
@@ -79,7 +79,7 @@ def empty(name: str, split: str) -> DataError:
 
 
 def without_labels(rows: "Dataset") -> bool:
-    """Whether there are rows, with the columns of `Raw`, and none has a label, as in contests."""
+    """Whether there are rows, as in `RawRows`, and none has a label, as in contests."""
     columns = [rows.data.column(name) for name in rows.column_names if is_label(name)]
     return len(rows) > 0 < len(columns) and all(map(_says_nothing, columns))
 
@@ -98,7 +98,7 @@ def unlabeled_out(request: DataRequest, splits: dict[str, "Dataset"], names: dic
 
 
 def is_label(name: str) -> bool:
-    """Whether a column of `Raw` is of labels."""
+    """Whether a column of `RawRows` is of labels."""
     return name.partition(".")[0] in LABELS
 
 
@@ -113,7 +113,7 @@ def _says_nothing(labels: "pa.ChunkedArray") -> bool:
 
 
 def check_enough(
-    raw: Raw,
+    raw: RawRows,
     classes: tuple[str, ...],
     numbers: Numbers,
     good: Mapping[str, "np.ndarray[Any, Any]"],
@@ -161,7 +161,7 @@ def check_enough(
 
 
 def notes(
-    raw: Raw,
+    raw: RawRows,
     classes: Sequence[str],
     numbers: Numbers,
     parts: Parts,
@@ -217,7 +217,7 @@ def _joined_classes(classes: Sequence[str]) -> list[str]:
     return []
 
 
-def _shared_rows(raw: Raw, parts: Parts, contents: Contents) -> list[str]:
+def _shared_rows(raw: RawRows, parts: Parts, contents: Contents) -> list[str]:
     """A note for each split with rows that are trained on as well."""
     import numpy as np
 
@@ -235,7 +235,7 @@ def _shared_rows(raw: Raw, parts: Parts, contents: Contents) -> list[str]:
 
 
 def _several_labels(
-    raw: Raw, classes: Sequence[str], numbers: Numbers, parts: Parts, contents: Contents
+    raw: RawRows, classes: Sequence[str], numbers: Numbers, parts: Parts, contents: Contents
 ) -> list[str]:
     """A note on rows of one content with several labels."""
     import numpy as np

@@ -8,7 +8,7 @@ from razorctl.data.catalog import place
 from razorctl.data.own import contents, images, masks, rows, targets
 from razorctl.data.own.images import Findings
 from razorctl.data.own.labels import no_labels
-from razorctl.data.own.raw import COLUMNS, Faults, Raw, skip_or_refuse
+from razorctl.data.own.raw import COLUMNS, Faults, RawRows, skip_or_refuse
 from razorctl.data.own.request import KNOWN, DataRequest
 from razorctl.data.own.targets import Targets
 from razorctl.data.source import Splits
@@ -50,7 +50,7 @@ def stratified(labels: "np.ndarray[Any, Any]", share: float, seed: int) -> "np.n
 
 
 def select_rows(
-    raw: Raw,
+    raw: RawRows,
     split: str,
     numbers: "np.ndarray[Any, Any]",
     **columns: "np.ndarray[Any, Any]",
@@ -118,7 +118,7 @@ class Checked:
     """Rows with their labels, and the faults that are known without opening images."""
 
     request: DataRequest
-    raw: Raw
+    raw: RawRows
     targets: Targets
     faults: Faults
     looked: Findings = field(default_factory=dict)  # at images, if that was done
@@ -240,7 +240,7 @@ class Checked:
         }
 
 
-def checked(request: DataRequest, raw: Raw) -> Checked:
+def checked(request: DataRequest, raw: RawRows) -> Checked:
     """The rows with their faults; refuses them at once if bad ones are known by now."""
     for split, name in raw.names.items():
         if not len(raw.splits[split]):
@@ -262,7 +262,7 @@ def checked(request: DataRequest, raw: Raw) -> Checked:
     return checked_rows
 
 
-def read_labels(request: DataRequest, raw: Raw, looked: Findings) -> tuple[Targets, Faults]:
+def read_labels(request: DataRequest, raw: RawRows, looked: Findings) -> tuple[Targets, Faults]:
     """The labels of rows, by the classes of good ones, and the faults of all.
 
     looked: the findings on images, as far as they are known.
@@ -274,7 +274,7 @@ def read_labels(request: DataRequest, raw: Raw, looked: Findings) -> tuple[Targe
     return found, rows.with_unlabeled(raw, bad, found.numbers, found.faults)
 
 
-def _divided(request: DataRequest, raw: Raw) -> Raw:
+def _divided(request: DataRequest, raw: RawRows) -> RawRows:
     """The rows with a single training text as two, if its end is to be held out.
 
     It is cut at a line break, or else at a space. Raises DataError if it has none.

@@ -18,7 +18,7 @@ from razorctl.data.own.labels import (
     refuse_unknown,
     renumbered,
 )
-from razorctl.data.own.raw import Faults, Raw
+from razorctl.data.own.raw import Faults, RawRows
 from razorctl.errors import DataError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Targets:
     notes: Sequence[str] = ()
 
 
-def of(raw: Raw, bad: Faults) -> Targets:
+def of(raw: RawRows, bad: Faults) -> Targets:
     """The labels of rows, by the classes of those that are not bad.
 
     Raises DataError for labels that their task cannot use.
@@ -58,7 +58,10 @@ def of(raw: Raw, bad: Faults) -> Targets:
 
 
 def of_run(
-    raw: Raw, targets: Targets, classes: Sequence[str], good: Mapping[str, "np.ndarray[Any, Any]"]
+    raw: RawRows,
+    targets: Targets,
+    classes: Sequence[str],
+    good: Mapping[str, "np.ndarray[Any, Any]"],
 ) -> Targets:
     """The labels of rows by the classes of a run.
 
@@ -77,7 +80,7 @@ def of_run(
     return Targets(tuple(classes), numbers, numbers)
 
 
-def check(raw: Raw, targets: Targets, good: Mapping[str, "np.ndarray[Any, Any]"]) -> None:
+def check(raw: RawRows, targets: Targets, good: Mapping[str, "np.ndarray[Any, Any]"]) -> None:
     """Raises DataError for training rows that have one number, or no label at all.
 
     good: split -> the numbers of its good rows.
@@ -93,7 +96,7 @@ def check(raw: Raw, targets: Targets, good: Mapping[str, "np.ndarray[Any, Any]"]
             )
 
 
-def notes(raw: Raw, targets: Targets, good: Mapping[str, "np.ndarray[Any, Any]"]) -> list[str]:
+def notes(raw: RawRows, targets: Targets, good: Mapping[str, "np.ndarray[Any, Any]"]) -> list[str]:
     """Notes on labels of rows that are trained on; good: as of `check`."""
     if raw.task not in ("regression", "multi-label"):
         return [*targets.notes]
@@ -111,16 +114,16 @@ def notes(raw: Raw, targets: Targets, good: Mapping[str, "np.ndarray[Any, Any]"]
     return []
 
 
-def _unlabeled(raw: Raw, bad: Faults) -> Targets:
+def _unlabeled(raw: RawRows, bad: Faults) -> Targets:
     return Targets(*class_numbers(raw, bad)[:2])
 
 
-def _classes(raw: Raw, bad: Faults) -> Targets:
+def _classes(raw: RawRows, bad: Faults) -> Targets:
     names, numbers, notes = class_numbers(raw, bad)
     return Targets(names, numbers, numbers, notes=notes)
 
 
-def _numbers(raw: Raw, bad: Faults) -> Targets:
+def _numbers(raw: RawRows, bad: Faults) -> Targets:
     values = {
         split: rows.data.column("number").to_numpy().astype("float64")
         for split, rows in raw.splits.items()
@@ -128,7 +131,7 @@ def _numbers(raw: Raw, bad: Faults) -> Targets:
     return replace(_unlabeled(raw, bad), labels=values)
 
 
-def _several(raw: Raw, bad: Faults) -> Targets:
+def _several(raw: RawRows, bad: Faults) -> Targets:
     """Labels [rows, classes], fp32, 0 or 1."""
     numbers = _unlabeled(raw, bad).numbers
     if "labels" not in raw.splits["train"].column_names:
@@ -225,7 +228,10 @@ def _unused(classes: Sequence[str], values: "np.ndarray[Any, Any]") -> list[str]
 
 
 def _several_of_run(
-    raw: Raw, targets: Targets, classes: Sequence[str], good: Mapping[str, "np.ndarray[Any, Any]"]
+    raw: RawRows,
+    targets: Targets,
+    classes: Sequence[str],
+    good: Mapping[str, "np.ndarray[Any, Any]"],
 ) -> Targets:
     """Several labels by the classes of a run; see `of_run`."""
     import numpy as np
@@ -244,7 +250,7 @@ def _several_of_run(
     return replace(targets, classes=tuple(classes), labels=labels)
 
 
-def _tags(raw: Raw, bad: Faults) -> Targets:
+def _tags(raw: RawRows, bad: Faults) -> Targets:
     """The numbers of the tags of each row's tokens, lists; NO_LABEL of tags that are none."""
     columns = {
         split: [rows.data.column(name).to_pylist() for name in ("tokens", "tags")]
@@ -304,7 +310,10 @@ def _numbered_tags(
 
 
 def _tags_of_run(
-    raw: Raw, targets: Targets, classes: Sequence[str], good: Mapping[str, "np.ndarray[Any, Any]"]
+    raw: RawRows,
+    targets: Targets,
+    classes: Sequence[str],
+    good: Mapping[str, "np.ndarray[Any, Any]"],
 ) -> Targets:
     """Tags by the classes of a run; see `of_run`."""
     import numpy as np
@@ -322,7 +331,7 @@ def _tags_of_run(
     return replace(targets, classes=tuple(classes), labels=labels)
 
 
-READERS: Mapping[Task, Callable[[Raw, Faults], Targets]] = {
+READERS: Mapping[Task, Callable[[RawRows, Faults], Targets]] = {
     **dict.fromkeys(TASKS, _unlabeled),
     "classification": _classes,
     "regression": _numbers,

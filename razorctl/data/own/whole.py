@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl.config.job import Job
 from razorctl.data.own import read, rows, targets
-from razorctl.data.own.raw import Fault, Raw, content, refusal
+from razorctl.data.own.raw import Fault, RawRows, content, refusal
 from razorctl.data.own.request import STDIN, DataRequest
 from razorctl.data.own.splitting import Checked, Inspection, read_labels, select_rows
 from razorctl.data.own.targets import Targets
@@ -85,7 +85,7 @@ class UnlabeledRows:
     from 0. white: the level of white in images.
     """
 
-    raw: Raw
+    raw: RawRows
     kept: "np.ndarray[Any, Any]"
     white: int | None = None
 
@@ -183,7 +183,9 @@ def _check_files(files: Sequence[str], job: Job, modality: Modality) -> None:
         raise UsageError(f"{', '.join(map(spelled, absent))} {verb}; name files that do.")
 
 
-def _good(request: DataRequest, raw: Raw, progress: Progress) -> tuple[UnlabeledRows, Inspection]:
+def _good(
+    request: DataRequest, raw: RawRows, progress: Progress
+) -> tuple[UnlabeledRows, Inspection]:
     """The good rows, and all that was seen; blank lines are neither good nor bad."""
     import numpy as np
 

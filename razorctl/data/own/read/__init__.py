@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from razorctl.data.catalog import DATASETS
-from razorctl.data.own.raw import NOT_UTF8, Raw
+from razorctl.data.own.raw import NOT_UTF8, RawRows
 from razorctl.data.own.read import folder, hub, layout, lines, recognition, sample, tables, texts
 from razorctl.data.own.request import STDIN, DataRequest, role
 from razorctl.errors import DataError, UsageError, raise_lack
@@ -20,17 +20,17 @@ HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # ORG/NAME
 SEPARATORS = tuple(filter(None, (os.sep, os.altsep)))
 
 
-def raw(request: DataRequest) -> Raw:
+def raw(request: DataRequest) -> RawRows:
     """The rows of the data that are named, read as a whole; raises what `own.find` raises."""
     return hub.raw(request) if on_hub(request) else _read_path(request)
 
 
 def unlabeled(
     request: DataRequest, names: Iterable[str], modality: Modality, stdin: Iterable[str]
-) -> Iterator[Raw]:
+) -> Iterator[RawRows]:
     """The rows without labels of each table and text file, and of images that follow each other.
 
-    They are the test split of each `Raw`. Raises UsageError for files of another kind, and
+    They are the test split of each `RawRows`. Raises UsageError for files of another kind, and
     DataError for files that cannot be read and folders without any.
 
     Args:
@@ -57,7 +57,7 @@ def on_hub(request: DataRequest) -> bool:
     return request.name.startswith(hub.PREFIX)
 
 
-def _read_path(request: DataRequest) -> Raw:
+def _read_path(request: DataRequest) -> RawRows:
     """The rows of the file or the folder that is named."""
     name, path = request.name, Path(request.name).expanduser()
     if not exists(path):
@@ -79,7 +79,7 @@ def _read_path(request: DataRequest) -> Raw:
         ) from None
 
 
-def _raw(request: DataRequest, path: Path) -> Raw:
+def _raw(request: DataRequest, path: Path) -> RawRows:
     language = request.language
     if language is not None and texts.is_text(path) and not layout.is_table(path):
         return texts.raw(request, path, {path.stem: [path]}, language)
@@ -97,7 +97,7 @@ def _raw(request: DataRequest, path: Path) -> Raw:
     return folder.raw(request, path)
 
 
-def _texts(request: DataRequest, path: Path, inside: Iterable[Path]) -> Raw:
+def _texts(request: DataRequest, path: Path, inside: Iterable[Path]) -> RawRows:
     """The texts of a folder without images; raises UsageError if it has more than these.
 
     inside: this folder and all in it.

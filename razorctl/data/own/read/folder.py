@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from razorctl.data.own import labels
-from razorctl.data.own.raw import NOT_UTF8, Fault, Raw, not_utf8, walk
+from razorctl.data.own.raw import NOT_UTF8, Fault, RawRows, not_utf8, walk
 from razorctl.data.own.read.recognition import AUDIO, coco, for_other_models, refused
 from razorctl.data.own.read.sample import SUFFIXES
 from razorctl.data.own.request import STDIN, DataRequest, role, role_in
@@ -32,7 +32,7 @@ OF_BOXES = ("annotations", "annotation", "labels", "xmls", "xml")  # folders
 YOLO = re.compile(rb"\s*\d+(\s+[\d.eE+-]+){4,}\s*(\n|$)")
 
 
-def raw(request: DataRequest, folder: Path) -> Raw:
+def raw(request: DataRequest, folder: Path) -> RawRows:
     """The images of a folder; a class is called as its folder, and may have folders inside.
 
     Files that are no images by their names are left out, but an archive is bad. Raises UsageError
@@ -60,10 +60,12 @@ def raw(request: DataRequest, folder: Path) -> Raw:
     names = {split: top if name == "." else name for split, name in folders.items()}
     if deep := [*chain.from_iterable(map(folders_in, folders_in(folder / folders["train"])))]:
         details += f", with all inside it, as {spelled(str(deep[0].relative_to(folder)))}"
-    return Raw(request.name, "image", splits, names, details, nowhere=tuple(nowhere), sorted=True)
+    return RawRows(
+        request.name, "image", splits, names, details, nowhere=tuple(nowhere), sorted=True
+    )
 
 
-def unlabeled(request: DataRequest, names: Iterable[str], stdin: Iterable[str]) -> Raw:
+def unlabeled(request: DataRequest, names: Iterable[str], stdin: Iterable[str]) -> RawRows:
     """Images without labels: files, those in folders, and those that standard input names.
 
     A row has a `name`, that of the image in its folder. Raises DataError for a folder without
@@ -80,7 +82,7 @@ def unlabeled(request: DataRequest, names: Iterable[str], stdin: Iterable[str]) 
         for path, name in _named_images(request, argument, stdin)
     )
     table = text_table(rows, "image", "place", "name", "fault")
-    return Raw("images", "image", {"test": table}, {"test": "images"}, "")
+    return RawRows("images", "image", {"test": table}, {"test": "images"}, "")
 
 
 def _named_images(request: DataRequest, name: str, stdin: Iterable[str]) -> list[tuple[str, str]]:
@@ -227,7 +229,7 @@ def _both(folder: Path) -> tuple[Path, Path] | None:
     return (pair[0], pair[1]) if pair[0] is not None and pair[1] is not None else None
 
 
-def raw_masks(request: DataRequest, folder: Path, parts: Parts) -> Raw:
+def raw_masks(request: DataRequest, folder: Path, parts: Parts) -> RawRows:
     """The images and masks of a folder, which are pairs if they are named alike but for the ending.
 
     The names of the classes are in it, or else among the training masks.
@@ -240,7 +242,7 @@ def raw_masks(request: DataRequest, folder: Path, parts: Parts) -> Raw:
         for split, name in names.items()
     }
     train_masks = parts[names["train"]][1]
-    return Raw(
+    return RawRows(
         name=request.name,
         modality="image",
         splits=splits,

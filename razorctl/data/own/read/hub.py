@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl.config.tasks import LANGUAGE
 from razorctl.data.own import chats, rows
-from razorctl.data.own.raw import Raw
+from razorctl.data.own.raw import RawRows
 from razorctl.data.own.read import parquet, recognition
 from razorctl.data.own.read.columns import as_trained, number_notes
 from razorctl.data.own.read.sample import SAMPLE, Sample
@@ -113,7 +113,7 @@ def _word(kind: Any) -> list[Any]:
     return [[]] if isinstance(kind, list) or hasattr(kind, "feature") else []
 
 
-def raw(request: DataRequest) -> Raw:
+def raw(request: DataRequest) -> RawRows:
     """The rows of a data set `hf:ORG/NAME` or `hf:ORG/NAME:CONFIG`.
 
     Only the files of the splits that are used are fetched. Raises MissingError if these cannot be
@@ -164,7 +164,7 @@ def _raw(
     split_names: dict[str, str],
     folder: Path,
     files: Mapping[str, list[str]],
-) -> Raw:
+) -> RawRows:
     """The rows of splits that `datasets` has read from files in the folder."""
     train = data["train"]
     kinds = train.features
@@ -178,7 +178,7 @@ def _raw(
             )
     splits = {split: _rows(data[split], columns, files[split]) for split in split_names}
     left_out = rows.unlabeled_out(request, splits, split_names)
-    return Raw(
+    return RawRows(
         name=request.name,
         modality=columns.modality,
         splits=splits,
@@ -192,7 +192,7 @@ def _raw(
 
 
 def _rows(split: "Dataset", columns: TableColumns, files: list[str]) -> "Dataset":
-    """The columns that are used, as `Raw` calls them; files: the files of the split."""
+    """The columns that are used, as `RawRows` calls them; files: the files of the split."""
     import pyarrow as pa
 
     renamed = split.select_columns(list(columns.renamed)).rename_columns(columns.renamed)

@@ -298,7 +298,7 @@ def _place(file: Path, line: Line) -> str:
 
 
 def schema(columns: TableColumns) -> "pa.Schema":
-    """The columns of `Raw`; labels are texts."""
+    """The columns of `RawRows`; labels are texts."""
     import pyarrow as pa
 
     names = [*columns.fields, "place", "fault"]
@@ -307,7 +307,7 @@ def schema(columns: TableColumns) -> "pa.Schema":
 
 
 def rows(files: Sequence[Path], columns: TableColumns) -> "Dataset":
-    """The rows of files with the columns of `Raw`; raises DataError for labels of several types."""
+    """The rows of files, as in `RawRows`; raises DataError for labels of several types."""
     kinds = schema(columns)
 
     def batches() -> Iterator["pa.RecordBatch"]:

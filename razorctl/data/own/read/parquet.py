@@ -105,7 +105,7 @@ def typed(kinds: "Features") -> tuple[frozenset[str], frozenset[str], list[str]]
 
 
 def rows(files: Sequence[Path], columns: TableColumns) -> "Dataset":
-    """The rows of files with the columns of `Raw`; image paths are relative to their folder."""
+    """The rows of files with the columns of `RawRows`; image paths are relative to their folder."""
     schema = _schema(files[0], columns)
     return stored(
         files, schema, lambda: (b for file in files for b in _batches(file, columns, schema))
@@ -125,7 +125,7 @@ def named_classes(kind: Any) -> tuple[str, ...] | None:
 
 
 def _schema(file: Path, columns: TableColumns) -> "pa.Schema":
-    """The columns of `Raw`, with a `fault` if images are named by paths."""
+    """The columns of `RawRows`, with a `fault` if images are named by paths."""
     import pyarrow as pa
 
     types = _plain(_open(file).schema_arrow)
@@ -162,7 +162,7 @@ def _values(array: "pa.Array") -> "pa.Array":
 
 
 def row_arrays(arrays: Mapping[str, "pa.Array"], folder: Path) -> dict[str, "pa.Array"]:
-    """The columns of a file, by their names in `Raw`, as rows have them."""
+    """The columns of a file, by their names in `RawRows`, as rows have them."""
     import pyarrow as pa
 
     row_arrays = {**arrays}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from razorctl import units
 from razorctl.data.own import labels, rows
-from razorctl.data.own.raw import Raw
+from razorctl.data.own.raw import RawRows
 from razorctl.data.own.read import conversations, lines, parquet, recognition
 from razorctl.data.own.read.columns import as_trained, number_notes, unlabeled_columns
 from razorctl.data.own.read.sample import SUFFIXES as IMAGE_SUFFIXES
@@ -48,9 +48,9 @@ class Tables:
         files: split -> its tables.
         names: split -> what it is called in the data.
         columns: the columns that are used.
-        class_names: as of `Raw`.
+        class_names: as of `RawRows`.
         root: the folder that image paths are relative to.
-        notes: as of `Raw`.
+        notes: as of `RawRows`.
         left_out: what to say of splits that are left out, as the end of a sentence.
     """
 
@@ -129,7 +129,7 @@ def find(
     return Tables(files, names, columns, class_names[0], root, notes, left_out)
 
 
-def raw(request: DataRequest, tables: Tables) -> Raw:
+def raw(request: DataRequest, tables: Tables) -> RawRows:
     """The rows of tables; raises DataError if one cannot be read."""
     columns = tables.columns
     read = reader(tables.files["train"][0])
@@ -141,7 +141,7 @@ def raw(request: DataRequest, tables: Tables) -> Raw:
         left = total - sum(map(len, splits.values()))
         details += f", without {units.count(left, 'row')} of other splits" if left else ""
     details = columns.details(details + rows.unlabeled_out(request, splits, names))
-    return Raw(
+    return RawRows(
         name=request.name,
         modality=columns.modality,
         splits=splits,
@@ -155,7 +155,7 @@ def raw(request: DataRequest, tables: Tables) -> Raw:
     )
 
 
-def unlabeled(request: DataRequest, file: Path, modality: Modality) -> Raw:
+def unlabeled(request: DataRequest, file: Path, modality: Modality) -> RawRows:
     """The rows of one table without labels, for a model of this modality; raises as `raw`."""
     read = reader(file)
     first = read.sample(file)
@@ -164,7 +164,7 @@ def unlabeled(request: DataRequest, file: Path, modality: Modality) -> Raw:
     fed = chat is not None and request.task == "causal-lm"
     columns = chat if chat and fed else unlabeled_columns(asked, first, modality)
     splits = {"test": read.rows([file], columns)}
-    return Raw(
+    return RawRows(
         request.name, modality, splits, {"test": file.name}, columns.details(), root=file.parent
     )
 

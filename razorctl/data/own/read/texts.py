@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from razorctl.config.tasks import Task
-from razorctl.data.own.raw import Raw, not_utf8, walk
+from razorctl.data.own.raw import RawRows, not_utf8, walk
 from razorctl.data.own.read.lines import decoded, of_tokens
 from razorctl.data.own.read.sample import SAMPLE
 from razorctl.data.own.request import STDIN, DataRequest, role, split_of
@@ -95,7 +95,7 @@ def _split(folder: Path, file: Path) -> str:
     return spelled(inside[0] if len(inside) > 1 else split_of(file))
 
 
-def raw(request: DataRequest, path: Path, files: Files, task: Task) -> Raw:
+def raw(request: DataRequest, path: Path, files: Files, task: Task) -> RawRows:
     """The documents of files.
 
     A file that is all of a split has documents with GAP empty lines between them; of several
@@ -136,10 +136,10 @@ def raw(request: DataRequest, path: Path, files: Files, task: Task) -> Raw:
             details = f"text, with {GAP} empty lines between documents"
     if path.is_dir() and (left := others(path)):
         details += f", without its {', '.join(left)}"
-    return Raw(request.name, "text", splits, names, details, task=task)
+    return RawRows(request.name, "text", splits, names, details, task=task)
 
 
-def unlabeled(name: str, stdin: Iterable[str]) -> Raw:
+def unlabeled(name: str, stdin: Iterable[str]) -> RawRows:
     """The lines of a text file or of standard input, each a text; blank ones do not count.
 
     Raises DataError for a file that is not UTF-8.
@@ -160,7 +160,7 @@ def unlabeled(name: str, stdin: Iterable[str]) -> Raw:
         for number, line in enumerate(lines, 1)
     )
     table = text_table(rows, "text", "place", "fault")
-    return Raw(name, "text", {"test": table}, {"test": name}, "", blanks=True)
+    return RawRows(name, "text", {"test": table}, {"test": name}, "", blanks=True)
 
 
 def _documents(top: Path, file: Path, several: bool) -> Iterator[dict[str, str]]:
