@@ -11,7 +11,7 @@ from razorctl import data, models
 from razorctl.config.job import Job
 from razorctl.data.own import store
 from razorctl.errors import DataError, UsageError
-from razorctl.models import Named
+from razorctl.models import ModelEntry
 from tests.own import CLASSES, photos, table
 from tests.own import texts as labeled
 
@@ -30,7 +30,7 @@ def model(monkeypatch):
     """Registers a model for the tasks that are given, the most usual first."""
 
     def register(*tasks):
-        entry = Named("some", "", "text", tasks, lambda task: None)
+        entry = ModelEntry("some", "", "text", tasks, lambda task: None)
         monkeypatch.setitem(models.models(), "some", entry)
 
     return register
