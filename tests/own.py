@@ -74,5 +74,5 @@ def written(columns: Mapping[str, Sequence[Any]], kind: str = "jsonl") -> str:
 def refused(model: str, dataset: str, **settings: Any) -> str:
     """The sentence by which a data set is refused."""
     with pytest.raises((UsageError, DataError)) as error:
-        data.of(Job(model, dataset, **settings))
+        data.source_of(Job(model, dataset, **settings))
     return str(error.value)

@@ -67,7 +67,7 @@ def finished_result(out: Path) -> dict[str, Any] | None:
 
 def _steps(job: Job, epochs: float) -> int | None:
     """The number of steps of a resolved job with so many epochs; None if it is not known yet."""
-    examples = data.of(job).train_examples
+    examples = data.source_of(job).train_examples
     job = replace(job, steps=None, epochs=epochs)
     return job.resolved(models.find(job.model).defaults, examples).steps
 

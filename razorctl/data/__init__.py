@@ -33,7 +33,7 @@ USUAL: dict[tuple[Task, Modality], str] = {
 LENGTH = ("steps", "epochs", "warmup_steps", "evaluate_every")  # a model's, for its paper's data
 
 
-def of(job: Job) -> Source:
+def source_of(job: Job) -> Source:
     """The data set of a job: a registered one, or else one's own.
 
     Loads no torch. Raises UsageError if there is none or a setting does not apply to it, DataError
@@ -81,11 +81,11 @@ def usual(task: Task, modality: Modality) -> str:
 def pair(job: Job) -> tuple[models.Model, Source]:
     """The model and the data set of a job, with the model's defaults for these data.
 
-    Raises what `of` raises, and UsageError for an unknown model and if the model cannot take the
+    Raises what `source_of` raises, and UsageError for an unknown model or one that cannot take the
     data set.
     """
     entry = models.named(job.model)
-    source = of(job)
+    source = source_of(job)
     if entry.modality != source.modality:
         fitting = [
             s.name

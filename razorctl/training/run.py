@@ -324,8 +324,8 @@ class Run(PreparedRun, Iterator[Step]):
         return True, self.checkpoints.valid
 
     def result(self) -> dict[str, Any]:
-        """The summary of a finished run, as in `summary.of`."""
-        return summary.of(self)
+        """The summary of a finished run, as in `summary.summary_of`."""
+        return summary.summary_of(self)
 
     def _note_peak(self) -> None:
         if (peak := devices.peak(self.device)) is not None:

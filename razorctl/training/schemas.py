@@ -39,7 +39,7 @@ class Relieved:
 
 @dataclass(frozen=True)
 class RunResult:
-    """A result.json, made by `summary.of`; checksums: of files, by their paths beside it."""
+    """A result.json, made by `summary_of`; checksums: of files, by their paths beside it."""
 
     run_dir: str
     model: str

@@ -8,7 +8,7 @@ from datasets import ClassLabel, Dataset, Image
 from PIL import Image as Pictures
 
 from razorctl.config.job import Job
-from razorctl.data import DATASETS, check, find, of, pair, scenes, usual
+from razorctl.data import DATASETS, check, find, pair, scenes, source_of, usual
 from razorctl.errors import DataError, MissingError, UsageError
 from razorctl.models import masks
 from tests import local_hub
@@ -202,7 +202,7 @@ def test_the_usual_data_set_is_for_the_task():
         source = find(usual(task, modality))
         assert (source.task, source.modality) == (task, modality)
     # The same texts are for any language model.
-    assert of(Job("bert-base", usual("masked-lm", "text"))).task == "masked-lm"
+    assert source_of(Job("bert-base", usual("masked-lm", "text"))).task == "masked-lm"
 
 
 def test_what_only_classes_have_is_refused_for_other_tasks():

@@ -270,7 +270,7 @@ def read_labels(request: DataRequest, raw: RawRows, looked: Findings) -> tuple[T
     raw = replace(raw, sorted=raw.sorted or bool(no_labels(request.classes)))
     of_images = images.image_faults(looked)
     bad = {split: {**of_images.get(split, {}), **own} for split, own in rows.faults(raw).items()}
-    found = targets.of(raw, bad)
+    found = targets.targets_of(raw, bad)
     return found, rows.with_unlabeled(raw, bad, found.numbers, found.faults)
 
 

@@ -49,7 +49,7 @@ class Targets:
     notes: Sequence[str] = ()
 
 
-def of(raw: RawRows, bad: Faults) -> Targets:
+def targets_of(raw: RawRows, bad: Faults) -> Targets:
     """The labels of rows, by the classes of those that are not bad.
 
     Raises DataError for labels that their task cannot use.
@@ -57,7 +57,7 @@ def of(raw: RawRows, bad: Faults) -> Targets:
     return READERS[raw.task](raw, bad)
 
 
-def of_run(
+def targets_of_run(
     raw: RawRows,
     targets: Targets,
     classes: Sequence[str],
@@ -233,7 +233,7 @@ def _several_of_run(
     classes: Sequence[str],
     good: Mapping[str, "np.ndarray[Any, Any]"],
 ) -> Targets:
-    """Several labels by the classes of a run; see `of_run`."""
+    """Several labels by the classes of a run; see `targets_of_run`."""
     import numpy as np
 
     own = targets.classes
@@ -315,7 +315,7 @@ def _tags_of_run(
     classes: Sequence[str],
     good: Mapping[str, "np.ndarray[Any, Any]"],
 ) -> Targets:
-    """Tags by the classes of a run; see `of_run`."""
+    """Tags by the classes of a run; see `targets_of_run`."""
     import numpy as np
 
     own = {number: finder(classes)(name) for number, name in enumerate(targets.classes)}

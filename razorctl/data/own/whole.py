@@ -57,7 +57,7 @@ def labeled(
     raw = replace(raw, splits={split: raw.splits[split]}, names={split: raw.names[split]})
     found, faults = read_labels(request, raw, {})
     # Before images are read.
-    of_run = targets.of_run(raw, found, classes, rows.good(found.numbers, faults))
+    of_run = targets.targets_of_run(raw, found, classes, rows.good(found.numbers, faults))
     inspection = Checked(request, raw, of_run, faults).inspect(progress)
     good = rows.good(found.numbers, inspection.faults)[split]
     if not len(good):

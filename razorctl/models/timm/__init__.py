@@ -27,7 +27,7 @@ VIT_DEFAULTS = {
 }
 
 
-def of(architecture: Architecture, summary: str, defaults: Mapping[str, Any]) -> ModelEntry:
+def entry_of(architecture: Architecture, summary: str, defaults: Mapping[str, Any]) -> ModelEntry:
     """The entry of an architecture."""
 
     def model(task: Task) -> Model:
@@ -41,7 +41,7 @@ def of(architecture: Architecture, summary: str, defaults: Mapping[str, Any]) ->
 
 def from_hub(name: str, summary: str, timm_name: str, defaults: Mapping[str, Any]) -> ModelEntry:
     """The entry of an architecture whose weights are on the hub."""
-    return of(Architecture(name, timm_name), f"{summary}; from the hub", defaults)
+    return entry_of(Architecture(name, timm_name), f"{summary}; from the hub", defaults)
 
 
 def named(name: str) -> ModelEntry:
@@ -86,7 +86,7 @@ def local(name: str, folder: Path, config: Mapping[str, Any]) -> ModelEntry:
     """The entry of a local folder; raises DataError if timm cannot build its model."""
     if "library" in config:
         return ModelEntry.single(continued(name, folder, config))
-    return of(in_folder(name, folder, config), f"a model of timm in {folder}", {})
+    return entry_of(in_folder(name, folder, config), f"a model of timm in {folder}", {})
 
 
 MODELS = (

@@ -121,7 +121,7 @@ def modality_of(pretrained: PretrainedFiles) -> Modality:
     return "image" if any(pretrained.config.model_type in names for names in pictures) else "text"
 
 
-def of(
+def entry_of(
     pretrained: PretrainedFiles,
     summary: str,
     modality: Modality,
@@ -154,7 +154,7 @@ def from_hub(
 ) -> ModelEntry:
     """The entry of a repository on the hub, whose `config` lets it be planned for offline."""
     pretrained = PretrainedFiles(name, repo, config)
-    return of(pretrained, f"{summary}; from the hub", modality, tasks)
+    return entry_of(pretrained, f"{summary}; from the hub", modality, tasks)
 
 
 def named(name: str) -> ModelEntry:
@@ -188,7 +188,7 @@ def local(name: str, folder: Path, _: Mapping[str, Any]) -> ModelEntry:
 
 
 def _described(pretrained: PretrainedFiles, summary: str) -> ModelEntry:
-    return of(pretrained, summary, modality_of(pretrained), tasks_of(pretrained))
+    return entry_of(pretrained, summary, modality_of(pretrained), tasks_of(pretrained))
 
 
 MODELS = tuple(from_hub(name, **entry) for name, entry in REPOSITORIES.items())

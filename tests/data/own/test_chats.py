@@ -65,7 +65,7 @@ def written(rows, kind):
 
 
 def load(name, **settings):
-    source = data.of(Job("gpt2", name, validation=0.25, **settings))
+    source = data.source_of(Job("gpt2", name, validation=0.25, **settings))
     assert (source.task, source.conversations) == ("causal-lm", True)
     splits = source.load()
     rows = [*splits.train, *splits.validation]
@@ -188,7 +188,7 @@ def test_bad_conversations_are_named():
     with pytest.raises(DataError) as caught:
         load(written(rows, "json"))
     assert caught.value.exit_code == 5
-    splits = data.of(Job("gpt2", "a.json", skip_bad=True)).load()
+    splits = data.source_of(Job("gpt2", "a.json", skip_bad=True)).load()
     for number, (line, reason) in enumerate(zip(splits.skipped, BAD, strict=True), 5):
         assert line.startswith(f"a.json, object {number} ({reason}")
     assert len(splits.train) + len(splits.validation) == 4
@@ -217,5 +217,5 @@ DOCUMENTS = {
 def test_wrong_json_is_named_with_its_line(document):
     Path("a.json").write_text(document)
     with pytest.raises(DataError) as caught:
-        data.of(Job("gpt2", "a.json"))
+        data.source_of(Job("gpt2", "a.json"))
     assert DOCUMENTS[document] in str(caught.value)

@@ -161,7 +161,7 @@ def test_colors_that_are_none_are_refused_at_once(said):
 
 def test_rows_of_an_older_run_have_all_values_up_to_the_highest(tmp_path):
     masks_of(0, 128, 255)
-    source, asked = data.of(job("d")), job("d")
+    source, asked = data.source_of(job("d")), job("d")
 
     def classes():
         return len(splits_of_run(tmp_path, asked, source, lambda _: None).classes)
@@ -184,6 +184,6 @@ def test_other_masks_are_read_by_the_values_that_a_run_was_trained_on():
 def test_masks_that_are_not_there():
     photos(Path("p"))
     with pytest.raises(UsageError, match="p has no masks; leave --mask-values"):
-        data.of(Job("resnet18", "p", mask_values="0,1"))
+        data.source_of(Job("resnet18", "p", mask_values="0,1"))
     with pytest.raises(UsageError, match="values or colors; give one"):
         job("d", mask_values="0,1", mask_colors=TWO)

@@ -106,7 +106,7 @@ def test_a_table_of_another_kind(case, pictures):
 @pytest.mark.parametrize("case", FINE)
 def test_a_table_that_is_fine(case, pictures):
     columns, model = FINE[case]
-    assert data.of(Job(model, written(columns))).train_examples in (7, None)
+    assert data.source_of(Job(model, written(columns))).train_examples in (7, None)
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "json"])
@@ -122,7 +122,7 @@ def test_tables_of_splits():
 
 def test_columns_that_are_named_are_what_the_user_means():
     written(TABLES["targets"][0])
-    source = data.of(Job("gpt2", "a.jsonl", text_column="target"))
+    source = data.source_of(Job("gpt2", "a.jsonl", text_column="target"))
     assert source.task == "causal-lm"
 
 
@@ -194,7 +194,7 @@ def test_a_folder_of_another_kind(case):
     write()
     assert what in refused("vit-micro", "d")
     if case.startswith("masks"):
-        assert data.of(Job("vit-b16", "d")).task == "segmentation"
+        assert data.source_of(Job("vit-b16", "d")).task == "segmentation"
         assert refused("bert-base", "d").startswith("d has images with masks, which are for seg")
 
 
@@ -202,15 +202,15 @@ def test_classes_of_texts():
     for split in ("train", "test"):
         put(*((f"d/{split}/{mood}/{i}.txt", "a b c") for mood in ("neg", "pos") for i in range(3)))
     assert "a folder of texts for each class" in refused("bert-base", "d")
-    assert data.of(Job("gpt2", "d")).task == "causal-lm"
+    assert data.source_of(Job("gpt2", "d")).task == "causal-lm"
 
 
 def test_folders_that_are_fine():
     photos(Path("d"))
     put(("d/car/0.txt", LINES), ("d/car/0.xml", BOX), ("d/car/0.json", "{"), ("d/some.json", "[]"))
-    assert data.of(Job("vit-micro", "d")).classes == 3
+    assert data.source_of(Job("vit-micro", "d")).classes == 3
     masked("e")
-    assert data.of(Job("vit-micro", "e", task="classification")).classes == 2
+    assert data.source_of(Job("vit-micro", "e", task="classification")).classes == 2
 
 
 def test_a_table_of_masks():
@@ -241,7 +241,7 @@ def test_sets_of_the_hub_without_a_card(hub):
 
     local_hub.cache(hub, "dataset", "some/set", write)
     assert "prompts and answers" in refused("bert-base", "hf:some/set")
-    splits = data.of(Job("gpt2", "hf:some/set")).load()
+    splits = data.source_of(Job("gpt2", "hf:some/set")).load()
     assert [said["content"] for said in splits.train[0]["messages"]] == PROSE[:1] * 2
 
 
@@ -257,7 +257,7 @@ def test_conversations_of_either_form(keys, kind, hub):
             hub, "dataset", "some/set", lambda folder: rows.to_parquet(folder / "a.parquet")
         )
         name = "hf:some/set"
-    splits = data.of(Job("gpt2", name)).load()
+    splits = data.source_of(Job("gpt2", name)).load()
     plain = [
         {key: said[key] for key in ("role", "content")} for said in splits.train[3]["messages"]
     ]
@@ -270,4 +270,4 @@ def test_speakers_that_no_template_knows_are_bad_rows(kind):
     judged = [*SHARED, {"from": "judge", "value": "well done"}]
     name = written({"conversations": [SHARED] * 6 + [judged]}, kind)
     with pytest.raises(DataError, match=r"(line 7|row 6) \(the role 'judge' is none of system, u"):
-        data.of(Job("gpt2", name)).load()
+        data.source_of(Job("gpt2", name)).load()

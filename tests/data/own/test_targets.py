@@ -44,7 +44,7 @@ def loaded(hub, columns, kind, **settings):
         rows = Dataset.from_dict(columns)
         local_hub.cache(hub, "dataset", "some/set", lambda to: rows.to_parquet(to / "a.parquet"))
         name = "hf:some/set"
-    source = data.of(Job("bert-base", name, **settings))
+    source = data.source_of(Job("bert-base", name, **settings))
     return source, source.load()
 
 
@@ -82,7 +82,7 @@ def test_other_labels_are_other_data(hub):
 def test_numbers_of_images():
     paths = [str(picture(Path(f"{i}.png"), 9 * i)) for i in range(12)]
     name = written({"image": paths, "age": NUMBERS}, "csv")
-    source = data.of(Job("vit-micro", name, label_column="age"))
+    source = data.source_of(Job("vit-micro", name, label_column="age"))
     assert (source.task, source.modality) == ("regression", "image")
     assert source.load().train[3]["label"] == pytest.approx(1)
 
@@ -110,7 +110,7 @@ def test_a_table_beside_its_images(case, split):
         picture(Path("photos", split, "images", path), 9 * i)
     columns = {column: [f"images/{path}" for path in paths], **labels}
     written(columns, file.rpartition(".")[2], f"photos/{split}{Path(file).stem}")
-    source = data.of(Job("vit-micro", "photos"))
+    source = data.source_of(Job("vit-micro", "photos"))
     assert (source.task, source.modality) == (task, "image")
     assert len(source.load().train) == 11
 
@@ -163,7 +163,7 @@ def test_classes_of_lists_by_their_type(hub):
     kinds = Features({"text": Value("string"), "labels": List(ClassLabel(names=[*FLAGS]))})
     rows = Dataset.from_dict({"text": TEXTS, "labels": numbers}, kinds)
     local_hub.cache(hub, "dataset", "some/set", lambda to: rows.to_parquet(to / "a.parquet"))
-    splits = data.of(Job("bert-base", "hf:some/set")).load()
+    splits = data.source_of(Job("bert-base", "hf:some/set")).load()
     assert splits.classes == (*FLAGS,)
     assert labels(splits) == dict(zip(TEXTS, VECTORS, strict=True))
 
@@ -217,7 +217,7 @@ def test_lists_in_texts(case):
 
 def test_labels_are_the_same_however_their_lists_are_written():
     lists = ['["a\\/b", "\\ud83d\\ude00"]', '["a/b", "😀"]', "['a/b']", "['😀' 'a/b']"]
-    splits = data.of(Job("bert-base", written({"text": TEXTS, "tags": lists * 3}))).load()
+    splits = data.source_of(Job("bert-base", written({"text": TEXTS, "tags": lists * 3}))).load()
     assert splits.classes == ("a/b", "😀")
 
 
@@ -238,10 +238,10 @@ def test_a_malformed_list_among_lists_is_a_bad_row(case, column):
     lists = [bad, *['["red", "soft"]', '["soft"]'] * 6]
     name = written({"text": ["a bad text", *TEXTS], column: lists})
     with pytest.raises(DataError) as error:
-        data.of(Job("bert-base", name)).load()
+        data.source_of(Job("bert-base", name)).load()
     assert "a.jsonl, line 1 (" in str(error.value)
     assert said in str(error.value)
-    splits = data.of(Job("bert-base", name, skip_bad=True)).load()
+    splits = data.source_of(Job("bert-base", name, skip_bad=True)).load()
     assert splits.classes == ("red", "soft")
     assert len(splits.skipped) == 1
 
@@ -250,19 +250,21 @@ def test_most_lists_that_are_malformed_are_lists_still():
     lists = ['["red", "so', '["red", "soft"]', '["so'] * 4
     name = written({"text": TEXTS, "colors": lists})
     with pytest.raises(DataError, match=r"a.jsonl has 8 bad rows"):
-        data.of(Job("bert-base", name)).load()
+        data.source_of(Job("bert-base", name)).load()
 
 
 def test_classes_that_begin_as_lists_are_classes():
     ranges = ["[0, 10)", "[10, 20)"] * 6
-    splits = data.of(Job("bert-base", written({"text": TEXTS, "label": ranges}, "csv"))).load()
+    splits = data.source_of(
+        Job("bert-base", written({"text": TEXTS, "label": ranges}, "csv"))
+    ).load()
     assert splits.classes == ("[0, 10)", "[10, 20)")
 
 
 def test_tags_in_texts_are_read_as_json():
     tags = [r'["B-a\/b", "O"]', "['O' 'B-a/b']", '["O", "B-a/b"', '["O", "O"]'] * 3
     columns = {"tokens": ['["one", "\\ud83d\\ude00"]'] * 12, "tags": tags}
-    splits = data.of(Job("bert-base", written(columns), skip_bad=True)).load()
+    splits = data.source_of(Job("bert-base", written(columns), skip_bad=True)).load()
     assert splits.classes == ("O", "B-a/b")
     assert splits.train[0]["tokens"] == ["one", "😀"]
     assert len(splits.skipped) == 3
@@ -270,7 +272,7 @@ def test_tags_in_texts_are_read_as_json():
 
 def test_several_labels_with_a_sign_between_them_are_noted():
     name = written({"text": TEXTS, "label": ["red|soft", "red", "soft"] * 4}, "csv")
-    assert data.of(Job("bert-base", name)).load().notes[0] == (
+    assert data.source_of(Job("bert-base", name)).load().notes[0] == (
         "the class 'red|soft' may be several labels of a row; a column of lists, such as "
         '["a", "b"], is learned as such.'
     )
@@ -317,7 +319,7 @@ def test_bad_labels(case):
     count = len(next(iter(columns.values())))
     name = written({"text": [f"a text of {i} words" for i in range(count)], **columns})
     with pytest.raises(DataError) as error:
-        data.of(Job("bert-base", name, **settings)).load()
+        data.source_of(Job("bert-base", name, **settings)).load()
     assert said in str(error.value)
 
 
@@ -352,7 +354,7 @@ def test_labels_of_no_training_row_are_noted():
         written(
             {"text": TEXTS, "labels": [names[: 1 + i % 2] for i in range(12)]}, name=f"d/{split}"
         )
-    source = data.of(Job("bert-base", "d"))
+    source = data.source_of(Job("bert-base", "d"))
     assert source.details[1] == "for 3 labels of a row each: flat, red, soft"
     assert source.load().notes[-1] == "1 label of 3 on no training row: flat."
 
@@ -375,7 +377,7 @@ def conll(name: str, rows=12, between=" ") -> str:
 def test_tags(kind, hub):
     if kind in ("conll", "iob2", "txt", "tsv"):
         name = conll(f"a.{kind}", between="\t" if kind in ("iob2", "tsv") else " ")
-        source = data.of(Job("bert-base", name))
+        source = data.source_of(Job("bert-base", name))
         splits = source.load()
     else:
         columns = {"id": TEXTS, "tokens": TOKENS, "pos_tags": TOKENS, "ner_tags": TAGGED}
@@ -392,7 +394,7 @@ def test_tags_of_splits_in_text_files():
     for split in ("train", "valid", "test"):
         conll(f"d/{split}.txt")
     Path("d/readme.txt").write_text("Of the task of 2003.")
-    source = data.of(Job("bert-base", "d"))
+    source = data.source_of(Job("bert-base", "d"))
     assert source.details[1:] == (
         "for 3 tags of tokens: O, B-LOC, B-PER",
         "12 rows to train on, 12 for validation, 12 for test",
@@ -405,22 +407,22 @@ def test_tags_in_the_line_of_their_sentence():
         for pair in zip(TOKENS, TAGGED, strict=True)
     ]
     Path("wiki.txt").write_text("\n\n".join(lines))
-    splits = data.of(Job("bert-base", "wiki.txt")).load()
+    splits = data.source_of(Job("bert-base", "wiki.txt")).load()
     assert splits.classes == NAMES
     assert sorted(row["tokens"] for part in splits.parts.values() for row in part) == sorted(TOKENS)
 
 
 def test_tags_that_are_no_entities_are_judged_by_their_accuracy():
     written({"words": TOKENS, "tags": [["NN", "VB", "NN", "IN"][: len(t)] for t in TOKENS]})
-    assert data.of(Job("bert-base", "a.jsonl")).metric == "accuracy"
+    assert data.source_of(Job("bert-base", "a.jsonl")).metric == "accuracy"
 
 
 def test_numbers_of_tags_have_the_names_in_a_file():
     numbers = [[NAMES.index(tag) for tag in tags] for tags in TAGGED]
     name = written({"tokens": TOKENS, "ner_tags": numbers})
-    assert data.of(Job("bert-base", name)).load().classes == ("0", "1", "2")
+    assert data.source_of(Job("bert-base", name)).load().classes == ("0", "1", "2")
     Path("classes.txt").write_text("\n".join(NAMES))
-    assert data.of(Job("bert-base", name)).load().classes == NAMES
+    assert data.source_of(Job("bert-base", name)).load().classes == NAMES
 
 
 def test_tags_of_other_data_for_a_run():
@@ -447,7 +449,7 @@ def test_bad_tags(case):
     more = {"tokens": TOKENS, "tags": TAGGED}
     name = written({name: [*own, *more[name]] for name, own in columns.items()})
     with pytest.raises(DataError) as error:
-        data.of(Job("bert-base", name)).load()
+        data.source_of(Job("bert-base", name)).load()
     assert said in str(error.value)
 
 
@@ -468,7 +470,7 @@ def test_tags_that_nothing_can_be_learned_from(case):
         columns = {"sentence #": ["1", "", "2", ""], "word": [*"abcd"], "tag": ["O"] * 4}
     name = written(columns)
     with pytest.raises(RazorError) as error:
-        data.of(Job(**{"model": "bert-base", "dataset": name, **settings}))
+        data.source_of(Job(**{"model": "bert-base", "dataset": name, **settings}))
     assert said in str(error.value)
 
 
@@ -483,12 +485,12 @@ def test_a_line_without_a_tag_in_conll():
     with Path("a.conll").open("a") as file:
         file.write("\n\n# id 7\n# O\nalone\n")
     with pytest.raises(DataError, match=r"a.conll, line \d+ \(lines of 1 and 3 columns\)"):
-        data.of(Job("bert-base", "a.conll")).load()
+        data.source_of(Job("bert-base", "a.conll")).load()
     conll("a.conll")
     with Path("a.conll").open("a") as file:
         file.write("\n\na NN O\nb NN\n")  # whose tag is missing
     with pytest.raises(DataError, match=r"a.conll, line \d+ \(lines of 2 and 3 columns\)"):
-        data.of(Job("bert-base", "a.conll")).load()
+        data.source_of(Job("bert-base", "a.conll")).load()
 
 
 REGRESSION = {"task": "regression"}
@@ -520,26 +522,26 @@ def test_bad_numbers(case):
     values, settings, said = BAD[case]
     name = written({"text": TEXTS[: len(values)], "label": values}, "csv")
     with pytest.raises(DataError) as error:
-        data.of(Job("bert-base", name, **settings)).load()
+        data.source_of(Job("bert-base", name, **settings)).load()
     assert said in str(error.value)
 
 
 def test_bad_numbers_are_left_out_if_asked(caplog):
     name = written({"text": TEXTS, "score": [*NUMBERS[:-1], "bad"]}, "csv")
-    splits = data.of(Job("bert-base", name, skip_bad=True)).load()
+    splits = data.source_of(Job("bert-base", name, skip_bad=True)).load()
     assert splits.skipped == ("a.csv, line 13 (the score 'bad' is no number)",)
     assert len(splits.train) == 10
 
 
 def test_a_column_of_numbers_alone_beside_the_input_is_the_label():
     name = written({"text": TEXTS, "share of sun": NUMBERS}, "csv")
-    assert data.of(Job("bert-base", name)).details[1] == "for regression: share of sun"
+    assert data.source_of(Job("bert-base", name)).details[1] == "for regression: share of sun"
 
 
 @pytest.mark.parametrize("unit", [1000.5, 1e-5])
 def test_numbers_of_another_size_are_noted(unit):
     name = written({"text": TEXTS, "price": [unit * i for i in range(12)]}, "csv")
-    (note,) = data.of(Job("bert-base", name, label_column="price")).load().notes
+    (note,) = data.source_of(Job("bert-base", name, label_column="price")).load().notes
     least, most = f"{unit:,g}", f"{11 * unit:,g}"
     assert f"between 0 and {most}" in note or f"between {least} and {most}" in note
     assert note.endswith(
@@ -556,10 +558,10 @@ def test_scores_are_classes_only_if_they_are_few(hub):
 
 def test_scores_that_are_taken_as_classes_are_noted():
     name = written({"text": TEXTS, "stars": [1, 2, 3] * 4}, "csv")
-    assert data.of(Job("bert-base", name)).load().notes[0] == (
+    assert data.source_of(Job("bert-base", name)).load().notes[0] == (
         "whole numbers in stars are learned as 3 classes; --task regression learns them as numbers."
     )
-    assert not data.of(Job("bert-base", name, task="classification")).load().notes
+    assert not data.source_of(Job("bert-base", name, task="classification")).load().notes
 
 
 SECRET = {
@@ -593,13 +595,13 @@ def test_a_split_whose_labels_are_secret_is_left_out(kind, task, hub):
             del parts["test"][label]
         for split, part in parts.items():
             written(part, name=f"d/{split}")
-    source = data.of(Job("bert-base", "hf:some/set" if kind == "hub" else "d"))
+    source = data.source_of(Job("bert-base", "hf:some/set" if kind == "hub" else "d"))
     left = "test" if kind == "hub" else "test.jsonl"
     assert source.details[0].endswith(f", without {left}, which has no labels")
     assert source.details[2] == "11 rows to train on, 1 held out for validation"
     if kind == "without a column":
         with pytest.raises(DataError, match=f"has no column {label}"):
-            data.of(Job("bert-base", "d", split="train,,test"))
+            data.source_of(Job("bert-base", "d", split="train,,test"))
 
 
 REFUSED = {
@@ -621,4 +623,4 @@ def test_what_numbers_have_no_use_for(case):
 def test_folders_have_no_numbers():
     picture(Path("d/a/1.png"))
     with pytest.raises(RazorError, match="d has no label for each row, which regression learns"):
-        data.of(Job("vit-micro", "d", task="regression"))
+        data.source_of(Job("vit-micro", "d", task="regression"))

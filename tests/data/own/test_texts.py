@@ -38,7 +38,7 @@ def model(monkeypatch):
 
 def load(dataset, **settings):
     settings = {"model": "any", "task": "causal-lm", "dataset": dataset, **settings}
-    source = data.of(Job(**settings))
+    source = data.source_of(Job(**settings))
     splits = source.load()
     assert (source.classes, splits.classes) == (0, ())
     return source, splits
@@ -174,7 +174,7 @@ def test_bad_conversations_are_named_or_left_out():
     }
     chats("a.jsonl", [system, user, assistant, user], *bad.values(), [assistant, user])
     with pytest.raises(DataError, match=r"a.jsonl has 7 bad rows: .* which leaves 11 rows\.$"):
-        data.of(Job("any", "a.jsonl", **LM))
+        data.source_of(Job("any", "a.jsonl", **LM))
     _, splits = load("a.jsonl", skip_bad=True)
     lines = [line.removeprefix("a.jsonl, ") for line in splits.skipped]
     for number, (line, reason) in enumerate(zip(lines, bad, strict=False), 12):
@@ -189,7 +189,7 @@ def test_messages_of_another_type():
     with pytest.raises(
         DataError, match=r"messages has values of type list.*lists of role and cont"
     ):
-        data.of(Job("any", "a.parquet", **LM))
+        data.source_of(Job("any", "a.parquet", **LM))
 
 
 BAD = {
@@ -214,7 +214,7 @@ def test_bad_texts_are_named(case):
     write, message = BAD[case]
     write()
     with pytest.raises(DataError, match=message):
-        data.of(Job("any", next(path.name for path in Path().iterdir()), **LM))
+        data.source_of(Job("any", next(path.name for path in Path().iterdir()), **LM))
 
 
 # What is there, the tasks of the model and the given one -> the task of the data.
@@ -246,7 +246,7 @@ def test_the_task_of_a_table(case, model):
     model(*tasks)
     rows = [f"a text {i}" for i in range(12)]
     write(Path("a.csv")) if write is labeled else write(rows)
-    source = data.of(Job("some", "a.csv", task=given))
+    source = data.source_of(Job("some", "a.csv", task=given))
     assert source.task == expected
     names = {"text", "label"} if expected == "classification" else {"text"}
     assert {*source.load().train.column_names} == names
@@ -255,10 +255,10 @@ def test_the_task_of_a_table(case, model):
 def test_conversations_are_for_causal_models(model):
     model("classification", "causal-lm")
     chats("a.jsonl")
-    assert data.of(Job("some", "a.jsonl")).task == "causal-lm"
+    assert data.source_of(Job("some", "a.jsonl")).task == "causal-lm"
     model("classification", "masked-lm")
     with pytest.raises(UsageError, match="for causal-lm, and some is not; choose one of gpt2, "):
-        data.of(Job("some", "a.jsonl"))
+        data.source_of(Job("some", "a.jsonl"))
 
 
 UNSERVED = {
@@ -290,19 +290,19 @@ def test_a_task_that_data_do_not_serve(case):
     write, dataset, task, message = UNSERVED[case]
     write()
     with pytest.raises(UsageError, match=message):
-        data.of(Job("any", dataset, task=task))
+        data.source_of(Job("any", dataset, task=task))
 
 
 def test_a_label_column_of_texts_alone():
     labeled(Path("a.csv"))
     with pytest.raises(UsageError, match="causal-lm learns from texts alone; leave --label-column"):
-        data.of(Job("any", "a.csv", label_column="label", **LM))
+        data.source_of(Job("any", "a.csv", label_column="label", **LM))
 
 
 def test_images_beside_texts_are_images():
     photos(Path("d"))
     text("d/README.md")
-    source = data.of(Job("bert-base", "d"))
+    source = data.source_of(Job("bert-base", "d"))
     assert (source.modality, source.task, source.classes) == (
         "image",
         "classification",
