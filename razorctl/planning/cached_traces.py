@@ -19,7 +19,7 @@ def job_facts(job: Job) -> dict[str, Any]:
     set that cannot be used.
     """
     from razorctl import data, models
-    from razorctl.data.own import packed
+    from razorctl.data.own import text_lengths
 
     family, source = data.pair(job)
     encodes = "masked-lm" in models.named(job.model).tasks
@@ -27,7 +27,7 @@ def job_facts(job: Job) -> dict[str, Any]:
         "defaults": dict(family.defaults),
         "classes": source.classes,
         "train_examples": source.train_examples,
-        "lengths": packed.sampled(job, family, source),
+        "lengths": text_lengths.sampled(job, family, source),
         "classifies_texts": encodes and family.task == "classification",
     }
 

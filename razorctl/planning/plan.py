@@ -11,7 +11,7 @@ from razorctl.config.keywords import Prefer
 from razorctl.config.recipe import Recipe
 from razorctl.errors import NoFitError, UsageError
 from razorctl.memory import trace_cache as traces
-from razorctl.models.packing import Gain
+from razorctl.models.joined_texts import Gain
 from razorctl.planning import refusal
 from razorctl.planning.candidates import CONTEXT, Candidate, Predicted
 from razorctl.planning.gpus import Achieved, Gpu

@@ -16,7 +16,7 @@ from razorctl.errors import UsageError
 from razorctl.memory import trace_cache as traces
 from razorctl.memory.trace_cache import Trace
 from razorctl.methods import DEFAULT_METHOD, METHODS, Family
-from razorctl.models.packing import Gain
+from razorctl.models.joined_texts import Gain
 from razorctl.planning.cached_traces import cached_trace, job_facts
 from razorctl.planning.candidates import (
     CONTEXT,

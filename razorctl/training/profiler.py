@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 from razorctl import data, models
 from razorctl.config.job import Job, Precision
 from razorctl.config.recipe import Recipe
-from razorctl.data.own import packed
+from razorctl.data.own import text_lengths
 from razorctl.errors import UsageError
 from razorctl.memory import measured
 from razorctl.memory.job_forward import JobForward
@@ -298,8 +298,8 @@ def _load(job: Job, progress: Callable[[str], None]) -> tuple[Model, data.Splits
     progress(f"loading {job.dataset}")
     splits = sequenced(source.load(progress), family.fed(job.packing), job, progress)
     job = job.resolved(family.defaults, len(splits.train))
-    if packed.has_texts_apart(job, source):
-        job, _ = packed.of_rows(splits.train, family, job).settle(job)
+    if text_lengths.has_texts_apart(job, source):
+        job, _ = text_lengths.of_rows(splits.train, family, job).settle(job)
     return family.fed(job.packing), splits, job
 
 

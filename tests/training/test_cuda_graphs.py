@@ -9,7 +9,7 @@ from torch import nn
 
 from razorctl import Recipe, data, models, sparsify
 from razorctl.config.job import Job
-from razorctl.data.own import packed
+from razorctl.data.own import text_lengths
 from razorctl.errors import UsageError
 from razorctl.ops import kernels
 from razorctl.training import cuda_graphs
@@ -138,7 +138,7 @@ def test_conversations_have_one_shape(stand_in, caplog, tmp_path, monkeypatch):
     for graphed in (False, True):
         family, source = data.pair(job)
         splits = sequenced(source.load(), family.fed(None), job, lambda _: None)
-        texts = packed.of_rows(splits.train, family, job)
+        texts = text_lengths.of_rows(splits.train, family, job)
         own, _ = texts.settle(replace(job, cuda_graphs=graphed).resolved(family.defaults, 28))
         assert own.packing is not graphed  # packed unless graphs need one shape
         family = family.fed(own.packing)

@@ -23,7 +23,7 @@ from transformers import (
 
 from razorctl import Recipe, saved_bytes, sparsify
 from razorctl.config.job import Job
-from razorctl.models import packing, tokens
+from razorctl.models import joined_texts, tokens
 from razorctl.models.transformers import language
 from razorctl.step import losses_of
 from razorctl.training.loading import Order
@@ -53,11 +53,11 @@ def test_a_layout_has_every_text_once_and_never_more_tokens(most):
     draw = random.Random(most)
     for _ in range(50):
         lengths = [draw.randint(1, min(most, 200)) for _ in range(draw.randint(1, 16))]
-        groups, width = packing.layout(lengths, most)
+        groups, width = joined_texts.layout(lengths, most)
         assert sorted(text for group in groups for text in group) == [*range(len(lengths))]
         assert all(sum(lengths[text] for text in group) <= width <= most for group in groups)
-        assert len(groups) * width <= len(lengths) * packing.rounded(max(lengths), most)
-    groups, width = packing.layout([8] * 4, most)
+        assert len(groups) * width <= len(lengths) * joined_texts.rounded(max(lengths), most)
+    groups, width = joined_texts.layout([8] * 4, most)
     assert len(groups) * width == 32  # nothing is padding
 
 
@@ -65,7 +65,7 @@ def test_every_token_of_a_packed_sequence():
     made = rows()
     inputs, labels = batch(True, most=40)
     assert inputs.keys() == {"input_ids", "position_ids"}
-    groups, width = packing.layout([*map(len, made["input_ids"])], 40)
+    groups, width = joined_texts.layout([*map(len, made["input_ids"])], 40)
     assert inputs["input_ids"].shape == labels.shape == (len(groups), width)
     for row, group in enumerate(groups):
         place = 0
@@ -182,11 +182,11 @@ def test_traced_bytes_are_those_of_a_full_micro_batch(method, packed):
 
 def test_models_that_carry_texts_into_the_next_are_known():
     for name in MODELS:
-        assert packing.keeps_apart(model(name), lambda net, inputs: net(**inputs).logits)
+        assert joined_texts.keeps_apart(model(name), lambda net, inputs: net(**inputs).logits)
     width = {"hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 48}
     opt = OPTConfig(**width, **SIZES, num_hidden_layers=2, num_attention_heads=2, use_cache=False)
     net = OPTForCausalLM(opt).train()
-    assert not packing.keeps_apart(net, lambda net, inputs: net(**inputs).logits)
+    assert not joined_texts.keeps_apart(net, lambda net, inputs: net(**inputs).logits)
     assert net.training
 
 
@@ -208,14 +208,14 @@ def test_texts_are_packed_each_alone_if_asked(hub):
 
 
 def test_the_gain_is_that_of_the_layouts():
-    even = packing.gain([64] * 100, 8, 64)
+    even = joined_texts.gain([64] * 100, 8, 64)
     assert (even.share, even.pays) == (1, False)
-    mixed = packing.gain([8] * 90 + [64] * 10, 8, 64)
+    mixed = joined_texts.gain([8] * 90 + [64] * 10, 8, 64)
     assert mixed.texts == pytest.approx(90 * 8 + 640, rel=0.2)
     assert mixed.texts <= mixed.packed < 0.6 * mixed.padded
     assert mixed.pays
     assert mixed.texts <= mixed.grouped < 0.5 * mixed.padded
-    assert packing.gain([8, 64] * 50, 2, 64, 1).grouped == pytest.approx(100 * 36, rel=0.05)
+    assert joined_texts.gain([8, 64] * 50, 2, 64, 1).grouped == pytest.approx(100 * 36, rel=0.05)
     for packed, computed in ((True, mixed.packed), (False, mixed.grouped)):
         rows, tokens = mixed.average(packed, 100 / 8, 8, 64)
         assert rows == (math.ceil(computed * 8 / 100 / 64) if packed else 8)

@@ -1,4 +1,4 @@
-"""Whether the texts of a job are packed, several to a sequence, by how long they are."""
+"""Whether the texts of a job are joined, several to a sequence, by how long they are."""
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
@@ -8,7 +8,7 @@ from razorctl.config.job import Job
 from razorctl.data.source import Source
 from razorctl.errors import MissingError, UsageError
 from razorctl.models import Model
-from razorctl.models.packing import Gain, gain
+from razorctl.models.joined_texts import Gain, gain
 
 SAMPLE = 1000  # rows that a plan tokenizes
 
@@ -36,7 +36,7 @@ class TextLengths:
         for what the model is not able to, or CUDA graphs, which take batches of one shape.
         """
         if not self.able:
-            job = without(job, asked=bool(job.packing))
+            job = without_joining(job, asked=bool(job.packing))
         if job.cuda_graphs:
             if job.packing:
                 raise UsageError(
@@ -54,8 +54,8 @@ class TextLengths:
         return replace(job, packing=self.able and (gained is None or gained.pays)), gained
 
 
-def without(job: Job, asked: bool) -> Job:
-    """The job without packing, for a model that carries one text of a sequence into the next.
+def without_joining(job: Job, asked: bool) -> Job:
+    """The job without joined texts, for a model that carries one text of a sequence into the next.
 
     Raises UsageError if the user has asked for it.
     """

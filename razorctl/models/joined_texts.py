@@ -1,6 +1,6 @@
-"""Packing of conversations and short texts: several to a sequence, so that few tokens are padding.
+"""Joined texts: several short texts or conversations to a sequence, so that little is padding.
 
-A micro-batch is packed as a whole, so that it has the same texts, and the same gradient, as the
+A micro-batch is joined as a whole, so that it has the same texts, and the same gradient, as the
 padded one. The positions of each text begin at 0, by which transformers makes a mask that lets no
 text attend to another.
 """
