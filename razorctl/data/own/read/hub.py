@@ -17,7 +17,7 @@ from razorctl.data.own.read.columns import as_trained, number_notes
 from razorctl.data.own.read.sample import SAMPLE, Sample
 from razorctl.data.own.read.table_columns import TableColumns
 from razorctl.data.own.request import DataRequest
-from razorctl.data.own.store import stored
+from razorctl.data.own.store import stored_rows
 from razorctl.errors import DataError, UsageError, raise_lack
 from razorctl.registry import unknown
 from razorctl.system import hub
@@ -205,7 +205,7 @@ def _rows(split: "Dataset", columns: TableColumns, files: list[str]) -> "Dataset
             arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
             yield pa.RecordBatch.from_pydict(parquet.row_arrays(arrays, Path()))
 
-    return stored([*map(Path, files)], next(batches()).schema, batches, columns)
+    return stored_rows([*map(Path, files)], next(batches()).schema, batches, columns)
 
 
 def _origin(name: str, repo: str, config: str | None) -> Origin:

@@ -20,7 +20,7 @@ from razorctl.data.own.read import tagged
 from razorctl.data.own.read.dialects import dialect
 from razorctl.data.own.read.sample import SAMPLE, Sample
 from razorctl.data.own.read.table_columns import TableColumns
-from razorctl.data.own.store import packed, stored
+from razorctl.data.own.store import batches_of, stored_rows
 from razorctl.errors import DataError
 
 if TYPE_CHECKING:
@@ -311,9 +311,9 @@ def rows(files: Sequence[Path], columns: TableColumns) -> "Dataset":
     kinds = schema(columns)
 
     def batches() -> Iterator["pa.RecordBatch"]:
-        return packed((row for file in files for row in records(file, columns)), kinds)
+        return batches_of((row for file in files for row in records(file, columns)), kinds)
 
-    return stored(files, kinds, batches, columns)
+    return stored_rows(files, kinds, batches, columns)
 
 
 def class_names(file: Path, columns: TableColumns) -> None:

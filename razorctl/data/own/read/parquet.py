@@ -11,7 +11,7 @@ from razorctl.data.own.fields import field_of, worse
 from razorctl.data.own.raw import Reasons
 from razorctl.data.own.read.sample import SAMPLE, Sample
 from razorctl.data.own.read.table_columns import TableColumns
-from razorctl.data.own.store import stored
+from razorctl.data.own.store import stored_rows
 from razorctl.errors import DataError, raise_lack, reason_of
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def typed(kinds: "Features") -> tuple[frozenset[str], frozenset[str], list[str]]
 def rows(files: Sequence[Path], columns: TableColumns) -> "Dataset":
     """The rows of files with the columns of `RawRows`; image paths are relative to their folder."""
     schema = _schema(files[0], columns)
-    return stored(
+    return stored_rows(
         files, schema, lambda: (b for file in files for b in _batches(file, columns, schema))
     )
 

@@ -16,7 +16,7 @@ from razorctl.data.own.read.sample import SUFFIXES as IMAGE_SUFFIXES
 from razorctl.data.own.read.sample import Sample, normalized_name
 from razorctl.data.own.read.table_columns import TableColumns
 from razorctl.data.own.request import DataRequest, role_in
-from razorctl.data.own.store import stored
+from razorctl.data.own.store import stored_rows
 from razorctl.errors import DataError, UsageError
 from razorctl.models import Modality
 
@@ -194,7 +194,7 @@ def _by_column(
 
     schema = rows.data.schema
     return {
-        split: stored(files, schema, partial(batches, name), schema.names, name)
+        split: stored_rows(files, schema, partial(batches, name), schema.names, name)
         for split, name in names.items()
     }, names
 

@@ -13,7 +13,7 @@ from razorctl.data.own.raw import RawRows, not_utf8, walk
 from razorctl.data.own.read.lines import decoded, of_tokens
 from razorctl.data.own.read.sample import SAMPLE
 from razorctl.data.own.request import STDIN, DataRequest, role, split_of
-from razorctl.data.own.store import packed, stored, text_table
+from razorctl.data.own.store import batches_of, stored_rows, text_table
 from razorctl.errors import DataError, UsageError
 from razorctl.system.folders import shown, spelled
 
@@ -125,12 +125,12 @@ def raw(request: DataRequest, path: Path, files: Files, task: Task) -> RawRows:
 
     def batches(part: Sequence[Path]) -> Iterator["pa.RecordBatch"]:
         several = len(part) == 1
-        return packed((row for file in part for row in _documents(top, file, several)), schema)
+        return batches_of((row for file in part for row in _documents(top, file, several)), schema)
 
     splits, names, details = {}, {}, "a document for each file"
     for split, name in chosen.items():
         part = files[name]
-        splits[split] = stored(part, schema, partial(batches, part), len(part) == 1)
+        splits[split] = stored_rows(part, schema, partial(batches, part), len(part) == 1)
         names[split] = spelled(part[0].name) if len(part) == 1 else name
         if len(part) == 1:
             details = f"text, with {GAP} empty lines between documents"
