@@ -63,7 +63,7 @@ class Search:
         part = "" if recipe is None else recipe.part
         self.job = job.resolved(self.facts["defaults"], self.examples, part)
         if self.facts["lengths"] is not None:
-            self.job, _ = self.facts["lengths"].settle(self.job)
+            self.job, _ = self.facts["lengths"].resolve(self.job)
         self.gpu, self.budget, self.recipe = gpu, budget, recipe
         self.candidates: dict[tuple[Recipe, int], Candidate] = {}
         self.reasons: dict[str, list[str]] = {}
@@ -139,7 +139,7 @@ class Search:
         lengths = self.facts["lengths"]
         if lengths is None:
             return None
-        gained: Gain | None = lengths.settle(replace(self.job, accumulate=way.accumulate))[1]
+        gained: Gain | None = lengths.resolve(replace(self.job, accumulate=way.accumulate))[1]
         return gained
 
     def average_share(self, way: Candidate) -> float:

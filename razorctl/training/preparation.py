@@ -119,7 +119,8 @@ class PreparedRun:
         job = job.resolved(family.defaults, count, recipe.part)
         self.packing, asked = None, bool(job.packing)
         if text_lengths.has_texts_apart(job, source):
-            job, self.packing = text_lengths.of_rows(splits.train, family, job).settle(job)
+        if text_lengths.has_texts_apart(job, source):
+            job, self.packing = text_lengths.of_rows(splits.train, family, job).resolve(job)
         one_shape = not text_lengths.has_texts_apart(job, source)
         job, note = cuda_graphs.settle(job, recipe, device, one_shape)
         self.notes = (*self.notes, *filter(None, [note]))

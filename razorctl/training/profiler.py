@@ -299,7 +299,7 @@ def _load(job: Job, progress: Callable[[str], None]) -> tuple[Model, data.Splits
     splits = sequenced(source.load(progress), family.fed(job.packing), job, progress)
     job = job.resolved(family.defaults, len(splits.train))
     if text_lengths.has_texts_apart(job, source):
-        job, _ = text_lengths.of_rows(splits.train, family, job).settle(job)
+        job, _ = text_lengths.of_rows(splits.train, family, job).resolve(job)
     return family.fed(job.packing), splits, job
 
 

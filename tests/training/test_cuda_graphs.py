@@ -139,7 +139,7 @@ def test_conversations_have_one_shape(stand_in, caplog, tmp_path, monkeypatch):
         family, source = data.pair(job)
         splits = sequenced(source.load(), family.fed(None), job, lambda _: None)
         texts = text_lengths.of_rows(splits.train, family, job)
-        own, _ = texts.settle(replace(job, cuda_graphs=graphed).resolved(family.defaults, 28))
+        own, _ = texts.resolve(replace(job, cuda_graphs=graphed).resolved(family.defaults, 28))
         assert own.packing is not graphed  # packed unless graphs need one shape
         family = family.fed(own.packing)
         torch.manual_seed(0)
@@ -157,7 +157,7 @@ def test_conversations_have_one_shape(stand_in, caplog, tmp_path, monkeypatch):
     assert stand_in[0].captured == 1
     assert said(caplog) == []
     with pytest.raises(UsageError, match="leave --packing or --cuda-graphs out"):
-        texts.settle(replace(own, packing=True))
+        texts.resolve(replace(own, packing=True))
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

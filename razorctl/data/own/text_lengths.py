@@ -29,7 +29,7 @@ class TextLengths:
     able: bool
     share: float = 1.0
 
-    def settle(self, job: Job) -> tuple[Job, Gain | None]:
+    def resolve(self, job: Job) -> tuple[Job, Gain | None]:
         """A resolved job with `packing`, and what that gains, None if lengths are not known.
 
         Without lengths a job whose model is able to is packed. Raises UsageError if the job asks
