@@ -27,7 +27,7 @@ def job_facts(job: Job) -> dict[str, Any]:
         "defaults": dict(family.defaults),
         "classes": source.classes,
         "train_examples": source.train_examples,
-        "lengths": text_lengths.sampled(job, family, source),
+        "lengths": text_lengths.sample_lengths(job, family, source),
         "classifies_texts": encodes and family.task == "classification",
     }
 

@@ -9,7 +9,7 @@ from razorctl.config.tasks import ENTITY_TAG, LANGUAGE, Task
 from razorctl.data.own import read
 from razorctl.data.own.read import hub
 from razorctl.data.own.request import DataRequest
-from razorctl.data.own.splitting import Checked, checked, held_out_count
+from razorctl.data.own.splitting import CheckedRows, check_rows, held_out_count
 from razorctl.data.source import Source, Splits
 from razorctl.models import Modality, Progress
 
@@ -27,11 +27,13 @@ def find(job: Job, trained: Job | None = None, classes: Sequence[str] = ()) -> S
     request = replace(DataRequest.of(job, trained), classes=tuple(classes))
     card = hub.card(request) if read.on_hub(request) and trained is None else None
     return (
-        _of_rows(checked(request, read.raw(request))) if card is None else _of_card(request, card)
+        _of_rows(check_rows(request, read.raw(request)))
+        if card is None
+        else _of_card(request, card)
     )
 
 
-def _of_rows(rows: Checked) -> Source:
+def _of_rows(rows: CheckedRows) -> Source:
     request, raw = rows.request, rows.raw
     counts = rows.counts()
     source = _described(
@@ -49,7 +51,7 @@ def _of_card(request: DataRequest, card: hub.DatasetCard) -> Source:
     counts["train"] -= counts["held out"]
 
     def load(progress: Progress = lambda _: None) -> Splits:
-        return checked(request, hub.raw(request)).load(progress)
+        return check_rows(request, hub.raw(request)).load(progress)
 
     columns = card.columns
     details = columns.details(", as its card says")

@@ -36,7 +36,7 @@ WEIGHT = "weight"  # of OpenAI's answers; those of weight 0 are read and not lea
 # Keys that are kept in `more`: of any message, of those with calls and of tools, and of answers.
 EXTRA = (CALLING, "tool_call_id", "name")
 SPOKEN = (*THOUGHTS, WEIGHT)
-KNOWN = ("system", "user", "assistant", "tool")
+CHAT_ROLES = ("system", "user", "assistant", "tool")
 # Role -> those that may follow; an empty one stands before the first message.
 FOLLOWING = {
     "": ("system", "user"),
@@ -314,8 +314,8 @@ def _fault(messages: Sequence[Mapping[str, Any]], answered: bool) -> str | None:
     before = ""
     for message in messages:
         role, content = message["role"], message["content"]
-        if role not in KNOWN:
-            return f"the role {role!r} is none of {', '.join(KNOWN)}"
+        if role not in CHAT_ROLES:
+            return f"the role {role!r} is none of {', '.join(CHAT_ROLES)}"
         if role not in FOLLOWING[before]:
             return ORDER
         if not (content or "").strip() and role != "tool":

@@ -16,7 +16,7 @@ from razorctl.errors import UsageError
 
 STDIN = "-"  # the name of standard input
 SHARE = 0.1  # of the training rows is held out, unless a job says otherwise
-KNOWN = {
+SPLIT_NAMES = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "val", "dev"),
     "test": ("test", "testing"),
@@ -113,7 +113,7 @@ class DataRequest:
                 f"none of the splits of {self.name} is called train, only {', '.join(names)}; name "
                 "those to use with --split train,validation,test."
             )
-        return {split: splits[split] for split in KNOWN if split in splits}
+        return {split: splits[split] for split in SPLIT_NAMES if split in splits}
 
     def _named_splits(self, names: Collection[str], option: str) -> dict[str, str]:
         parts: Sequence[str] = [part.strip() for part in option.split(",")]
@@ -128,7 +128,7 @@ class DataRequest:
                     f"{self.name} has no split {part}, only {', '.join(names)}; name others with "
                     "--split."
                 )
-        return {split: part for split, part in zip(KNOWN, parts, strict=False) if part}
+        return {split: part for split, part in zip(SPLIT_NAMES, parts, strict=False) if part}
 
     def share(self, splits: Collection[str]) -> float:
         """The share of the training rows that is held out of data that have these splits.
@@ -152,7 +152,7 @@ class DataRequest:
 
 def role(name: str) -> str | None:
     """The split that is usually called so; None if there is none."""
-    return next((split for split in KNOWN if name.casefold() in KNOWN[split]), None)
+    return next((split for split in SPLIT_NAMES if name.casefold() in SPLIT_NAMES[split]), None)
 
 
 def role_in(name: str) -> str | None:

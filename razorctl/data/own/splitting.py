@@ -9,7 +9,7 @@ from razorctl.data.own import contents, images, masks, rows, targets
 from razorctl.data.own.images import Findings
 from razorctl.data.own.labels import no_labels
 from razorctl.data.own.raw import COLUMNS, Faults, RawRows, skip_or_refuse
-from razorctl.data.own.request import KNOWN, DataRequest
+from razorctl.data.own.request import SPLIT_NAMES, DataRequest
 from razorctl.data.own.targets import Targets
 from razorctl.data.source import Splits
 from razorctl.errors import DataError, UsageError
@@ -85,7 +85,7 @@ class Inspection:
     @property
     def white(self) -> int | None:
         """The level of white in the training rows, or else in others; None if no image needs it."""
-        tops = [images.highest(self.images[split]) for split in KNOWN if split in self.images]
+        tops = [images.highest(self.images[split]) for split in SPLIT_NAMES if split in self.images]
         return next((white(top) for top in tops if top is not None), None)
 
     def contents(self, split: str, rows: Any) -> "np.ndarray[Any, Any]":
@@ -114,7 +114,7 @@ class Inspection:
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedRows:
     """Rows with their labels, and the faults that are known without opening images."""
 
     request: DataRequest
@@ -240,7 +240,7 @@ class Checked:
         }
 
 
-def checked(request: DataRequest, raw: RawRows) -> Checked:
+def check_rows(request: DataRequest, raw: RawRows) -> CheckedRows:
     """The rows with their faults; refuses them at once if bad ones are known by now."""
     for split, name in raw.names.items():
         if not len(raw.splits[split]):
@@ -256,7 +256,7 @@ def checked(request: DataRequest, raw: RawRows) -> Checked:
         request.skip_bad and raw.modality == "image" and raw.task in LABELED
     ):  # bad ones make no classes
         looked = images.findings(raw, rows.faults(raw), lambda _: None)
-    checked_rows = Checked(request, raw, *read_labels(request, raw, looked), looked)
+    checked_rows = CheckedRows(request, raw, *read_labels(request, raw, looked), looked)
     if not request.skip_bad and (any(checked_rows.faults.values()) or raw.nowhere):
         checked_rows.inspect(lambda _: None)
     return checked_rows

@@ -82,7 +82,7 @@ def of_rows(rows: Any, family: Model, job: Job) -> TextLengths:
     return TextLengths(lengths, family.longest(job.input_size), family.packs())
 
 
-def sampled(job: Job, family: Model, source: Source) -> TextLengths | None:
+def sample_lengths(job: Job, family: Model, source: Source) -> TextLengths | None:
     """The lengths of some training rows, which are tokenized; None if texts are not apart.
 
     They are not known of sets of the hub, which are not fetched for this, and without a tokenizer.

@@ -169,7 +169,9 @@ def _raw(
     train = data["train"]
     kinds = train.features
     plain = train.with_format("arrow")  # which decodes nothing: a list may be of images
-    sample = parquet.sampled(kinds, lambda names: plain.select_columns(names)[:SAMPLE].to_pydict())
+    sample = parquet.sample_of(
+        kinds, lambda names: plain.select_columns(names)[:SAMPLE].to_pydict()
+    )
     columns, classes = _detect(request, sample, kinds)
     for split, name_in_data in split_names.items():
         if absent := set(columns.renamed) - set(data[split].column_names):

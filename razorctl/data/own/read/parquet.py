@@ -71,10 +71,10 @@ def sample(file: Path) -> Sample:
         batches = [*islice(_read(file, plain), SAMPLE // BATCH)]
         return pa.Table.from_batches(batches).to_pydict() if batches else {}
 
-    return sampled(features(file), first, file.parent)
+    return sample_of(features(file), first, file.parent)
 
 
-def sampled(
+def sample_of(
     kinds: "Features",
     first: Callable[[list[str]], Mapping[str, Sequence[Any]]],
     root: Path | None = None,
