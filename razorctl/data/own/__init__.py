@@ -9,7 +9,7 @@ from razorctl.config.tasks import ENTITY_TAG, LANGUAGE, Task
 from razorctl.data.own import read
 from razorctl.data.own.read import hub
 from razorctl.data.own.request import DataRequest
-from razorctl.data.own.splitting import CheckedRows, check_rows, held_out_count
+from razorctl.data.own.splitting import LabeledRows, check_rows, held_out_count
 from razorctl.data.source import Source, Splits
 from razorctl.models import Modality, Progress
 
@@ -33,7 +33,7 @@ def find(job: Job, trained: Job | None = None, classes: Sequence[str] = ()) -> S
     )
 
 
-def _of_rows(rows: CheckedRows) -> Source:
+def _of_rows(rows: LabeledRows) -> Source:
     request, raw = rows.request, rows.raw
     counts = rows.counts()
     source = _described(

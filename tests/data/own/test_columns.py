@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from razorctl.data.own.raw import TEXT_COLUMNS
-from razorctl.data.own.read.columns import classifier_columns
 from razorctl.data.own.read.sample import Sample
+from razorctl.data.own.read.table import Table
 from razorctl.data.own.request import DataRequest
 from razorctl.errors import UsageError
 from tests.own import picture
@@ -75,7 +75,7 @@ def files():
 
 def found(values, *, images=(), classes=(), **given):
     sample = Sample(values, frozenset(images), frozenset(classes), Path())
-    columns = classifier_columns(DataRequest("a.csv", "m", **given), sample)
+    columns = Table(DataRequest("a.csv", "m", **given), sample).classifier_columns()
     texts = tuple(columns.get(role) for role in TEXT_COLUMNS if columns.get(role))
     return columns.get("label"), columns.get("image"), texts
 

@@ -454,7 +454,11 @@ def test_bad_tags(case):
 
 
 UNTAGGED = {
-    "a token on each row": (None, {}, "has a token on each row, by its columns word, tag, which"),
+    "a token on each row": (
+        None,
+        {},
+        "has a token on each row, by its columns word, tag, sentence #",
+    ),
     "one tag": ([["O"]] * 4, {}, "all tokens of a.jsonl have one tag, O; a tagger needs two"),
     "no tags": (None, {"task": "token-classification"}, "no lists of tokens with a tag each"),
     "another task": ([["O"]] * 4, {"task": "classification"}, "which are for token-classification"),

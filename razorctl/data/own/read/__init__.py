@@ -9,7 +9,7 @@ from pathlib import Path
 
 from razorctl.data.catalog import DATASETS
 from razorctl.data.own.raw import NOT_UTF8, RawRows
-from razorctl.data.own.read import folder, hub, layout, lines, recognition, sample, tables, texts
+from razorctl.data.own.read import folder, hub, layout, lines, refused, sample, tables, texts
 from razorctl.data.own.request import STDIN, DataRequest, role
 from razorctl.errors import DataError, UsageError, raise_lack
 from razorctl.models import Modality
@@ -43,13 +43,14 @@ def unlabeled(
     for is_table, group in groupby(files, key=lambda name: layout.is_table(Path(name))):
         if is_table:
             for name in group:
-                yield tables.unlabeled(replace(request, name=name), Path(name), modality)
+                one = replace(request, name=name)
+                yield tables.raw(one, tables.without_labels(one, Path(name), modality))
         elif modality == "image":
-            yield folder.unlabeled(request, group, stdin)
+            yield folder.images_of(request, group, stdin)
         else:
             for name in group:
                 _check_text(name)
-                yield texts.unlabeled(name, stdin)
+                yield texts.lines_of(name, stdin)
 
 
 def on_hub(request: DataRequest) -> bool:
@@ -87,13 +88,13 @@ def _raw(request: DataRequest, path: Path) -> RawRows:
     if table is not None:
         return tables.raw(request, table)
     inside = folder.Folder.walked(path)
-    folder.refuse_kinds(request, inside)
+    refused.refuse_folder(request, inside)
     if "segmentation" in request.tasks and (pairs := folder.pairs(path)) is not None:
         return folder.raw_masks(request, path, pairs)
     if not inside.images:
         return _texts(request, path, inside.inside)
     if "classification" not in request.tasks:  # a folder has no other labels
-        raise recognition.unserved(request)
+        raise refused.unserved(request)
     return folder.raw(request, path)
 
 
@@ -117,7 +118,7 @@ def _texts(request: DataRequest, path: Path, inside: Iterable[Path]) -> RawRows:
             f"the texts alone with --task {language}."
         )
     if "classification" not in request.tasks:
-        raise recognition.unserved(request)
+        raise refused.unserved(request)
     return folder.raw(request, path)  # which says what it lacks
 
 
@@ -131,7 +132,7 @@ def _tables(request: DataRequest, path: Path) -> tables.Tables | None:
         what = "file" if path.with_suffix("").suffix not in ("", ".tar") else "folder"
         raise DataError(f"{name} is an archive; unpack it, and name the {what}.")
     if path.suffix.casefold() == ".json" and not lines.has_json_rows(path):
-        raise recognition.refuse_document(request, path)
+        raise refused.refuse_document(request, path)
     if not layout.is_table(path, tagged):
         documents = texts.SUFFIXES if request.language is not None else ()
         kinds = ", ".join(s.removeprefix(".").upper() for s in (*documents, *layout.SUFFIXES))

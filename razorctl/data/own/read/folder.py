@@ -4,22 +4,18 @@ Folders that no model is for are refused by what they are, which their files tel
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
 
 from razorctl.data.own import labels
 from razorctl.data.own.raw import NOT_UTF8, Fault, RawRows, not_utf8, walk
-from razorctl.data.own.read.recognition import AUDIO, coco, for_other_models, refused
 from razorctl.data.own.read.sample import SUFFIXES
 from razorctl.data.own.request import STDIN, DataRequest, role, role_in
 from razorctl.data.own.store import text_table
 from razorctl.errors import DataError, UsageError
-from razorctl.system import documents
 from razorctl.system.folders import shown, spelled
 
 IMAGES = ("images", "image", "img", "jpegimages")  # of several folders the first counts
@@ -28,8 +24,7 @@ Parts = Mapping[str, tuple[Path, Path]]  # split as the folder calls it -> its i
 ARCHIVES = frozenset({".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".zst"})
 NUMBER = re.compile(r"[-_ ]?\d+$")  # ends the name of a fold
 SEEN = 50  # files of a folder that are looked at
-OF_BOXES = ("annotations", "annotation", "labels", "xmls", "xml")  # folders
-YOLO = re.compile(rb"\s*\d+(\s+[\d.eE+-]+){4,}\s*(\n|$)")
+IMAGE = rf"(?is).*\.({'|'.join(suffix[1:] for suffix in SUFFIXES)})"  # the path of one
 
 
 def raw(request: DataRequest, folder: Path) -> RawRows:
@@ -65,7 +60,7 @@ def raw(request: DataRequest, folder: Path) -> RawRows:
     )
 
 
-def unlabeled(request: DataRequest, names: Iterable[str], stdin: Iterable[str]) -> RawRows:
+def images_of(request: DataRequest, names: Iterable[str], stdin: Iterable[str]) -> RawRows:
     """Images without labels: files, those in folders, and those that standard input names.
 
     A row has a `name`, that of the image in its folder. Raises DataError for a folder without
@@ -270,13 +265,6 @@ def _pairs(top: Path, of_images: Path, of_masks: Path) -> Iterator[dict[str, str
         yield {"image": image, "mask": mask, "place": place, "fault": fault}
 
 
-def _begins(file: Path) -> bytes:
-    """The first bytes of a file; none if it cannot be read."""
-    with suppress(OSError), documents.open_regular(file) as stream:
-        return stream.read(1 << 16)
-    return b""
-
-
 @dataclass(frozen=True)
 class Folder:
     """The contents of a folder: each folder in it -> the names of its folders and of its files."""
@@ -293,20 +281,34 @@ class Folder:
             inside[Path(here)] = folders, [*filter(shown, files)]
         return cls(top, inside)
 
-    def files(self, *endings: str) -> Iterator[Path]:
-        """The first SEEN files of each folder that have one of these endings."""
+    def matches(self, pattern: str) -> Iterator[Path]:
+        """The first SEEN files of each folder whose whole paths in this one match a pattern."""
+        whole = re.compile(pattern)
         for here, (_, names) in self.inside.items():
-            matches = (name for name in names if Path(name).suffix.casefold() in endings)
-            yield from (here / name for name in islice(matches, SEEN))
+            above = "" if here == self.top else f"{here.relative_to(self.top).as_posix()}/"
+            files = (name for name in names if whole.fullmatch(above + name))
+            yield from (here / name for name in islice(files, SEEN))
 
     def stems(self, here: Path) -> set[str]:
         """The names of the images in a folder, without their endings."""
         files = map(Path, self.inside.get(here, ((), ()))[1])
         return {file.stem for file in files if file.suffix.casefold() in SUFFIXES}
 
+    def images_for(self, file: Path) -> Path:
+        """The folder of the image of a file: its own, with `images` in place of `labels`."""
+        parts = file.parent.relative_to(self.top).parts
+        return self.top.joinpath(*("images" if part == "labels" else part for part in parts))
+
     @cached_property
     def images(self) -> bool:
-        return any(self.files(*SUFFIXES))
+        return any(self.matches(IMAGE))
+
+    @property
+    def unsorted(self) -> bool:
+        """Whether it has images, and all its folders are called as splits and have no folders."""
+        inside = [self.top / name for name in self.inside[self.top][0]]
+        splits = all(role(here.name) and not self.inside[here][0] for here in inside)
+        return bool(inside) and splits and self.images
 
     @property
     def has_masks(self) -> bool:
@@ -317,73 +319,5 @@ class Folder:
             return False
         parts = pairs(self.top) or {}
         return any(
-            file.is_relative_to(of) for _, of in parts.values() for file in self.files(*SUFFIXES)
+            file.is_relative_to(of) for _, of in parts.values() for file in self.matches(IMAGE)
         )
-
-
-def _documents(folder: Folder) -> Path | None:
-    return next(filter(coco, islice(folder.files(".json"), SEEN)), None)
-
-
-def _boxes(folder: Folder) -> Path | None:
-    """A file with a class and a box on each line, beside its image or in `labels` for `images`."""
-    for file in islice(folder.files(".txt"), SEEN):
-        parts = file.parent.relative_to(folder.top).parts
-        if parts and "labels" not in parts and not role(parts[-1]):
-            continue  # a folder of a class, say
-        beside = folder.top.joinpath(*("images" if part == "labels" else part for part in parts))
-        if file.stem in folder.stems(beside) and YOLO.match(_begins(file)):
-            return file
-    return None
-
-
-def _xml(folder: Folder) -> Path | None:
-    files = (file for file in folder.files(".xml") if file.parent.name.casefold() in OF_BOXES)
-    return next((f for f in islice(files, SEEN) if b"<bndbox>" in _begins(f)), None)
-
-
-def _recorded(folder: Folder) -> Path | None:
-    return None if folder.images else next(folder.files(*AUDIO), None)
-
-
-def _captioned(folder: Folder) -> Path | None:
-    files = (file for file in folder.files(".txt") if file.parent == folder.top)
-    return next((file for file in files if file.stem in folder.stems(folder.top)), None)
-
-
-def _unsorted(folder: Folder) -> Path | None:
-    """The first of folders that are called as splits and have images, but no folders of classes."""
-    inside = [folder.top / name for name in folder.inside[folder.top][0]]
-    split = inside and all(role(here.name) and not folder.inside[here][0] for here in inside)
-    return inside[0] if split and folder.images else None
-
-
-class FolderKind(NamedTuple):
-    """A kind of folder that no model is for. sign: gives a file or folder that tells, or None."""
-
-    what: str
-    sign: Callable[[Folder], Path | None]
-    mend: str
-
-
-GIVE_MASKS = "give folders images and masks, or a folder of images for each class"
-FOLDERS = (
-    FolderKind("boxes or outlines of objects (COCO)", _documents, GIVE_MASKS),
-    FolderKind("boxes of objects (YOLO)", _boxes, GIVE_MASKS),
-    FolderKind("boxes of objects (Pascal VOC)", _xml, GIVE_MASKS),
-    FolderKind("sound", _recorded, "choose other data"),
-    FolderKind("images with captions", _captioned, "give a folder of images for each class"),
-    FolderKind("images of no class", _unsorted, "give a folder for each class inside it"),
-)  # fmt: skip
-
-
-def refuse_kinds(request: DataRequest, folder: Folder) -> None:
-    """Raises UsageError for a folder of one of FOLDERS, and for masks that the model is not for."""
-    if folder.has_masks:
-        if "segmentation" not in request.tasks and request.task is None:
-            override = "give --task classification if its folders are classes"
-            raise for_other_models(request, "images with masks", "segmentation", override)
-        return
-    for kind in FOLDERS:
-        if (sign := kind.sign(folder)) is not None:
-            raise refused(request.name, kind.what, str(sign.relative_to(folder.top)), kind.mend)

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 from razorctl.config.tasks import LANGUAGE
 from razorctl.data.own import chats, rows
 from razorctl.data.own.raw import RawRows
-from razorctl.data.own.read import parquet, recognition
-from razorctl.data.own.read.columns import as_trained, number_notes
+from razorctl.data.own.read import parquet
+from razorctl.data.own.read.recognition import number_notes, table_columns
+from razorctl.data.own.read.refused import refuse_table
 from razorctl.data.own.read.sample import SAMPLE, Sample
+from razorctl.data.own.read.table import Table
 from razorctl.data.own.read.table_columns import TableColumns
 from razorctl.data.own.request import DataRequest
 from razorctl.data.own.store import stored_rows
@@ -85,10 +87,10 @@ def card(request: DataRequest) -> DatasetCard | None:
     images, classes, _ = parquet.typed(origin.features)
     # Columns of text that only their content tells are not clear: a word stands for all of it.
     values = {name: _word(kind) for name, kind in origin.features.items()}
-    sample = Sample(values, images, classes)
-    recognition.refuse_kinds(request, sample)
+    table = Table(request, Sample(values, images, classes))
+    refuse_table(table)
     try:
-        columns = recognition.table_columns(request, sample)
+        columns = table_columns(table)
     except UsageError:
         return None  # the data may settle it, or say what is wrong
     label = columns.get("label")
@@ -141,21 +143,17 @@ def origin_of(request: DataRequest) -> Origin:
     return _origin(name, parts[1], parts[2])
 
 
-def _detect(
-    request: DataRequest, sample: Sample, kinds: "Features"
-) -> tuple[TableColumns, tuple[str, ...] | None]:
-    """The columns that are used, and the names of the classes if the label's type has them."""
-    columns = recognition.table_columns(as_trained(request, sample), sample)
+def _columns(table: Table, kinds: "Features") -> TableColumns:
+    """The columns that are used; raises UsageError for one of images that has none."""
+    columns = table_columns(table)
     for role, option in (("image", "--image-column"), ("mask", "--label-column")):
         column = columns.get(role)
-        if column is not None and column not in sample.images:
+        if column is not None and column not in table.sample.images:
             raise UsageError(
-                f"column {column} of {request.name} has no images but {kinds[column]}; name "
+                f"column {column} of {table.request.name} has no images but {kinds[column]}; name "
                 f"another with {option}."
             )
-    label = columns.answer
-    named = None if label is None else parquet.named_classes(kinds[label])
-    return columns, columns.class_names or named
+    return columns
 
 
 def _raw(
@@ -172,7 +170,10 @@ def _raw(
     sample = parquet.sample_of(
         kinds, lambda names: plain.select_columns(names)[:SAMPLE].to_pydict()
     )
-    columns, classes = _detect(request, sample, kinds)
+    table = Table.for_run(request, sample)
+    columns = _columns(table, kinds)
+    label = columns.answer
+    named = None if label is None else parquet.named_classes(kinds[label])
     for split, name_in_data in split_names.items():
         if absent := set(columns.renamed) - set(data[split].column_names):
             raise DataError(
@@ -186,10 +187,10 @@ def _raw(
         splits=splits,
         names=split_names,
         details=columns.details(left_out),
-        class_names=classes,
+        class_names=columns.class_names or named,
         root=folder.parents[1],  # where the links of the hub's cache lead
         task=columns.task,
-        notes=number_notes(request, sample, columns),
+        notes=number_notes(table, columns),
     )
 
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Protocol
 from razorctl import units
 from razorctl.data.own import labels, rows
 from razorctl.data.own.raw import RawRows
-from razorctl.data.own.read import conversations, lines, parquet, recognition
-from razorctl.data.own.read.columns import as_trained, number_notes, unlabeled_columns
+from razorctl.data.own.read import conversations, lines, parquet
+from razorctl.data.own.read.recognition import number_notes, table_columns
 from razorctl.data.own.read.sample import SUFFIXES as IMAGE_SUFFIXES
 from razorctl.data.own.read.sample import Sample, normalized_name
+from razorctl.data.own.read.table import Table
 from razorctl.data.own.read.table_columns import TableColumns
 from razorctl.data.own.request import DataRequest, role_in
 from razorctl.data.own.store import stored_rows
@@ -65,7 +66,11 @@ class Tables:
     @property
     def untyped(self) -> bool:
         """Whether labels are text only because the files have no other type."""
-        return self.files["train"][0].suffix.casefold() in (".csv", ".tsv")
+        return self.first.suffix.casefold() in (".csv", ".tsv")
+
+    @property
+    def first(self) -> Path:
+        return next(iter(self.files.values()))[0]
 
 
 def find(
@@ -103,8 +108,9 @@ def find(
     first = read.sample(every[0]) if sample is None else sample
     if not first.images and not any(map(len, first.values.values())):
         raise DataError(f"{every[0]} has no rows; give a file with rows.")
+    table = Table.for_run(request, first)
     rest = {name: values for name, values in first.values.items() if name != by_column}
-    columns = recognition.table_columns(as_trained(request, first), replace(first, values=rest))
+    columns = table_columns(replace(table, sample=replace(first, values=rest)))
     if by_column:
         columns = replace(columns, roles=(*columns.roles, ("split", by_column)))
     samples = {file: read.sample(file) for file in every[1:]}
@@ -123,7 +129,7 @@ def find(
             f"the tables of {request.name} number their classes otherwise; write them anew."
         )
     names = {split: str(part[0].relative_to(root)) for split, part in files.items()}
-    notes = number_notes(request, first, columns)
+    notes = number_notes(table, columns)
     if kinds <= {".csv", ".tsv"}:
         notes += _header_note(every[0], first, columns)
     return Tables(files, names, columns, class_names[0], root, notes, left_out)
@@ -132,7 +138,7 @@ def find(
 def raw(request: DataRequest, tables: Tables) -> RawRows:
     """The rows of tables; raises DataError if one cannot be read."""
     columns = tables.columns
-    read = reader(tables.files["train"][0])
+    read = reader(tables.first)
     splits = {split: read.rows(files, columns) for split, files in tables.files.items()}
     names, details = {**tables.names}, tables.left_out
     if columns.get("split"):
@@ -155,18 +161,16 @@ def raw(request: DataRequest, tables: Tables) -> RawRows:
     )
 
 
-def unlabeled(request: DataRequest, file: Path, modality: Modality) -> RawRows:
-    """The rows of one table without labels, for a model of this modality; raises as `raw`."""
-    read = reader(file)
-    first = read.sample(file)
-    asked = as_trained(request, first)
-    chat = conversations.columns_of(asked, first, answered=False)
-    fed = chat is not None and request.task == "causal-lm"
-    columns = chat if chat and fed else unlabeled_columns(asked, first, modality)
-    splits = {"test": read.rows([file], columns)}
-    return RawRows(
-        request.name, modality, splits, {"test": file.name}, columns.details(), root=file.parent
-    )
+def without_labels(request: DataRequest, file: Path, modality: Modality) -> Tables:
+    """One table whose labels are not read, as a test split, for a model of this modality.
+
+    Raises what `find` raises.
+    """
+    table = Table.for_run(request, reader(file).sample(file))
+    chats = request.task == "causal-lm"
+    columns = conversations.columns_of(table, answered=False) if chats else None
+    columns = columns or table.unlabeled_columns(modality)
+    return Tables({"test": [file]}, {"test": file.name}, columns, None, file.parent)
 
 
 def _split_column(request: DataRequest, sample: Sample) -> str | None:

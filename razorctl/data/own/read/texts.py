@@ -139,7 +139,7 @@ def raw(request: DataRequest, path: Path, files: Files, task: Task) -> RawRows:
     return RawRows(request.name, "text", splits, names, details, task=task)
 
 
-def unlabeled(name: str, stdin: Iterable[str]) -> RawRows:
+def lines_of(name: str, stdin: Iterable[str]) -> RawRows:
     """The lines of a text file or of standard input, each a text; blank ones do not count.
 
     Raises DataError for a file that is not UTF-8.
