@@ -9,7 +9,7 @@ from razorctl.config.tasks import ENTITY_TAG, LANGUAGE, Task
 from razorctl.data.own import read
 from razorctl.data.own.read import hub
 from razorctl.data.own.request import DataRequest
-from razorctl.data.own.splitting import LabeledRows, check_rows, held_out_count
+from razorctl.data.own.splitting import SplitRows, check_rows, held_out_count
 from razorctl.data.source import Source, Splits
 from razorctl.models import Modality, Progress
 
@@ -24,7 +24,7 @@ def find(job: Job, trained: Job | None = None, classes: Sequence[str] = ()) -> S
     trained: the job of a finished run, whose columns are used where tables have them.
     classes: the class names of that run, which are classes even if they look like no label.
     """
-    request = replace(DataRequest.of(job, trained), classes=tuple(classes))
+    request = DataRequest.of(job, trained, classes=tuple(classes))
     card = hub.card(request) if read.on_hub(request) and trained is None else None
     return (
         _of_rows(check_rows(request, read.raw(request)))
@@ -33,7 +33,7 @@ def find(job: Job, trained: Job | None = None, classes: Sequence[str] = ()) -> S
     )
 
 
-def _of_rows(rows: LabeledRows) -> Source:
+def _of_rows(rows: SplitRows) -> Source:
     request, raw = rows.request, rows.raw
     counts = rows.counts()
     source = _described(

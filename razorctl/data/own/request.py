@@ -1,11 +1,11 @@
-"""A question for data: which, what for, and which of their splits and columns."""
+"""A request for data: which, what for, and which of their splits and columns."""
 
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 from razorctl import models
 from razorctl.config import mask_classes
@@ -49,14 +49,12 @@ class DataRequest:
     classes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, job: Job, trained: Job | None = None) -> "DataRequest":
-        """The question of a job; trained: the job of a finished run."""
+    def of(cls, job: Job, trained: Job | None = None, **changes: Any) -> "DataRequest":
+        """The request of a job. trained: the job of a finished run. changes: of fields."""
         shared = {field.name for field in fields(cls)} & {field.name for field in fields(Job)}
-        return cls(
-            name=job.dataset,
-            trained=None if trained is None else cls.of(trained),
-            **{name: getattr(job, name) for name in shared},
-        )
+        values = {name: getattr(job, name) for name in shared}
+        run = None if trained is None else cls.of(trained)
+        return cls(**{"name": job.dataset, "trained": run, **values, **changes})
 
     @cached_property
     def tasks(self) -> Sequence[Task]:

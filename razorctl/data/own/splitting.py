@@ -114,7 +114,7 @@ class Inspection:
 
 
 @dataclass(frozen=True)
-class LabeledRows:
+class SplitRows:
     """Rows with their labels, and the faults that are known without opening images."""
 
     request: DataRequest
@@ -240,7 +240,7 @@ class LabeledRows:
         }
 
 
-def check_rows(request: DataRequest, raw: RawRows) -> LabeledRows:
+def check_rows(request: DataRequest, raw: RawRows) -> SplitRows:
     """The rows with their faults; refuses them at once if bad ones are known by now."""
     for split, name in raw.names.items():
         if not len(raw.splits[split]):
@@ -256,7 +256,7 @@ def check_rows(request: DataRequest, raw: RawRows) -> LabeledRows:
         request.skip_bad and raw.modality == "image" and raw.task in LABELED
     ):  # bad ones make no classes
         looked = images.findings(raw, rows.faults(raw), lambda _: None)
-    checked_rows = LabeledRows(request, raw, *read_labels(request, raw, looked), looked)
+    checked_rows = SplitRows(request, raw, *read_labels(request, raw, looked), looked)
     if not request.skip_bad and (any(checked_rows.faults.values()) or raw.nowhere):
         checked_rows.inspect(lambda _: None)
     return checked_rows

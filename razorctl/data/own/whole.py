@@ -9,7 +9,7 @@ from razorctl.config.job import Job
 from razorctl.data.own import read, rows, targets
 from razorctl.data.own.raw import Fault, RawRows, content, refusal
 from razorctl.data.own.request import STDIN, DataRequest
-from razorctl.data.own.splitting import Inspection, LabeledRows, read_labels, select_rows
+from razorctl.data.own.splitting import Inspection, SplitRows, read_labels, select_rows
 from razorctl.data.own.targets import Targets
 from razorctl.errors import DataError, UsageError
 from razorctl.models import Modality, Progress
@@ -42,8 +42,8 @@ def labeled(
             these.
         trained: the job whose columns are used where a table has them and none is given.
     """
-    asked = DataRequest.of(replace(job, task=job.task or "classification"), trained)
-    request = replace(asked, classes=tuple(classes))
+    job = replace(job, task=job.task or "classification")
+    request = DataRequest.of(job, trained, classes=tuple(classes))
     raw = read.raw(request)
     if raw.modality != modality:
         raise UsageError(
@@ -58,7 +58,7 @@ def labeled(
     found, faults = read_labels(request, raw, {})
     # Before images are read.
     of_run = targets.targets_of_run(raw, found, classes, rows.good(found.numbers, faults))
-    inspection = LabeledRows(request, raw, of_run, faults).inspect(progress)
+    inspection = SplitRows(request, raw, of_run, faults).inspect(progress)
     good = rows.good(found.numbers, inspection.faults)[split]
     if not len(good):
         raise DataError(f"{raw.name} has only bad rows; correct some.")
@@ -157,7 +157,7 @@ def unlabeled(
     bad: list[Fault] = []
     count = 0
     whites: list[int] = []
-    request = replace(DataRequest.of(job, trained), skip_bad=True)
+    request = DataRequest.of(job, trained, skip_bad=True)
     for raw in read.unlabeled(request, files, modality, stdin):
         part, inspection = _good(request, raw, progress)
         parts.append(part)
@@ -196,6 +196,6 @@ def _good(
     numbers = {"test": np.zeros(len(stored), np.int64)}
     faults = rows.faults(raw, answered=False)["test"]
     faults = {row: reason for row, reason in faults.items() if row not in blank}
-    inspection = LabeledRows(request, raw, Targets((), numbers), {"test": faults}).inspect(progress)
+    inspection = SplitRows(request, raw, Targets((), numbers), {"test": faults}).inspect(progress)
     good = np.setdiff1d(rows.good(numbers, inspection.faults)["test"], sorted(blank))
     return UnlabeledRows(raw, good), inspection

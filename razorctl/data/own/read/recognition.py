@@ -3,13 +3,14 @@
 import re
 from dataclasses import replace
 
-from razorctl import units
-from razorctl.config.tasks import OF_ROWS
+from razorctl import models, units
+from razorctl.config.tasks import OF_ROWS, Task
 from razorctl.data.own.read import conversations
-from razorctl.data.own.read.refused import ONE_TEXT, for_other_models, refuse_table, unserved
+from razorctl.data.own.read.refused import ONE_TEXT, refuse_table
 from razorctl.data.own.read.sample import normalized_name
 from razorctl.data.own.read.table import LABELS, TEXTS, Table
 from razorctl.data.own.read.table_columns import TableColumns
+from razorctl.data.own.request import DataRequest
 from razorctl.errors import UsageError
 
 JOINED = re.compile(r"\w+((\s*[,;:|^~]+\s*|\s{2,})\w+)+")  # a column that may be several
@@ -120,4 +121,45 @@ def number_notes(table: Table, columns: TableColumns) -> tuple[str, ...]:
     return (
         f"whole numbers in {label} are learned as {units.count(len(numbers), 'class')}; --task "
         "regression learns them as numbers.",
+    )
+
+
+def unserved(request: DataRequest, more: str = "") -> UsageError:
+    """The error for data that serve none of the tasks.
+
+    more: the columns that they have instead, as a part of the sentence.
+    """
+    name, task = request.name, request.tasks[0]
+    if "segmentation" in request.tasks:
+        return UsageError(
+            f"{name} has no images with masks, which segmentation learns from{more}; give folders "
+            "images and masks, or a table with --image-column and the masks in --label-column."
+        )
+    lack, mend = "no single column or files of texts", "TXT files, or a table with --text-column"
+    if task == "token-classification":
+        lack = "no lists of tokens with a tag each"
+        mend = "a CoNLL file, or a table with --text-column and --label-column"
+    elif task in OF_ROWS:
+        lack, mend = "no label for each row", "a table with --label-column"
+    return UsageError(f"{name} has {lack}, which {task} learns from{more}; give {mend}.")
+
+
+def for_other_models(request: DataRequest, what: str, task: Task, override: str) -> UsageError:
+    """The error for data of a task that the model is not for; names the models that are.
+
+    Args:
+        request: what is asked of the data.
+        what: the data, in words.
+        task: the task that they are for.
+        override: the option that settles otherwise what they are for.
+    """
+    if request.task is not None:
+        return UsageError(
+            f"{request.name} has {what}, which are for {task}, not for {request.task}; leave "
+            f"--task out, or {override}."
+        )
+    able = [model.name for model in models.models().values() if task in model.tasks]
+    return UsageError(
+        f"{request.name} has {what}, which are for {task}, and {request.model} is not; choose one "
+        f"of {', '.join(able)}, or {override}."
     )

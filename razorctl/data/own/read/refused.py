@@ -8,8 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from razorctl import models
-from razorctl.config.tasks import LANGUAGE, OF_ROWS, Task
+from razorctl.config.tasks import LANGUAGE
 from razorctl.data.own.read import conversations
 from razorctl.data.own.read.folder import SEEN, Folder
 from razorctl.data.own.read.sample import SAMPLE, Sample
@@ -266,54 +265,8 @@ def _sign(kind: FolderKind, folder: Folder) -> Path | None:
     return None
 
 
-def refuse_folder(request: DataRequest, folder: Folder) -> None:
-    """Raises UsageError for a folder of one of FOLDERS, and for masks that the model is not for."""
-    if folder.has_masks:
-        if "segmentation" not in request.tasks and request.task is None:
-            override = "give --task classification if its folders are classes"
-            raise for_other_models(request, "images with masks", "segmentation", override)
-        return
+def refuse_folder(name: str, folder: Folder) -> None:
+    """Raises UsageError for a folder of one of FOLDERS."""
     for kind in FOLDERS:
         if (sign := _sign(kind, folder)) is not None:
-            raise _refused(request.name, kind.what, str(sign.relative_to(folder.top)), kind.mend)
-
-
-def unserved(request: DataRequest, more: str = "") -> UsageError:
-    """The error for data that serve none of the tasks.
-
-    more: the columns that they have instead, as a part of the sentence.
-    """
-    name, task = request.name, request.tasks[0]
-    if "segmentation" in request.tasks:
-        return UsageError(
-            f"{name} has no images with masks, which segmentation learns from{more}; give folders "
-            "images and masks, or a table with --image-column and the masks in --label-column."
-        )
-    lack, mend = "no single column or files of texts", "TXT files, or a table with --text-column"
-    if task == "token-classification":
-        lack = "no lists of tokens with a tag each"
-        mend = "a CoNLL file, or a table with --text-column and --label-column"
-    elif task in OF_ROWS:
-        lack, mend = "no label for each row", "a table with --label-column"
-    return UsageError(f"{name} has {lack}, which {task} learns from{more}; give {mend}.")
-
-
-def for_other_models(request: DataRequest, what: str, task: Task, override: str) -> UsageError:
-    """The error for data of a task that the model is not for; names the models that are.
-
-    Args:
-        request: what is asked of the data.
-        what: the data, in words.
-        task: the task that they are for.
-        override: the option that settles otherwise what they are for.
-    """
-    if request.task is not None:
-        return UsageError(
-            f"{request.name} has {what}, which are for {task}, not for {request.task}; leave "
-            f"--task out, or {override}."
-        )
-    able = [model.name for model in models.models().values() if task in model.tasks]
-    return UsageError(
-        f"{request.name} has {what}, which are for {task}, and {request.model} is not; choose one "
-        f"of {', '.join(able)}, or {override}."
-    )
+            raise _refused(name, kind.what, str(sign.relative_to(folder.top)), kind.mend)

@@ -2,16 +2,18 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from razorctl import units
 from razorctl.data.own import labels, rows
 from razorctl.data.own.raw import RawRows
-from razorctl.data.own.read import conversations, lines, parquet
+from razorctl.data.own.read import conversations, layout, lines, parquet, texts
+from razorctl.data.own.read.folder import ARCHIVES
 from razorctl.data.own.read.recognition import number_notes, table_columns
+from razorctl.data.own.read.refused import refuse_document
 from razorctl.data.own.read.sample import SUFFIXES as IMAGE_SUFFIXES
 from razorctl.data.own.read.sample import Sample, normalized_name
 from razorctl.data.own.read.table import Table
@@ -41,50 +43,37 @@ def reader(file: Path) -> Reader:
     return parquet if file.suffix.casefold() in (".parquet", ".arrow") else lines
 
 
-@dataclass(frozen=True)
-class Tables:
-    """The tables of each split, and what is known of them before their rows are read.
+def at(request: DataRequest, path: Path) -> RawRows | None:
+    """The rows of the tables at a path; None of a folder without tables.
 
-    Args:
-        files: split -> its tables.
-        names: split -> what it is called in the data.
-        columns: the columns that are used.
-        class_names: as of `RawRows`.
-        root: the folder that image paths are relative to.
-        notes: as of `RawRows`.
-        left_out: what to say of splits that are left out, as the end of a sentence.
+    Raises what `raw` raises, and UsageError for a file that is no table.
     """
-
-    files: Mapping[str, Sequence[Path]]
-    names: Mapping[str, str]
-    columns: TableColumns
-    class_names: tuple[str, ...] | None
-    root: Path
-    notes: tuple[str, ...] = ()
-    left_out: str = ""
-
-    @property
-    def untyped(self) -> bool:
-        """Whether labels are text only because the files have no other type."""
-        return self.first.suffix.casefold() in (".csv", ".tsv")
-
-    @property
-    def first(self) -> Path:
-        return next(iter(self.files.values()))[0]
+    name, tagged = request.name, request.task == "token-classification"
+    if path.is_dir():
+        files = layout.in_folder(path, tagged)
+        return raw(request, files) if files else None
+    if path.suffix.casefold() in ARCHIVES:
+        what = "file" if path.with_suffix("").suffix not in ("", ".tar") else "folder"
+        raise DataError(f"{name} is an archive; unpack it, and name the {what}.")
+    if path.suffix.casefold() == ".json" and not lines.has_json_rows(path):
+        raise refuse_document(request, path)
+    if not layout.is_table(path, tagged):
+        documents = texts.SUFFIXES if request.language is not None else ()
+        kinds = ", ".join(s.removeprefix(".").upper() for s in (*documents, *layout.SUFFIXES))
+        raise UsageError(f"{name} is no table of a known kind; give {kinds} or a folder of images.")
+    return raw(request, {path.stem: [path]}, single=True)
 
 
-def find(
+def raw(
     request: DataRequest, candidates: Mapping[str, Sequence[Path]], *, single: bool = False
-) -> Tables:
-    """The tables that are used.
+) -> RawRows:
+    """The rows of the tables that are used.
 
     Raises UsageError if it is not clear which columns or splits to use, and DataError if a table
     cannot be read.
 
-    Args:
-        request: what is asked of the data.
-        candidates: split as the folder calls it -> its tables.
-        single: whether it is one file, which is to be split whatever its name.
+    candidates: split as the folder calls it -> its tables. single: whether it is one file, which is
+    to be split whatever its name.
     """
     only = next(iter(candidates.values()))[0] if len(candidates) == 1 else None
     sample = None if only is None else reader(only).sample(only)
@@ -129,48 +118,51 @@ def find(
             f"the tables of {request.name} number their classes otherwise; write them anew."
         )
     names = {split: str(part[0].relative_to(root)) for split, part in files.items()}
-    notes = number_notes(table, columns)
-    if kinds <= {".csv", ".tsv"}:
+    notes, untyped = number_notes(table, columns), kinds <= {".csv", ".tsv"}
+    if untyped:
         notes += _header_note(every[0], first, columns)
-    return Tables(files, names, columns, class_names[0], root, notes, left_out)
-
-
-def raw(request: DataRequest, tables: Tables) -> RawRows:
-    """The rows of tables; raises DataError if one cannot be read."""
-    columns = tables.columns
-    read = reader(tables.first)
-    splits = {split: read.rows(files, columns) for split, files in tables.files.items()}
-    names, details = {**tables.names}, tables.left_out
-    if columns.get("split"):
-        total = len(splits["train"])
-        splits, names = _by_column(request, tables.files["train"], splits["train"])
-        left = total - sum(map(len, splits.values()))
-        details += f", without {units.count(left, 'row')} of other splits" if left else ""
-    details = columns.details(details + rows.unlabeled_out(request, splits, names))
-    return RawRows(
-        name=request.name,
-        modality=columns.modality,
-        splits=splits,
-        names=names,
-        details=details,
-        class_names=tables.class_names,
-        untyped=tables.untyped,
-        root=tables.root,
-        task=columns.task,
-        notes=tables.notes,
+    return _rows(
+        *(request, files, names, columns, left_out),
+        class_names=class_names[0],
+        root=root,
+        notes=notes,
+        untyped=untyped,
     )
 
 
-def without_labels(request: DataRequest, file: Path, modality: Modality) -> Tables:
-    """One table whose labels are not read, as a test split, for a model of this modality.
-
-    Raises what `find` raises.
-    """
+def without_labels(request: DataRequest, file: Path, modality: Modality) -> RawRows:
+    """The rows of one table, without labels, for a model of this modality; raises as `raw`."""
     table = Table.for_run(request, reader(file).sample(file))
     chats = request.task == "causal-lm"
     columns = conversations.columns_of(table, answered=False) if chats else None
     columns = columns or table.unlabeled_columns(modality)
-    return Tables({"test": [file]}, {"test": file.name}, columns, None, file.parent)
+    return _rows(request, {"test": [file]}, {"test": file.name}, columns, root=file.parent)
+
+
+def _rows(
+    request: DataRequest,
+    files: Mapping[str, Sequence[Path]],
+    names: dict[str, str],
+    columns: TableColumns,
+    left_out: str = "",
+    **more: Any,
+) -> RawRows:
+    """The rows of the tables of each split; raises DataError if one cannot be read.
+
+    names: split -> what it is called in the data. left_out: what to say of splits that are left
+    out. more: other fields of `RawRows`.
+    """
+    first = next(iter(files.values()))
+    read = reader(first[0])
+    splits = {split: read.rows(part, columns) for split, part in files.items()}
+    if columns.get("split"):
+        total = len(splits["train"])
+        splits, names = _by_column(request, first, splits["train"])
+        left = total - sum(map(len, splits.values()))
+        left_out += f", without {units.count(left, 'row')} of other splits" if left else ""
+    details = columns.details(left_out + rows.unlabeled_out(request, splits, names))
+    name, modality, task = request.name, columns.modality, columns.task
+    return RawRows(name, modality, splits, names, details, task=task, **more)
 
 
 def _split_column(request: DataRequest, sample: Sample) -> str | None:
@@ -214,7 +206,7 @@ def _labeled(
 
     Returns also what to say of that, as the end of a sentence.
     """
-    found, left_out = {}, ""
+    used, left_out = {}, ""
     for split, part in files.items():
         lacking = split != "train" and any(
             _has_no_label(first, samples[file], columns) for file in part
@@ -222,8 +214,8 @@ def _labeled(
         if lacking and request.split is None:
             left_out += rows.WITHOUT.format(part[0].name)
         else:
-            found[split] = part
-    return found, left_out
+            used[split] = part
+    return used, left_out
 
 
 def _has_no_label(first: Sample, sample: Sample, columns: TableColumns) -> bool:

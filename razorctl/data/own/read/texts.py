@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from razorctl.config.tasks import Task
 from razorctl.data.own.raw import RawRows, not_utf8, walk
+from razorctl.data.own.read import layout
 from razorctl.data.own.read.lines import decoded, of_tokens
 from razorctl.data.own.read.sample import SAMPLE
 from razorctl.data.own.request import STDIN, DataRequest, role, split_of
@@ -95,20 +96,26 @@ def _split(folder: Path, file: Path) -> str:
     return spelled(inside[0] if len(inside) > 1 else split_of(file))
 
 
-def raw(request: DataRequest, path: Path, files: Files, task: Task) -> RawRows:
-    """The documents of files.
+def of_file(request: DataRequest, path: Path) -> RawRows | None:
+    """The documents of a text file for a language model; None of another path."""
+    if request.language is None or not is_text(path) or layout.is_table(path):
+        return None
+    return raw(request, path, {path.stem: [path]})
+
+
+def raw(request: DataRequest, path: Path, files: Files) -> RawRows:
+    """The documents of files, for the language task of a request.
 
     A file that is all of a split has documents with GAP empty lines between them; of several
     files each is a document. Raises UsageError if it is not clear which splits to use, or if they
     may be tokens with tags, and DataError, with the line, for a file that is not UTF-8.
 
-    Args:
-        request: what is asked of the data.
-        path: the file or the folder that is named.
-        files: split as the folder calls it -> its files.
-        task: what the texts are for.
+    path: the file or the folder that is named.
     """
     import pyarrow as pa
+
+    task = request.language
+    assert task is not None
 
     first = next(iter(files.values()))[0]
     if request.task is None and of_tokens(first, sure=False) is not None:
