@@ -31,8 +31,8 @@ def findings(raw: RawRows, faults: Faults, progress: Progress = lambda _: None) 
     with a fault are not looked at.
     """
     look = partial(_look, raw.root)
-    columns = ("image", "mask")
-    return images.cached_findings(raw, faults, progress, columns, look, tuple[str, str, int])
+    masks_of = images.Inspector(raw, faults, ("image", "mask"), look, tuple[str, str, int])
+    return masks_of.findings(progress)
 
 
 def with_classes(raw: RawRows, request: DataRequest) -> RawRows:

@@ -1,4 +1,4 @@
-"""Rows as a trained model takes them: nothing is held out, and labels are its classes' or none."""
+"""Data for predict and evaluate: nothing is held out; labels are the model's classes, or absent."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -30,17 +30,17 @@ def labeled(
 ) -> tuple["Dataset", str | None, tuple[str, ...]]:
     """All rows of the test split of a job's data, or else of the validation split, or else all.
 
-    Returns the rows, the split's name in the data, which is None if there are none, and a line for
-    each bad row that is left out. Raises DataError for labels without a class too.
+    Returns the rows, the split's name in the data, which is None if there are no splits, and a line
+    for each bad row that is left out. Raises DataError for labels without a class too.
 
     Args:
-        job: names the data; with `split`, the one to take.
+        job: names the data, and may name the split.
         modality: what the model takes.
-        classes: the names that the numbers of the labels are of.
+        classes: the classes of the model; labels are their numbers.
         progress: called with what is being done.
-        white: the level of white in the images that the model was trained on; None is that of
-            these.
-        trained: the job whose columns are used where a table has them and none is given.
+        white: the level of white in the images that the model was trained on; None is the level
+            in these images.
+        trained: the job of the run, whose columns are used where a table has them.
     """
     job = replace(job, task=job.task or "classification")
     request = DataRequest.of(job, trained, classes=tuple(classes))
@@ -141,34 +141,24 @@ def unlabeled(
     Raises UsageError for what does not exist or is of another kind, and DataError for bad rows that
     the job does not skip.
 
-    Args:
-        files: tables and folders of them; for images also images and folders of them; for texts
-            also files of texts, whose empty lines do not count, and folders of those. STDIN stands
-            for the lines in `stdin`.
-        job: has the columns that are asked for.
-        modality: what the model takes.
-        stdin: texts, or paths of images.
-        progress: called with what is being done.
-        white: as of `labeled`.
-        trained: as of `labeled`.
+    files: tables, images or files of texts, whose empty lines do not count, and folders of these;
+    STDIN stands for the lines in `stdin`, texts or paths of images. Others: as of `labeled`.
     """
     _check_files(files, job, modality)
     parts: list[UnlabeledRows] = []
     bad: list[Fault] = []
-    count = 0
-    whites: list[int] = []
+    count, whites = 0, set[int | None]()
     request = DataRequest.of(job, trained, skip_bad=True)
     for raw in read.unlabeled(request, files, modality, stdin):
         part, inspection = _good(request, raw, progress)
         parts.append(part)
         bad += raw.with_places(inspection.faults)
         count += len(raw.splits["test"])
-        if inspection.white is not None:
-            whites.append(inspection.white)
+        whites.add(inspection.white)
     if bad and not job.skip_bad:
         name = spelled(files[0]) if len(files) == 1 and files[0] != STDIN else "the list of files"
         raise refusal(name, bad, count)
-    white = max(whites, default=None) if white is None else white
+    white = max(filter(None, whites), default=None) if white is None else white
     return [replace(part, white=white) for part in parts], tuple(map(str, bad))
 
 

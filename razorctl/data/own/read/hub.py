@@ -61,16 +61,11 @@ class Origin:
 class DatasetCard:
     """The part of a repository's card by which a data set can be planned for.
 
-    Args:
-        columns: the columns that are used.
-        classes: the names of the classes; none of texts alone.
-        names: split -> what it is called in the data.
-        counts: split -> rows, before any is held out.
+    classes: their names; none of texts alone. counts: split -> rows, before any is held out.
     """
 
     columns: TableColumns
     classes: tuple[str, ...]
-    names: Mapping[str, str]
     counts: Mapping[str, int]
 
 
@@ -93,15 +88,13 @@ def card(request: DataRequest) -> DatasetCard | None:
         columns = table_columns(table)
     except UsageError:
         return None  # the data may settle it, or say what is wrong
-    label = columns.get("label")
-    if columns.task in LANGUAGE and "classification" not in request.tasks[:1]:
-        names: tuple[str, ...] = ()
-    elif label in classes and columns.get("image") in (None, *images):
+    label, names = columns.get("label"), tuple[str, ...]()
+    if label in classes and columns.get("image") in (None, *images):
         names = tuple(origin.features[label].names)
-    else:
+    elif columns.task not in LANGUAGE or "classification" in request.tasks[:1]:
         return None
     counts = {split: origin.counts[name_in_data] for split, name_in_data in split_names.items()}
-    return DatasetCard(columns, names, split_names, counts)
+    return DatasetCard(columns, names, counts)
 
 
 def _word(kind: Any) -> list[Any]:

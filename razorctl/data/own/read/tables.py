@@ -109,25 +109,25 @@ def raw(
     every = [file for part in files.values() for file in part]
     for file in every[1:]:
         _check_columns(file, samples[file], columns)
-    if columns.task == "segmentation":
-        class_names = [labels.class_names_in(root)]
-    else:
-        class_names = [columns.class_names or read.class_names(file, columns) for file in every]
-    if len(set(class_names)) > 1:
-        raise DataError(
-            f"the tables of {request.name} number their classes otherwise; write them anew."
-        )
+    class_names = _class_names(request.name, every, columns, root)
     names = {split: str(part[0].relative_to(root)) for split, part in files.items()}
     notes, untyped = number_notes(table, columns), kinds <= {".csv", ".tsv"}
     if untyped:
         notes += _header_note(every[0], first, columns)
-    return _rows(
-        *(request, files, names, columns, left_out),
-        class_names=class_names[0],
-        root=root,
-        notes=notes,
-        untyped=untyped,
-    )
+    more = {"class_names": class_names, "root": root, "notes": notes, "untyped": untyped}
+    return _rows(request, files, names, columns, left_out, **more)
+
+
+def _class_names(
+    name: str, files: Sequence[Path], columns: TableColumns, root: Path
+) -> tuple[str, ...] | None:
+    """The names of classes that files or types of labels have; raises DataError if they differ."""
+    if columns.task == "segmentation":
+        return labels.class_names_in(root)
+    names = {columns.class_names or reader(file).class_names(file, columns) for file in files}
+    if len(names) > 1:
+        raise DataError(f"the tables of {name} number their classes otherwise; write them anew.")
+    return names.pop()
 
 
 def without_labels(request: DataRequest, file: Path, modality: Modality) -> RawRows:
