@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl.data.own import chats
 from razorctl.data.own.labels import COMMA, MARKED, UNSAID, as_list, halved, is_missing
-from razorctl.data.own.raw import ADDRESS, NEVER_SKIPPED, OUTSIDE, Reasons
+from razorctl.data.own.raw import ADDRESS, NEVER_SKIPPED, OUTSIDE, Reasons, is_text
 from razorctl.errors import DataError
 from razorctl.system.folders import exists
 
@@ -71,7 +71,7 @@ class Field:
         """
         import pyarrow.compute as pc
 
-        if not _is_text(values.type):
+        if not is_text(values.type):
             raise DataError(
                 f"a text column has values of type {values.type}; choose another with "
                 "--text-column."
@@ -88,7 +88,7 @@ class Picture(Field):
         return (path, fault) if fault else self._at(path, folder)
 
     def of_array(self, values: "pa.Array", folder: Path) -> tuple["pa.Array", Reasons | None]:
-        return self.of_each(values, self.name, folder) if _is_text(values.type) else (values, None)
+        return self.of_each(values, self.name, folder) if is_text(values.type) else (values, None)
 
     def faults(self, values: "pa.ChunkedArray", answered: bool = True) -> Mapping[int, str]:
         """No rows: `images` opens the files."""
@@ -248,12 +248,6 @@ def field_of(name: str) -> Field | None:
 def worse(one: str | None, other: str | None) -> str | None:
     """The fault of a row with two: one that is never left out, or else the first."""
     return other if other in NEVER_SKIPPED else one or other
-
-
-def _is_text(kind: "pa.DataType") -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _written(texts: Any) -> Any:

@@ -10,7 +10,7 @@ from razorctl.data.own.images import Findings
 from razorctl.data.own.labels import no_labels
 from razorctl.data.own.raw import COLUMNS, Faults, RawRows, skip_or_refuse
 from razorctl.data.own.request import SPLIT_NAMES, DataRequest
-from razorctl.data.own.targets import Targets
+from razorctl.data.own.targets import Good, Targets
 from razorctl.data.source import Splits
 from razorctl.errors import DataError, UsageError
 from razorctl.models import Progress
@@ -153,14 +153,14 @@ class SplitRows:
         counts["train"] -= counts["held out"]
         return counts
 
-    def _enough(self, faults: Faults) -> dict[str, "np.ndarray[Any, Any]"]:
+    def _enough(self, faults: Faults) -> Good:
         """Split -> the good rows; raises DataError if they are not enough."""
         good = rows.good(self.targets.numbers, faults)
         for split, own in good.items():
             if not len(own) and faults.get(split):  # all rows are bad
                 bad = [*self.raw.with_places({split: faults[split]})]
                 skip_or_refuse(self.raw.name, bad, skip_bad=False)
-        rows.check_enough(self.raw, self.classes, self.targets.numbers, good)
+        rows.check_enough(self.raw, self.targets, good)
         targets.check(self.raw, self.targets, good)
         return good
 
@@ -212,7 +212,7 @@ class SplitRows:
             white=inspection.white,
             mask_classes="" if self.request.mask_classes else self.raw.mask_classes,
             notes=(
-                *rows.notes(self.raw, self.classes, self.targets.numbers, parts, contents_of),
+                *rows.notes(self.raw, self.targets, parts, contents_of),
                 *targets.notes(self.raw, self.targets, good),
             ),
         )
@@ -270,8 +270,8 @@ def read_labels(request: DataRequest, raw: RawRows, looked: Findings) -> tuple[T
     raw = replace(raw, sorted=raw.sorted or bool(no_labels(request.classes)))
     of_images = images.image_faults(looked)
     bad = {split: {**of_images.get(split, {}), **own} for split, own in rows.faults(raw).items()}
-    found = targets.targets_of(raw, bad)
-    return found, rows.with_unlabeled(raw, bad, found.numbers, found.faults)
+    labels = targets.targets_of(raw, bad)
+    return labels, rows.with_unlabeled(raw, bad, labels)
 
 
 def _divided(request: DataRequest, raw: RawRows) -> RawRows:

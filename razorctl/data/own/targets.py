@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 OUTSIDE = "O"  # the tag of tokens outside of entities, which comes first
+Good = Mapping[str, "np.ndarray[Any, Any]"]  # split -> the numbers of its good rows
 LARGE, SMALL = 100, 0.01  # labels of a regression that are all outside of this give a note
 
 
@@ -57,15 +58,10 @@ def targets_of(raw: RawRows, bad: Faults) -> Targets:
     return READERS[raw.task](raw, bad)
 
 
-def targets_of_run(
-    raw: RawRows,
-    targets: Targets,
-    classes: Sequence[str],
-    good: Mapping[str, "np.ndarray[Any, Any]"],
-) -> Targets:
+def targets_of_run(raw: RawRows, targets: Targets, classes: Sequence[str], good: Good) -> Targets:
     """The labels of rows by the classes of a run.
 
-    good: as of `check`. Raises DataError for labels of these rows that are no classes of the run.
+    Raises DataError for labels of good rows that are no classes of the run.
     """
     if raw.task == "multi-label":
         return _several_of_run(raw, targets, classes, good)
@@ -80,11 +76,8 @@ def targets_of_run(
     return Targets(tuple(classes), numbers, numbers)
 
 
-def check(raw: RawRows, targets: Targets, good: Mapping[str, "np.ndarray[Any, Any]"]) -> None:
-    """Raises DataError for training rows that have one number, or no label at all.
-
-    good: split -> the numbers of its good rows.
-    """
+def check(raw: RawRows, targets: Targets, good: Good) -> None:
+    """Raises DataError for training rows that have one number, or no label at all."""
     if raw.task == "multi-label" and not targets.labels["train"][good["train"]].any():
         raise DataError(f"no training row of {raw.name} has a label; give some.")
     if raw.task == "regression":
@@ -96,8 +89,8 @@ def check(raw: RawRows, targets: Targets, good: Mapping[str, "np.ndarray[Any, An
             )
 
 
-def notes(raw: RawRows, targets: Targets, good: Mapping[str, "np.ndarray[Any, Any]"]) -> list[str]:
-    """Notes on labels of rows that are trained on; good: as of `check`."""
+def notes(raw: RawRows, targets: Targets, good: Good) -> list[str]:
+    """Notes on labels of rows that are trained on."""
     if raw.task not in ("regression", "multi-label"):
         return [*targets.notes]
     values = targets.labels["train"][good["train"]]
@@ -227,12 +220,7 @@ def _unused(classes: Sequence[str], values: "np.ndarray[Any, Any]") -> list[str]
     return [f"{units.count(len(unused), 'label')} of {len(classes)} on no training row: {few}."]
 
 
-def _several_of_run(
-    raw: RawRows,
-    targets: Targets,
-    classes: Sequence[str],
-    good: Mapping[str, "np.ndarray[Any, Any]"],
-) -> Targets:
+def _several_of_run(raw: RawRows, targets: Targets, classes: Sequence[str], good: Good) -> Targets:
     """Several labels by the classes of a run; see `targets_of_run`."""
     import numpy as np
 
@@ -309,12 +297,7 @@ def _numbered_tags(
     return labels, faults
 
 
-def _tags_of_run(
-    raw: RawRows,
-    targets: Targets,
-    classes: Sequence[str],
-    good: Mapping[str, "np.ndarray[Any, Any]"],
-) -> Targets:
+def _tags_of_run(raw: RawRows, targets: Targets, classes: Sequence[str], good: Good) -> Targets:
     """Tags by the classes of a run; see `targets_of_run`."""
     import numpy as np
 
