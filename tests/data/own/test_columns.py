@@ -41,29 +41,14 @@ CLEAR = {
     "images with remarks": ({"image": FILES, "note": PROSE, "label": FEW}, ("label", "image", ())),
 }
 UNCLEAR = {
-    "two texts": (
-        {"one": PROSE, "two": PROSE, "label": FEW},
-        "several columns .* text, one, two, of one",
-    ),
-    "two named texts": (
-        {"text": PROSE, "review": PROSE, "label": FEW},
-        "the text, text, review, of",
-    ),
+    "two texts": ({"one": PROSE, "two": PROSE, "label": FEW}, "several columns .* text, one, two,"),
+    "two named texts": ({"text": PROSE, "review": PROSE, "label": FEW}, "the text, text, review,"),
     "two labels": ({"text": PROSE, "label": FEW, "class": FEW}, "the label, label, class, of text"),
     "two of few values": ({"text": PROSE, "a": FEW, "b": FEW}, "the label, a, b, of text, a, b;"),
-    "no label": (
-        {"text": PROSE, "id": WORDS},
-        "clearly the label: text, id; name .* --label-column",
-    ),
+    "no label": ({"text": PROSE, "id": WORDS}, "clearly the label: text, id; name .* --label-colu"),
     "no text": ({"n": FEW, "label": FEW}, "an image or a text: n, label; .* or --text-column"),
-    "two images": (
-        {"file": FILES, "path": FILES, "label": FEW},
-        "image, file, path, .* --image-column",
-    ),
-    "both": (
-        {"file": FILES, "text": PROSE, "label": FEW},
-        "images in column file and text in text",
-    ),
+    "two images": ({"file": FILES, "path": FILES, "label": FEW}, "image, file, path, .* --image-c"),
+    "both": ({"file": FILES, "text": PROSE, "label": FEW}, "images in column file and text in tex"),
 }
 
 

@@ -138,9 +138,7 @@ def test_a_value_that_no_training_mask_has():
         pairs("d", split=split)
         for i in range(6):
             mask(f"d/{split}/masks/{i}.png", *values)
-    with pytest.raises(
-        DataError, match=r"test/images/0.jpg.*mask: the value 64, which is none of 2"
-    ):
+    with pytest.raises(DataError, match=r"test/images/0.jpg.*mask: the value 64, which is none of"):
         load()
 
 

@@ -203,11 +203,7 @@ def test_bad_images_make_no_classes():
 ALL_BAD = {
     "commas after objects": ("a.jsonl", '{"text": "a", "label": 1},\n' * 9, "(not JSON)"),
     "a list": ("a.jsonl", '[{"text": "a", "label": 1}]\n', "a.jsonl, line 1 (no object)"),
-    "a field too many": (
-        "a.csv",
-        "text,label\n" + "a b,1,\n" * 9,
-        "6 and 4 more (3 fields, not 2)",
-    ),
+    "a field too many": ("a.csv", "text,label\n" + "a b,1,\n" * 9, "6 and 4 more (3 fields, not 2"),
     "a comment first": ("a.csv", "# made by a tool\n" + "a b,1\n" * 9, "(2 fields, not 1)"),
 }
 

@@ -285,11 +285,7 @@ BAD_SETS = {
     "no list": ({"labels": [*SETS[1:4], None]}, {}, "a.jsonl, line 4 (no labels)"),
     "a word": ({"labels": [*SETS[1:4], "red"]}, {}, "line 4 (the labels 'red' is no list)"),
     "nothing": ({"labels": [[]] * 6}, {"task": "multi-label"}, "has 0 labels in its lists"),
-    "a name that is none": (
-        {"labels": [*SETS[1:4], [" "]]},
-        {},
-        "a label of ' ', which is no name",
-    ),
+    "a name that is none": ({"labels": [*SETS[1:4], [" "]]}, {}, "a label of ' ', which is no nam"),
     "half a column": (
         {"red": [0, 1, 0.5, 1], "soft": [0, 1, 1, 0]},
         {"label_column": "red,soft"},
@@ -300,16 +296,8 @@ BAD_SETS = {
         {"label_column": "red,soft"},
         "line 3 (no label)",
     ),
-    "all 0": (
-        {"red": [0] * 6, "soft": [0] * 6},
-        {"label_column": "red,soft"},
-        "no training row of a.jsonl has a label",
-    ),
-    "classes": (
-        {"labels": SETS[1:5]},
-        {"task": "classification"},
-        "which are for multi-label (--t",
-    ),
+    "all 0": ({"red": [0] * 6, "soft": [0] * 6}, {"label_column": "red,soft"}, "no training row o"),
+    "classes": ({"labels": SETS[1:5]}, {"task": "classification"}, "which are for multi-label (--"),
 }
 
 
@@ -326,14 +314,8 @@ def test_bad_labels(case):
 UNCLEAR = {
     "columns": ({}, "choose with --label-column, or take all with --task multi-label"),
     "a column that is none": ({"label_column": "red,blue"}, "has no column blue, only text, red"),
-    "one task": (
-        {"label_column": "red,soft", "task": "classification"},
-        "one column of labels for classification, not red, soft",
-    ),
-    "one column": (
-        {"label_column": "red", "task": "multi-label"},
-        "column red of a.csv has no lists of labels; name",
-    ),
+    "one task": ({"label_column": "red,soft", "task": "classification"}, "one column of labels fo"),
+    "one column": ({"label_column": "red", "task": "multi-label"}, "column red of a.csv has no li"),
     "smoothing": ({"task": "multi-label", "label_smoothing": 0.1}, "is for multi-label; leave it"),
     "weights": ({"task": "multi-label", "class_weights": "balanced"}, "leave --class-weights out"),
 }
@@ -425,6 +407,16 @@ def test_numbers_of_tags_have_the_names_in_a_file():
     assert data.source_of(Job("bert-base", name)).load().classes == NAMES
 
 
+def test_labels_of_skipped_rows_may_be_no_classes_of_a_run():
+    rows = Dataset.from_dict({"text": ["a b", "c d", " "], "label": [0, 1, 2]})
+    rows.cast_column("label", ClassLabel(names=["good", "bad", "odd"])).to_parquet("a.parquet")
+    job = Job("bert-base", "a.parquet", skip_bad=True)
+    found, _, skipped = whole.labeled(job, "text", ["bad", "good"])
+    assert (found["label"][:], len(skipped)) == ([1, 0], 1)
+    with pytest.raises(DataError, match="no classes of the run: 'good'"):
+        whole.labeled(job, "text", ["bad", "odd"])
+
+
 def test_tags_of_other_data_for_a_run():
     job = Job("bert-base", conll("a.conll"), task="token-classification")
     rows, _, _ = whole.labeled(job, "text", ["B-LOC", "B-ORG", "B-PER", "O"])
@@ -505,17 +497,8 @@ BAD = {
     "no number": ([*NUMBERS[:3], ""], {}, "a.csv, line 5 (no label)"),
     "truth": ([*NUMBERS[:3], "true"], {}, "the label 'true' is no number"),
     "words": (["a", "b", "c", "d"], REGRESSION, "has 4 bad rows: a.csv, line 2 (the label 'a'"),
-    "a decimal comma": (
-        ["0,5", "1,5", "2.5", "3,5"],
-        {},
-        "line 2 (the label '0,5' has a comma: numbers have a point, and several labels are a list)",
-    ),
-    "a number of its own": (
-        [10, 20, 30, 40],
-        {"label_column": "label"},
-        "has a label of its own; choose another column with --label-column, or learn numbers with "
-        "--task regression",
-    ),
+    "a decimal comma": (["0,5", "1,5", "2.5", "3,5"], {}, "line 2 (the label '0,5' has a comma: n"),
+    "a number of its own": ([10, 20, 30, 40], {"label_column": "label"}, "has a label of its own;"),
     "one number": ([0.5] * 4, {}, "have the label 0.5; a regression needs two or more"),
     "classes": (NUMBERS[:4], {"task": "classification"}, "--task regression), not classes"),
 }
