@@ -1,6 +1,5 @@
 """Labels that are no single classes: what is read from every kind of file, and bad ones."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,28 +12,10 @@ from razorctl.data.own.fields import FIELDS
 from razorctl.data.own.read.lines import conll as conll_lines
 from razorctl.errors import DataError, RazorError, UsageError
 from tests import local_hub
-from tests.own import picture
+from tests.own import picture, written
 
 TEXTS = [f"a text of {i} words" for i in range(12)]
 NUMBERS = [i / 3 for i in range(12)]
-
-
-def written(columns, kind="jsonl", name="a"):
-    """A file with these columns."""
-    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    file = Path(f"{name}.{kind}")
-    if kind == "jsonl":
-        file.write_text("\n".join(map(json.dumps, rows)))
-    elif kind == "csv":
-        # Lists are as pandas writes them.
-        lines = [
-            ",".join(f'"{v}"' if isinstance(v, list) else json.dumps(v) for v in row.values())
-            for row in rows
-        ]
-        file.write_text("\n".join([",".join(columns), *lines]) + "\n")
-    else:
-        Dataset.from_list(rows).to_parquet(file)
-    return str(file)
 
 
 def loaded(hub, columns, kind, **settings):
