@@ -22,7 +22,7 @@ COLUMNS = {"image": "image", "annotation": "mask"}
 
 
 def load(name: str, _: Progress | None = None) -> Splits:
-    """The splits for training and validation, which is the test split: that has no public masks.
+    """The splits for training and, as the test split has no public masks, for validation.
 
     The value 0 stands for all other classes, as in the benchmark, and is ignored. Raises what
     `parquet_splits` raises.

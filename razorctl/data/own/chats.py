@@ -23,7 +23,7 @@ PARTS = ("messages", "prompt", "input", "answer", "system", "tools", "history")
 KEYS = ("role", "content")
 MORE = "more"
 SHARED = ("from", "value")  # the keys of ShareGPT
-# Words for roles, of ShareGPT and others, and those that templates know.
+# A role of ShareGPT and others -> the role that templates know.
 ROLES = {
     "human": "user",
     "gpt": "assistant",
@@ -33,12 +33,12 @@ ROLES = {
     "developer": "system",
 }
 CALLS, CALLING = "function_call", "tool_calls"
-WEIGHT = "weight"  # of OpenAI's answers; those of weight 0 are read and not learned
-# Keys that are kept in `more`: of any message, of those with calls and of tools, and of answers.
+WEIGHT = "weight"  # of OpenAI's answers; an answer of weight 0 is read and not learned
+# Keys that are kept in `more`: of messages with calls and of tools, and of answers.
 EXTRA = (CALLING, "tool_call_id", "name")
 SPOKEN = (*THOUGHTS, WEIGHT)
 CHAT_ROLES = ("system", "user", "assistant", "tool")
-# Role -> those that may follow; an empty one stands before the first message.
+# Role -> the roles that may follow; "" stands before the first message.
 FOLLOWING = {
     "": ("system", "user"),
     "system": ("user",),
@@ -75,8 +75,8 @@ def of_line(parts: Parts) -> tuple[Messages | None, str | None]:
 def of_arrays(parts: "Mapping[str, pa.Array]") -> tuple["pa.Array", Reasons | None]:
     """Conversations by columns of their PARTS, and what is wrong with each.
 
-    Messages of roles and contents alone stay as they are; so do values of any type that is not of
-    messages, which `faults` refuses.
+    Messages of roles and contents alone are returned unchanged. So are values of another type,
+    which `faults` refuses.
     """
     import pyarrow as pa
 

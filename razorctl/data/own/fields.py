@@ -43,7 +43,7 @@ class Field:
     def of_line(self, value: Any, column: str, folder: Path) -> tuple[Any, str | None]:
         """The value of a line as rows have it, and what is wrong with it.
 
-        column: what the file calls it. folder: that of the file.
+        column: its name in the file. folder: the folder of the file.
         """
         if value is None or isinstance(value, str):
             return value, None
@@ -52,12 +52,12 @@ class Field:
     def of_array(self, values: "pa.Array", folder: Path) -> tuple["pa.Array", Reasons | None]:
         """Typed values as rows have them, and what is wrong with each, None if nothing can be.
 
-        folder: that of the file.
+        folder: the folder of the file.
         """
         return values, None
 
     def of_each(self, values: "pa.Array", column: str, folder: Path) -> tuple["pa.Array", Reasons]:
-        """The values as `of_line` reads them."""
+        """The values as `of_line` reads them, and what is wrong with each."""
         import pyarrow as pa
 
         pairs = [self.of_line(value, column, folder) for value in values.to_pylist()]
@@ -66,8 +66,8 @@ class Field:
     def faults(self, values: "pa.ChunkedArray", answered: bool = True) -> Mapping[int, str]:
         """The rows whose values cannot be used, and why. Raises DataError for another type.
 
-        answered: whether an answer is needed: a label, or that of a conversation, which else needs
-        only a question.
+        answered: whether a label is needed, or an answer in a conversation; if not, a
+        conversation needs a question alone.
         """
         import pyarrow.compute as pc
 

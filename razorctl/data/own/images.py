@@ -306,7 +306,7 @@ def content_fault(
 def unreadable_image(row: Mapping[str, Any]) -> str | None:
     """The first image or mask of a row that cannot be read now, with its fault; None if all can.
 
-    row: as it is stored, with paths, bytes or structs of both.
+    row: a stored row, with paths, bytes or structs of both.
     """
     for column in ("image", "mask"):
         value = row.get(column)

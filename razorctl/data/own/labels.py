@@ -161,7 +161,7 @@ def finder(classes: Sequence[str]) -> Callable[[str], int]:
 
 
 def class_name(value: Any) -> str:
-    """The name of the class that a label which is no number of a class stands for."""
+    """The class name for a label: True -> 'true', 3.0 -> '3'."""
     if isinstance(value, float):
         value = int(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -279,7 +279,7 @@ def renumbered(
         labels: the numbers of the labels; -1 is none.
         names: the classes of the data set.
         classes: the classes of the run.
-        rows: those that count; None is all.
+        rows: the rows that count; None is all.
     """
     import numpy as np
 
@@ -303,8 +303,8 @@ def refuse_unknown(name: str, unknown: Sequence[str], classes: Sequence[str]) ->
 def class_names_in(folder: Path) -> tuple[str, ...] | None:
     """The names of the classes as a file in the folder has them; None without one.
 
-    classes.txt has a name on each line, the first that of the value 0; id2label.json an object of
-    values and names. Raises DataError if it cannot be used.
+    classes.txt has a name on each line, from the value 0 on; id2label.json is an object of values
+    and names. Raises DataError if it cannot be used.
     """
     file = folder / NAMES
     if not file.exists():

@@ -1,4 +1,4 @@
-"""Masks of images: the classes in them, and those that cannot be used."""
+"""Masks of images: their classes, and masks that cannot be used."""
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
@@ -36,7 +36,7 @@ def findings(raw: RawRows, faults: Faults, progress: Progress = lambda _: None) 
 
 
 def with_classes(raw: RawRows, request: DataRequest) -> RawRows:
-    """The rows with their classes: those that are said, or else the values of the training masks.
+    """The rows with their classes: as options say, or else the values of the training masks.
 
     Reads the masks only in the second case. Raises DataError if they have no classes.
     """
@@ -82,7 +82,7 @@ def _by_values(raw: RawRows) -> RawRows:
 def mask_faults(raw: RawRows, looked: Findings) -> dict[str, dict[int, str]]:
     """The rows whose masks cannot be used, by their findings.
 
-    raw: with the classes, as far as they are known. Raises DataError for palettes that differ, and
+    raw: has the classes, if they are known. Raises DataError for palettes that differ, and
     for 0 and 255 alone as the values of two classes with names.
     """
     if not raw.mask_classes:

@@ -1,4 +1,4 @@
-"""Rows as they are stored, and how bad ones are named, counted and refused."""
+"""Stored rows, and how bad rows are named, counted and refused."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -99,7 +99,7 @@ def walk(top: Path) -> Iterator[tuple[str, list[str], list[str]]]:
 
 @dataclass(frozen=True)
 class RawRows:
-    """The rows of each split of a data set as they are stored.
+    """The stored rows of each split of a data set.
 
     A row has a `label` (regression: `number`, multi-label: `labels`, or a `flag.0` and so on for
     each class), and an `image` or a `text` and sometimes a `text_pair`. An image is a path, bytes,

@@ -26,7 +26,7 @@ WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 
 @dataclass(frozen=True)
 class DataRequest:
-    """The part of a job that its data depend on; fields are those of `Job`, but for these.
+    """The part of a job that its data depend on, with fields of `Job` and four others.
 
     name: what the data are called in sentences. trained: what a finished run has asked, whose
     columns are used where tables have them; None without one. classes: the class names of that run,
@@ -90,7 +90,7 @@ class DataRequest:
     def splits(self, names: Collection[str]) -> dict[str, str]:
         """`train`, `validation` and `test`, as far as they are used -> the name in the data.
 
-        names: those of all splits in the data. Raises UsageError if a given split is not there,
+        names: all splits in the data. Raises UsageError if a given split is not there,
         or if it is not clear which one to use.
         """
         if self.split is not None:

@@ -1,4 +1,4 @@
-"""Bad rows, as far as they are known without reading images, and notes on good rows."""
+"""Bad rows that are known without reading images, and notes on good rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ WITHOUT = ", without {}, which has no labels"
 
 
 def faults(raw: RawRows, answered: bool = True) -> dict[str, dict[int, str]]:
-    """The bad rows of each split: those with a fault, or with an empty text or message.
+    """The bad rows of each split, which have a fault, or an empty text or message.
 
     answered: as of `Field.faults`.
     """

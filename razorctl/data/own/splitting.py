@@ -130,7 +130,7 @@ class SplitRows:
     def hold_out(self, rows: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
         """The numbers of the training rows to hold out; raises DataError if none can be.
 
-        rows: the numbers of those that are good.
+        rows: the numbers of good rows.
         """
         share = self.request.share(self.raw.splits)
         if self.raw.cut:
@@ -146,7 +146,7 @@ class SplitRows:
         return held_out
 
     def counts(self) -> dict[str, int]:
-        """The rows of each split, and of what is held out, as far as they are known to be good."""
+        """The number of rows of each split, and of rows to hold out, without known bad rows."""
         good = self._enough(self.faults)
         counts = {split: len(of) for split, of in good.items()}
         counts["held out"] = len(self.hold_out(good["train"]))
@@ -229,7 +229,7 @@ class SplitRows:
         return select_rows(self.raw, split, numbers, **columns)
 
     def _record(self, held_out: "np.ndarray[Any, Any]", faults: Faults) -> dict[str, Any]:
-        """The document on rows in the run directory; they are counted from 0 as they are stored."""
+        """The document on rows in the run directory; stored rows are counted from 0."""
         return {
             "dataset": place(self.raw.name),
             "split": self.raw.names["train"],
@@ -265,7 +265,7 @@ def check_rows(request: DataRequest, raw: RawRows) -> SplitRows:
 def read_labels(request: DataRequest, raw: RawRows, looked: Findings) -> tuple[Targets, Faults]:
     """The labels of rows, by the classes of good ones, and the faults of all.
 
-    looked: the findings on images, as far as they are known.
+    looked: the findings on images, if they are known.
     """
     raw = replace(raw, sorted=raw.sorted or bool(no_labels(request.classes)))
     of_images = images.image_faults(looked)

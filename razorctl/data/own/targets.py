@@ -39,7 +39,7 @@ class Targets:
         numbers: split -> the number of each row's class, by which rows are held out; 0 of other
             tasks, and -1 without a label.
         labels: split -> the `label` of each row, as `Splits` has it; empty of tasks without.
-        faults: the rows whose labels cannot be used, beside those without one.
+        faults: the rows whose labels cannot be used; rows without a label are no part.
         notes: sentences on labels that are none, or are spelled in several ways.
     """
 
@@ -51,7 +51,7 @@ class Targets:
 
 
 def targets_of(raw: RawRows, bad: Faults) -> Targets:
-    """The labels of rows, by the classes of those that are not bad.
+    """The labels of rows; classes come from the rows that are not bad.
 
     Raises DataError for labels that their task cannot use.
     """

@@ -81,7 +81,7 @@ def whitened(data: "Dataset", white: int | None) -> "Dataset":
 class UnlabeledRows:
     """Good rows without labels: of one table or text file, or of image files.
 
-    raw: the rows as they are stored, as its test split. kept: the numbers of the good ones, counted
+    raw: the stored rows, as its test split. kept: the numbers of the good ones, counted
     from 0. white: the level of white in images.
     """
 
@@ -104,7 +104,7 @@ class UnlabeledRows:
         return ((self.raw.name, int(row)) for row in self.kept)
 
     def place(self, row: int) -> str:
-        """The place of a row by its number as it is stored, for a sentence."""
+        """The place of a stored row by its number, for a sentence."""
         return self.raw.place("test", row)
 
     @property

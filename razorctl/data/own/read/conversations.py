@@ -16,7 +16,7 @@ ANSWER = ("output", "response", "answer", "completion")
 SYSTEM = ("system", "system_prompt")
 QUESTIONS = ("question", "query")
 LIST = re.compile(r"\s*\[\s*\{")  # begins a list of messages, as JSON or as Python prints it
-# The columns of a prompt, and those of its input.
+# The columns of a prompt, and the columns of its input.
 FORMS: Sequence[tuple[Sequence[str], Sequence[str]]] = (
     (("instruction",), ("input", "context")),
     (("prompt",), ()),
@@ -42,7 +42,7 @@ def columns_of(table: Table, answered: bool = True) -> TableColumns | None:
         prompt, answer = first(asked), first(ANSWER)
         if prompt is None or (answer is None and (answered or not more)):
             continue
-        # Answers to questions may be classes; those to instructions are for a model that writes.
+        # Answers to questions may be classes; answers to instructions are for a model that writes.
         sure = asked is not QUESTIONS and "causal-lm" in request.tasks
         added = first(more)
         texts = [prompt] if answer is None else [prompt, answer]

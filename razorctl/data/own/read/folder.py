@@ -61,9 +61,9 @@ def raw(request: DataRequest, folder: Path) -> RawRows:
 
 
 def images_of(request: DataRequest, names: Iterable[str], stdin: Iterable[str]) -> RawRows:
-    """Images without labels: files, those in folders, and those that standard input names.
+    """Images without labels: files, files in folders, and files that standard input names.
 
-    A row has a `name`, that of the image in its folder. Raises DataError for a folder without
+    A row has a `name`, the path of the image in its folder. Raises DataError for a folder without
     images.
     """
     rows = (
@@ -81,9 +81,9 @@ def images_of(request: DataRequest, names: Iterable[str], stdin: Iterable[str]) 
 
 
 def _named_images(request: DataRequest, name: str, stdin: Iterable[str]) -> list[tuple[str, str]]:
-    """The path of each image and its name in the folder, or else that of its file.
+    """The path of each image, and its path in the folder or else its name.
 
-    For segmentation a folder of images is taken, not that of masks beside it.
+    For segmentation a folder of images is taken, not the folder of masks beside it.
     """
     top = Path(name)
     if name == STDIN or not top.is_dir():
@@ -204,8 +204,8 @@ def _counts(file: Path, others: set[str]) -> bool:
 def pairs(folder: Path) -> Parts | None:
     """The folders of images and of masks in a folder, of each split; None if there are none.
 
-    Folders `images` and `masks` are in the folder or in that of each split, or have folders of
-    splits inside. Without splits the name of the split is that of the folder.
+    Folders `images` and `masks` are in the folder or in the folder of each split, or have folders
+    of splits inside. Without splits the split is called as the folder.
     """
     both = _both(folder)
     if both is not None:

@@ -13,7 +13,7 @@ from razorctl.config.tasks import LANGUAGE
 from razorctl.data.own import chats, rows
 from razorctl.data.own.raw import RawRows
 from razorctl.data.own.read import parquet
-from razorctl.data.own.read.recognition import number_notes, table_columns
+from razorctl.data.own.read.recognition import table_columns
 from razorctl.data.own.read.refused import refuse_table
 from razorctl.data.own.read.sample import SAMPLE, Sample
 from razorctl.data.own.read.table import Table
@@ -98,7 +98,7 @@ def card(request: DataRequest) -> DatasetCard | None:
 
 
 def _word(kind: Any) -> list[Any]:
-    """A value that stands for those of a column, as far as its type says what they are."""
+    """A value that stands for all values of a column, as far as its type tells them."""
     if getattr(kind, "dtype", None) in ("string", "large_string"):
         return ["word"]
     if isinstance(kind, dict) or hasattr(kind, "languages"):
@@ -183,7 +183,7 @@ def _raw(
         class_names=columns.class_names or named,
         root=folder.parents[1],  # where the links of the hub's cache lead
         task=columns.task,
-        notes=number_notes(table, columns),
+        notes=columns.notes,
     )
 
 

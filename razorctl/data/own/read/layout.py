@@ -32,9 +32,9 @@ def is_table(file: Path, tagged: bool = False) -> bool:
 def in_folder(folder: Path, tagged: bool = False) -> SplitFiles:
     """Split -> its tables in a folder; empty if it has none.
 
-    They are those that `datasets` has saved there, that the card of a repository names, that are
-    called as splits or lie in folders that are, or its only table. Else they are those in its only
-    folder, which is called as in INSIDE. Raises UsageError for a card of several configs.
+    `datasets` has saved them there, the card of a repository names them, or they or their folders
+    are called as splits. Else it is the only table, or the tables in the only folder if that is
+    called as in INSIDE. Raises UsageError for a card of several configs.
     tagged: as of `is_table`.
     """
     folders = folders_in(folder)
@@ -45,7 +45,7 @@ def in_folder(folder: Path, tagged: bool = False) -> SplitFiles:
 
 
 def _saved(folder: Path) -> SplitFiles:
-    """The files of `save_to_disk`, without those that `datasets` has cached beside them."""
+    """The files of `save_to_disk`, without files that `datasets` has cached beside them."""
     names = documents.read_cached(folder / "dataset_dict.json", dict[str, list[str]]) or {}
     parts = {name: folder / name for name in names.get("splits", ())}
     found: SplitFiles = {}

@@ -244,7 +244,7 @@ def of_tokens(file: Path, sure: bool = True) -> Callable[[Path], Iterator[Line]]
     """The reader of a text file whose first lines are tokens with a tag each; None of others.
 
     Such files are often called train.txt, or as a table without having a header. CoNLL-U is known
-    by its columns. sure: whether tags must be those of entities.
+    by its columns. sure: whether tags must be of entities.
     """
     if file.suffix.casefold() not in UNSAID or not file.is_file():
         return None
@@ -321,7 +321,7 @@ def class_names(file: Path, columns: TableColumns) -> None:
 
 
 def records(file: Path, columns: TableColumns) -> Iterator[dict[str, Any]]:
-    """The rows of one file as of `rows`, one at a time; image paths are relative to its folder."""
+    """Yields the rows of one file, as `rows` has them; image paths are relative to its folder."""
     kinds: dict[str, str] = {}
     renamed = columns.renamed
     parts = {name: column for column, name in renamed.items() if name in chats.PARTS}

@@ -119,7 +119,7 @@ def class_names(file: Path, columns: TableColumns) -> tuple[str, ...] | None:
 
 
 def named_classes(kind: Any) -> tuple[str, ...] | None:
-    """The names of the classes that a type of `datasets` has, or that in its lists; else None."""
+    """The names of classes that a type of `datasets`, or of items of its lists, has; else None."""
     names = getattr(getattr(kind, "feature", kind), "names", None)
     return None if names is None else tuple(names)
 

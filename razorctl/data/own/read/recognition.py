@@ -30,7 +30,7 @@ def table_columns(table: Table) -> TableColumns:
     columns = _columns_of(table)
     _refuse_misread(table, columns)
     unused = tuple(c for c in table.sample.values if c not in columns.renamed)
-    return replace(columns, unused=unused)
+    return replace(columns, unused=unused, notes=_number_notes(table, columns))
 
 
 def _columns_of(table: Table) -> TableColumns:
@@ -109,7 +109,7 @@ def _refuse_misread(table: Table, columns: TableColumns) -> None:
         )
 
 
-def number_notes(table: Table, columns: TableColumns) -> tuple[str, ...]:
+def _number_notes(table: Table, columns: TableColumns) -> tuple[str, ...]:
     """A note on numbers that are taken as classes, unless they only number these: 0, 1, 2."""
     label, request = columns.get("label"), table.request
     if label is None or request.task is not None or "regression" not in request.tasks:

@@ -198,7 +198,7 @@ class Table:
     def tokens_and_tags(self) -> tuple[str | None, str | None]:
         """The columns of lists of tokens and of their tags; None if not clear.
 
-        Of several columns of tags, those of named entities count.
+        Of several columns of tags, a column of named entities counts.
         """
         sample, tokens, label = self.sample, self.tokens(), self.request.label_column
         if tokens is None:

@@ -29,12 +29,13 @@ class TableColumns:
     """The columns of a table that a task uses.
 
     roles: each role, a column of `RawRows`, with the column of the table. There is no `label` if
-    labels are not read. unused: the other columns of the table.
+    labels are not read. unused: the other columns of the table. notes: as of `RawRows`.
     """
 
     roles: tuple[tuple[str, str], ...]
     task: Task = "classification"
     unused: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, task: Task = "classification", /, **roles: str | None) -> "TableColumns":
@@ -73,7 +74,7 @@ class TableColumns:
         return list(dict.fromkeys(names))
 
     def details(self, more: str = "") -> str:
-        """The columns, as the end of a sentence; more: what comes before those that are unused."""
+        """The columns, as the end of a sentence. more: stands before the unused columns."""
         words: dict[str, list[str]] = {}
         for role, column in self.roles:
             word = WORDS.get(role.partition(".")[0], role)

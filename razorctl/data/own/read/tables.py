@@ -12,7 +12,7 @@ from razorctl.data.own import labels, rows
 from razorctl.data.own.raw import RawRows
 from razorctl.data.own.read import conversations, layout, lines, parquet, texts
 from razorctl.data.own.read.folder import ARCHIVES
-from razorctl.data.own.read.recognition import number_notes, table_columns
+from razorctl.data.own.read.recognition import table_columns
 from razorctl.data.own.read.refused import refuse_document
 from razorctl.data.own.read.sample import SUFFIXES as IMAGE_SUFFIXES
 from razorctl.data.own.read.sample import Sample, normalized_name
@@ -111,10 +111,11 @@ def raw(
         _check_columns(file, samples[file], columns)
     class_names = _class_names(request.name, every, columns, root)
     names = {split: str(part[0].relative_to(root)) for split, part in files.items()}
-    notes, untyped = number_notes(table, columns), kinds <= {".csv", ".tsv"}
+    untyped = kinds <= {".csv", ".tsv"}
     if untyped:
-        notes += _header_note(every[0], first, columns)
-    more = {"class_names": class_names, "root": root, "notes": notes, "untyped": untyped}
+        notes = (*columns.notes, *_header_note(every[0], first, columns))
+        columns = replace(columns, notes=notes)
+    more = {"class_names": class_names, "root": root, "untyped": untyped}
     return _rows(request, files, names, columns, left_out, **more)
 
 
@@ -162,7 +163,7 @@ def _rows(
         left_out += f", without {units.count(left, 'row')} of other splits" if left else ""
     details = columns.details(left_out + rows.unlabeled_out(request, splits, names))
     name, modality, task = request.name, columns.modality, columns.task
-    return RawRows(name, modality, splits, names, details, task=task, **more)
+    return RawRows(name, modality, splits, names, details, task=task, notes=columns.notes, **more)
 
 
 def _split_column(request: DataRequest, sample: Sample) -> str | None:
@@ -202,7 +203,7 @@ def _labeled(
     samples: Mapping[Path, Sample],
     columns: TableColumns,
 ) -> tuple[dict[str, Sequence[Path]], str]:
-    """The tables of each split without those that lack labels, unless they are asked for.
+    """The tables of each split; tables that lack labels are left out unless they are asked for.
 
     Returns also what to say of that, as the end of a sentence.
     """

@@ -52,7 +52,7 @@ def in_folder(folder: Path) -> Files:
 
 
 def others(folder: Path) -> list[str]:
-    """The endings of the files in a folder that are no texts, and the names of those on others."""
+    """The endings of files in a folder that are no texts, and the names of files about others."""
     left = (file for file in _files(folder) if is_about(file) or not is_text(file))
     return sorted({file.name if is_about(file) else file.suffix or file.name for file in left})
 
