@@ -78,3 +78,9 @@ def refused(model: str, dataset: str, **settings: Any) -> str:
     with pytest.raises((UsageError, DataError)) as error:
         data.source_of(Job(model, dataset, **settings))
     return str(error.value)
+
+
+def refuses(error: type[Exception], said: str, *job: Any, **settings: Any) -> None:
+    """Asserts that the data of a job are refused, or not loaded, with a pattern in the error."""
+    with pytest.raises(error, match=said):
+        data.source_of(Job(*job, **settings)).load()

@@ -14,10 +14,7 @@ if TYPE_CHECKING:
 REPO = "zhoubolei/scene_parse_150"
 BRANCH = "refs/convert/parquet"  # the main one has only a script
 CLASSES = Path(__file__).parent / "scene_parse_150" / "classes.txt"
-FILES = {
-    "train": ["scene_parsing/train/*.parquet"],
-    "test": ["scene_parsing/validation/*.parquet"],
-}
+FILES = {"train": ["scene_parsing/train/*.parquet"], "test": ["scene_parsing/validation/*.parquet"]}
 COLUMNS = {"image": "image", "annotation": "mask"}
 
 

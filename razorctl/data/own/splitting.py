@@ -50,10 +50,7 @@ def stratified(labels: "np.ndarray[Any, Any]", share: float, seed: int) -> "np.n
 
 
 def select_rows(
-    raw: RawRows,
-    split: str,
-    numbers: "np.ndarray[Any, Any]",
-    **columns: "np.ndarray[Any, Any]",
+    raw: RawRows, split: str, numbers: "np.ndarray[Any, Any]", **columns: "np.ndarray[Any, Any]"
 ) -> Any:
     """The rows with these numbers, as `Splits` has them; columns: more of them, of all rows."""
     from razorctl.data.own.decoding import as_images

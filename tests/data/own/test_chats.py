@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from datasets import Dataset
 from razorctl import data
 from razorctl.config.job import Job
 from razorctl.errors import DataError
+from tests.own import refuses
 
 ASKED = ["What is 2 + 2?", "Name a color.", "Who wrote it?", "Why?"]
 ANSWERS = ["It is four.", "Blue.", "Nobody knows.", "For no reason."]
@@ -216,6 +218,4 @@ DOCUMENTS = {
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_wrong_json_is_named_with_its_line(document):
     Path("a.json").write_text(document)
-    with pytest.raises(DataError) as caught:
-        data.source_of(Job("gpt2", "a.json"))
-    assert DOCUMENTS[document] in str(caught.value)
+    refuses(DataError, re.escape(DOCUMENTS[document]), "gpt2", "a.json")

@@ -23,7 +23,7 @@ from razorctl.errors import DataError, lacks_memory
 from razorctl.models.images import MODES, converted
 from razorctl.system import documents
 from tests import local_hub
-from tests.own import photos, picture
+from tests.own import photos, picture, refuses
 
 PIL.Image.init()
 KNOWN = [name for name in decoding.FORMATS if name in PIL.Image.OPEN]
@@ -82,8 +82,7 @@ def test_other_formats_are_refused_with_the_file(kind, monkeypatch):
     photos(Path("d"))
     content = saved(kind, "P" if kind == "GIF" else "RGB") or EPS
     Path("d/car/0.png").write_bytes(content)
-    with pytest.raises(DataError, match=rf"1 bad row: car/0.png \({UNREAD}\)"):
-        data.source_of(Job("vit-micro", "d")).load()
+    refuses(DataError, rf"1 bad row: car/0.png \({UNREAD}\)", "vit-micro", "d")
     assert images.image_fault(None, content) == UNREAD
 
 

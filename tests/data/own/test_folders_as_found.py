@@ -9,7 +9,7 @@ from razorctl import data
 from razorctl.config.job import Job
 from razorctl.data.own import whole
 from razorctl.errors import DataError
-from tests.own import photos, picture, refused, table, texts
+from tests.own import photos, picture, refused, refuses, table, texts
 
 
 def loaded(dataset, model="bert-base", **settings):
@@ -216,8 +216,7 @@ def test_snapshots_of_the_hubs_cache():
     Path("secret.jpg").write_bytes(b"")
     (snapshot / "images/cat/0.jpg").unlink()
     (snapshot / "images/cat/0.jpg").symlink_to(Path("secret.jpg").absolute())
-    with pytest.raises(DataError, match="outside the folder of its table"):
-        data.source_of(Job("vit-micro", str(snapshot / "images"))).load()
+    refuses(DataError, "outside the folder of its table", "vit-micro", str(snapshot / "images"))
 
 
 def test_places_of_data_keep_links():

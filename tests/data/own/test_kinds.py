@@ -22,7 +22,7 @@ from razorctl.data.own import images, store, whole
 from razorctl.data.own.read import parquet
 from razorctl.errors import DataError, UsageError, lacks_memory
 from razorctl.models.images import converted
-from tests.own import CLASSES, floats, photos, picture, table, texts
+from tests.own import CLASSES, floats, photos, picture, refuses, table, texts
 
 
 def load(dataset: str, **settings):
@@ -211,8 +211,7 @@ def test_tables_that_number_their_classes_otherwise_are_refused():
     rows = Dataset.from_dict({"text": [f"a text {i}" for i in range(8)], "label": [1, 0] * 4})
     for split, names in {"train": ["a", "b"], "test": ["b", "a"]}.items():
         rows.cast_column("label", ClassLabel(names=names)).to_parquet(f"d/{split}.parquet")
-    with pytest.raises(DataError, match="the tables of d number their classes otherwise"):
-        data.source_of(Job("any", "d"))
+    refuses(DataError, "the tables of d number their classes otherwise", "any", "d")
 
 
 def test_a_large_table_of_images_is_found_from_another_folder(monkeypatch):
@@ -247,8 +246,7 @@ def test_images_in_parquet():
 
 def test_no_table_of_other_files():
     Path("a.txt").touch()
-    with pytest.raises(UsageError, match="give CSV, TSV, JSONL, JSON, CONLL, CONLLU, BIO, "):
-        data.source_of(Job("any", "a.txt"))
+    refuses(UsageError, "give CSV, TSV, JSONL, JSON, CONLL, CONLLU, BIO, ", "any", "a.txt")
 
 
 LONG_TEXTS = {  # columns of texts, and what each row has of them
@@ -317,8 +315,7 @@ def test_a_parquet_file_that_cannot_be_read_is_named(after, error, monkeypatch):
 def test_the_last_rows_of_a_large_table_are_checked_too(monkeypatch):
     monkeypatch.setattr(store, "SMALL", 0)
     table(texts(Path("a.csv"), 3000), [f"text {i},x" for i in range(2999)] + [",y"])
-    with pytest.raises(DataError, match=r"has 1 bad row: a.csv, line 3001 \(empty text\)"):
-        data.source_of(Job("any", "a.csv"))
+    refuses(DataError, r"has 1 bad row: a.csv, line 3001 \(empty text\)", "any", "a.csv")
 
 
 def test_images_are_decoded_again_only_if_one_changes(monkeypatch):

@@ -14,7 +14,7 @@ from razorctl.models.masks import mask_labels
 from razorctl.training import evaluation_rows
 from razorctl.training.evaluation_rows import splits_of_run
 from tests.data.own.test_masks import job, load, mask, pairs
-from tests.own import photos
+from tests.own import photos, refuses
 
 RED, GREEN, BLACK = (255, 0, 0), (0, 128, 0), (0, 0, 0)
 TWO = "000000=ground,ff0000=car,008000=car"
@@ -181,7 +181,6 @@ def test_other_masks_are_read_by_the_values_that_a_run_was_trained_on():
 
 def test_masks_that_are_not_there():
     photos(Path("p"))
-    with pytest.raises(UsageError, match="p has no masks; leave --mask-values"):
-        data.source_of(Job("resnet18", "p", mask_values="0,1"))
+    refuses(UsageError, "p has no masks; leave --mask-values", "resnet18", "p", mask_values="0,1")
     with pytest.raises(UsageError, match="values or colors; give one"):
         job("d", mask_values="0,1", mask_colors=TWO)

@@ -13,7 +13,7 @@ from razorctl.config.job import Job
 from razorctl.data.own.read import hub as hubs
 from razorctl.errors import DataError
 from tests import local_hub
-from tests.own import photos, picture, refused, table, written
+from tests.own import photos, picture, refused, refuses, table, written
 
 PROSE = [f"a long text, number {i}" for i in range(8)]
 LISTS, FEW = [["a", "b"]] * 8, [0, 1] * 4
@@ -74,10 +74,7 @@ FINE = {
         {"file": IMAGES, "class": FEW, **dict.fromkeys(("xmin", "ymin", "xmax", "ymax"), FEW)},
         "vit-micro",
     ),
-    "instructions with inputs": (
-        {"instruction": PROSE, "input": PROSE, "output": PROSE},
-        "gpt2",
-    ),
+    "instructions with inputs": ({"instruction": PROSE, "input": PROSE, "output": PROSE}, "gpt2"),
     "one instruction": ({"instruction": ["Go on."] * 8, "input": PROSE, "output": PROSE}, "gpt2"),
     "texts with a figure": ({"text": PROSE, "score": [i / 3 for i in range(8)]}, "gpt2"),
     "a review in short": ({"review": PROSE, "summary": PROSE, "mood": FEW}, "bert-base"),
@@ -263,5 +260,4 @@ def test_conversations_of_either_form(keys, kind, hub):
 def test_speakers_that_no_template_knows_are_bad_rows(kind):
     judged = [*SHARED, {"from": "judge", "value": "well done"}]
     name = written({"conversations": [SHARED] * 6 + [judged]}, kind)
-    with pytest.raises(DataError, match=r"(line 7|row 6) \(the role 'judge' is none of system, u"):
-        data.source_of(Job("gpt2", name)).load()
+    refuses(DataError, r"(line 7|row 6) \(the role 'judge' is none of system, u", "gpt2", name)

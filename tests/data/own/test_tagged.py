@@ -8,6 +8,7 @@ from razorctl import data
 from razorctl.config.job import Job
 from razorctl.data.own import whole
 from razorctl.errors import UsageError
+from tests.own import refuses
 
 WORDS = [[f"word{(3 * i + j) % 17}" for j in range(2 + i % 4)] for i in range(12)]
 ENTITIES = [["B-PER", "I-PER", "O", "B-LOC", "O"][: len(own)] for own in WORDS]
@@ -135,8 +136,7 @@ def test_tokens_outside_of_entities_alone_at_first():
 def test_a_task_settles_text_files(name):
     written(name, "{w} {p}")
     top = name.partition("/")[0]
-    with pytest.raises(UsageError, match="looks like tokens with a tag each; say what it is with"):
-        data.source_of(Job("bert-base", top))
+    refuses(UsageError, "looks like tokens with a tag each; say what it is with", "bert-base", top)
     assert read(top, task="token-classification") == pairs(PARTS)
     assert data.source_of(Job("bert-base", top, task="masked-lm")).task == "masked-lm"
 

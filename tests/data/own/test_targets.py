@@ -1,5 +1,6 @@
 """Labels that are no single classes: what is read from every kind of file, and bad ones."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from razorctl.data.own.fields import FIELDS
 from razorctl.data.own.read.lines import conll as conll_lines
 from razorctl.errors import DataError, RazorError, UsageError
 from tests import local_hub
-from tests.own import picture, written
+from tests.own import picture, refuses, written
 
 TEXTS = [f"a text of {i} words" for i in range(12)]
 NUMBERS = [i / 3 for i in range(12)]
@@ -230,8 +231,7 @@ def test_a_malformed_list_among_lists_is_a_bad_row(case, column):
 def test_most_lists_that_are_malformed_are_lists_still():
     lists = ['["red", "so', '["red", "soft"]', '["so'] * 4
     name = written({"text": TEXTS, "colors": lists})
-    with pytest.raises(DataError, match=r"a.jsonl has 8 bad rows"):
-        data.source_of(Job("bert-base", name)).load()
+    refuses(DataError, r"a.jsonl has 8 bad rows", "bert-base", name)
 
 
 def test_classes_that_begin_as_lists_are_classes():
@@ -287,9 +287,7 @@ def test_bad_labels(case):
     columns, settings, said = BAD_SETS[case]
     count = len(next(iter(columns.values())))
     name = written({"text": [f"a text of {i} words" for i in range(count)], **columns})
-    with pytest.raises(DataError) as error:
-        data.source_of(Job("bert-base", name, **settings)).load()
-    assert said in str(error.value)
+    refuses(DataError, re.escape(said), "bert-base", name, **settings)
 
 
 UNCLEAR = {
@@ -421,9 +419,7 @@ def test_bad_tags(case):
     columns, said = BAD_TAGS[case]
     more = {"tokens": TOKENS, "tags": TAGGED}
     name = written({name: [*own, *more[name]] for name, own in columns.items()})
-    with pytest.raises(DataError) as error:
-        data.source_of(Job("bert-base", name)).load()
-    assert said in str(error.value)
+    refuses(DataError, re.escape(said), "bert-base", name)
 
 
 UNTAGGED = {
@@ -446,9 +442,7 @@ def test_tags_that_nothing_can_be_learned_from(case):
     if case == "a token on each row":
         columns = {"sentence #": ["1", "", "2", ""], "word": [*"abcd"], "tag": ["O"] * 4}
     name = written(columns)
-    with pytest.raises(RazorError) as error:
-        data.source_of(Job(**{"model": "bert-base", "dataset": name, **settings}))
-    assert said in str(error.value)
+    refuses(RazorError, re.escape(said), **{"model": "bert-base", "dataset": name, **settings})
 
 
 def test_a_blank_token_ends_no_sentence_in_conll():
@@ -461,13 +455,11 @@ def test_a_line_without_a_tag_in_conll():
     conll("a.conll")
     with Path("a.conll").open("a") as file:
         file.write("\n\n# id 7\n# O\nalone\n")
-    with pytest.raises(DataError, match=r"a.conll, line \d+ \(lines of 1 and 3 columns\)"):
-        data.source_of(Job("bert-base", "a.conll")).load()
+    refuses(DataError, r"a.conll, line \d+ \(lines of 1 and 3 columns\)", "bert-base", "a.conll")
     conll("a.conll")
     with Path("a.conll").open("a") as file:
         file.write("\n\na NN O\nb NN\n")  # whose tag is missing
-    with pytest.raises(DataError, match=r"a.conll, line \d+ \(lines of 2 and 3 columns\)"):
-        data.source_of(Job("bert-base", "a.conll")).load()
+    refuses(DataError, r"a.conll, line \d+ \(lines of 2 and 3 columns\)", "bert-base", "a.conll")
 
 
 REGRESSION = {"task": "regression"}
@@ -489,9 +481,7 @@ BAD = {
 def test_bad_numbers(case):
     values, settings, said = BAD[case]
     name = written({"text": TEXTS[: len(values)], "label": values}, "csv")
-    with pytest.raises(DataError) as error:
-        data.source_of(Job("bert-base", name, **settings)).load()
-    assert said in str(error.value)
+    refuses(DataError, re.escape(said), "bert-base", name, **settings)
 
 
 def test_bad_numbers_are_left_out_if_asked(caplog):
@@ -568,8 +558,7 @@ def test_a_split_whose_labels_are_secret_is_left_out(kind, task, hub):
     assert source.details[0].endswith(f", without {left}, which has no labels")
     assert source.details[2] == "11 rows to train on, 1 held out for validation"
     if kind == "without a column":
-        with pytest.raises(DataError, match=f"has no column {label}"):
-            data.source_of(Job("bert-base", "d", split="train,,test"))
+        refuses(DataError, f"has no column {label}", "bert-base", "d", split="train,,test")
 
 
 REFUSED = {

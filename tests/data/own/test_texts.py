@@ -12,17 +12,14 @@ from razorctl.config.job import Job
 from razorctl.data.own import store
 from razorctl.errors import DataError, UsageError
 from razorctl.models import ModelEntry
-from tests.own import CLASSES, photos, table
+from tests.own import CLASSES, photos, refuses, table
 from tests.own import texts as labeled
 
 ALL = ("causal-lm", "masked-lm", "classification", "segmentation")
 LM = {"task": "causal-lm"}
 DOCUMENTS = [f"Title {i}\n\nfirst line of {i}\nsecond line" for i in range(10)]
 WHOLE = "\n\n\n".join(DOCUMENTS)
-TALK = [
-    {"role": "user", "content": "a question"},
-    {"role": "assistant", "content": "an answer"},
-]
+TALK = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": "an answer"}]
 
 
 @pytest.fixture
@@ -208,8 +205,7 @@ BAD = {
 def test_bad_texts_are_named(case):
     write, message = BAD[case]
     write()
-    with pytest.raises(DataError, match=message):
-        data.source_of(Job("any", next(path.name for path in Path().iterdir()), **LM))
+    refuses(DataError, message, "any", next(path.name for path in Path().iterdir()), **LM)
 
 
 # What is there, the tasks of the model and the given one -> the task of the data.
@@ -252,8 +248,7 @@ def test_conversations_are_for_causal_models(model):
     chats("a.jsonl")
     assert data.source_of(Job("some", "a.jsonl")).task == "causal-lm"
     model("classification", "masked-lm")
-    with pytest.raises(UsageError, match="for causal-lm, and some is not; choose one of gpt2, "):
-        data.source_of(Job("some", "a.jsonl"))
+    refuses(UsageError, "for causal-lm, and some is not; choose one of gpt2, ", "some", "a.jsonl")
 
 
 UNSERVED = {
@@ -284,8 +279,7 @@ UNSERVED = {
 def test_a_task_that_data_do_not_serve(case):
     write, dataset, task, message = UNSERVED[case]
     write()
-    with pytest.raises(UsageError, match=message):
-        data.source_of(Job("any", dataset, task=task))
+    refuses(UsageError, message, "any", dataset, task=task)
 
 
 def test_a_label_column_of_texts_alone():
