@@ -160,8 +160,11 @@ def _glue(row: str) -> Source:
     split = "validation_matched" if name == "mnli" else "validation"
     texts = zip(columns.split(","), ("text", "text_pair"), strict=False)
     return from_hub(
-        *(name, f"{summary} (GLUE)", "text", "nyu-mll/glue"),
-        columns={**dict(texts), "label": "label"},
+        name,
+        f"{summary} (GLUE)",
+        "text",
+        "nyu-mll/glue",
+        {**dict(texts), "label": "label"},
         classes=int(classes),
         train_examples=int(train),
         test_examples=int(test),

@@ -24,8 +24,12 @@ TOKENS = ("tokens", "words", "token", "word")
 TAGS = ("tags", "tag", "labels", "label")  # ends of names
 TEXTS = frozenset({"text", "sentence", "review"})
 PAIRS = (
-    *(("sentence1", "sentence2"), ("sentence_1", "sentence_2"), ("text1", "text2")),
-    *(("text", "text_pair"), ("premise", "hypothesis"), ("question1", "question2")),
+    ("sentence1", "sentence2"),
+    ("sentence_1", "sentence_2"),
+    ("text1", "text2"),
+    ("text", "text_pair"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
     ("question", "sentence"),
 )
 
