@@ -172,7 +172,10 @@ FOLDERS = {
     "VOC": (lambda: put(("d/JPEGImages/1.jpg", ""), ("d/Annotations/1.xml", BOX)), "(Pascal VOC)"),
     "sound": (lambda: put(("d/a/1.wav", "x"), ("d/b/1.wav", "x")), "has sound"),
     "captions": (lambda: put(("d/1.jpg", ""), ("d/1.txt", "a cat")), "images with captions"),
-    "splits without classes": (lambda: put(("d/train/1.jpg", ""), ("d/val/2.jpg", "")), "no class"),
+    "splits without classes": (
+        lambda: put(("d/train/1.jpg", ""), ("d/val/2.jpg", "")),
+        "by train,",
+    ),
     "masks": (lambda: masked("d"), "are for segmentation, and vit-micro is not; choose one of vit"),
     "masks of splits": (lambda: masked("d", split="train"), "images with masks, which are for seg"),
     "masks as of VOC": (lambda: masked("d", "JPEGImages", "SegmentationClass"), "images with mask"),

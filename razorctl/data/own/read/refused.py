@@ -255,13 +255,13 @@ def _has(file: Path, content: Sequence[bytes]) -> bool:
 
 
 def _sign(kind: FolderKind, folder: Folder) -> Path | None:
-    """The first file by which a folder is of a kind; None if it is not."""
+    """The first file, or folder of a split, by which a folder is of a kind; None if it is not."""
     if (kind.alone and folder.images) or (kind.unsorted and not folder.unsorted):
         return None
     for file in islice(folder.matches(kind.file), SEEN):
         beside = not kind.beside or file.stem in folder.stems(folder.images_for(file))
         if beside and (not kind.content or _has(file, kind.content)):
-            return file
+            return file.parent if kind.unsorted else file
     return None
 
 
