@@ -46,8 +46,8 @@ def parts_of(names: str, columns: Collection[str]) -> list[str]:
 class Table:
     """The first rows of a table, and the request for it.
 
-    All raise UsageError, which lists the columns, for an option that names a column that is not
-    there, and for several columns that may have one role.
+    Methods raise UsageError, which lists the columns, if an option names a column that is not there
+    and if several columns may have one role.
     """
 
     request: DataRequest
