@@ -1,8 +1,7 @@
 """Models by name.
 
 Every module of this package is imported, is for one library, and defines `MODELS`, a tuple of
-`ModelEntry` entries. It imports its library only in functions, so that listing models loads no
-torch.
+`ModelEntry`. It imports its library only in functions, so that listing models loads no torch.
 """
 
 import logging
