@@ -51,7 +51,8 @@ PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
 # Relative distance between kernels that round differently; stored attention is one of them.
 TOLERANCE = {"fp32": 1e-4, "bf16": 3e-2}
 COSINE = 0.99  # at least, of logits that int8 GEMMs made to those of full
-SGD = partial(torch.optim.SGD, lr=0.0, momentum=0.9)  # all cases find the same weights
+# All cases find the same weights; a run's SGD is fused on CUDA.
+SGD = partial(torch.optim.SGD, lr=0.0, momentum=0.9, fused=torch.cuda.is_available() or None)
 FULL = Recipe("full")
 SMOKE = {"model": "vit_tiny_patch16_224", "image_size": 32, "depth": 2, "turns": 1, "steps": 1}
 COLUMNS = (  # that are printed, in milliseconds and MiB
