@@ -75,14 +75,6 @@ def test_the_largest_normal_numbers_have_the_energy_that_linear_expects(ratio):
     assert linear._largest(ratio) == pytest.approx(share.item(), rel=5e-3)
 
 
-def test_every_fused_op_has_a_case_and_agrees_with_its_body(bench):
-    roofline = bench("roofline")
-    cases = roofline.cases()
-    assert {case.op for case in cases} == {op for op in OPS.values() if op.fused is not None}
-    for case in cases:
-        roofline.check(case, 1, CPU)
-
-
 class Op:
     """An op whose kernel and body are given by what they make."""
 
@@ -92,42 +84,6 @@ class Op:
 
     def __call__(self):
         return self.made
-
-
-@pytest.mark.parametrize(
-    ("made", "right"),
-    [
-        (torch.ones(100), True),
-        (torch.full((100,), 1.001), True),
-        (torch.full((100,), 1.1), False),
-        (torch.full((100,), torch.nan), False),
-        (torch.ones(100, dtype=torch.float64), False),
-        (torch.ones(99), False),
-    ],
-)
-def test_roofline_gives_no_time_to_a_wrong_result(bench, made, right):
-    codes, roofline = torch.arange(100) // 2, bench("roofline")
-    for op in (Op(made, torch.ones(100)), Op(codes, codes + (not right))):
-        case = SimpleNamespace(op=op, name="op", args=lambda *_: ())
-        if right:
-            roofline.check(case, 1, CPU)
-        else:
-            with pytest.raises(ArithmeticError):
-                roofline.timed(case, 1, CPU)
-
-
-def test_a_gemm_takes_its_operations_over_the_rate(bench):
-    roofline = bench("roofline")
-    case = next(c for c in roofline.cases() if (c.name, c.of) == ("scaled_gemm", "fc1, dX"))
-    cost, gpu = roofline.counted(case, 128, dot=True), gpus.load("rtx-3090")
-    operations = 2 * 128 * 197 * 768 * 3072
-    assert roofline.work(cost)["operations"] == operations
-    filled = gpu.filled(128 * 197 // 128 * 768 // 128)
-    expected = LAUNCH + operations / (gpu.rates["int8"] * gpu.achieved.of("int8") * filled)
-    assert roofline.implied(cost, gpu).low == pytest.approx(expected)
-    assert roofline.implied(cost, gpu).high > 1.05 * expected
-    # Two parts of at most 64 MiB of int32, each in two kernels.
-    assert roofline.work(roofline.counted(case, 128, dot=False))["launches"] == 4
 
 
 def test_the_preset_of_a_card_is_found_by_what_torch_says(bench, monkeypatch):
@@ -153,14 +109,6 @@ def test_what_first_launches_is_compiled_in_other_processes(bench, monkeypatch, 
     assert list(tmp_path.glob("*/*.cubin"))
     module, name = sent[0].kernel
     assert "AttributeError" in first._compiled(90, replace(sent[0], kernel=(module, f"no_{name}")))
-
-
-def test_roofline_writes_what_it_counts(bench, monkeypatch, tmp_path):
-    rows = run(bench("roofline"), monkeypatch, tmp_path)["rows"]
-    assert {row["of"] for row in rows} == {"gelu"}
-    for row in rows:
-        assert row["measured_seconds"] is row["error"] is None
-        assert min(row["bytes"], row["launches"], *row["implied_seconds"].values()) > 0
 
 
 class TestAllocations:

@@ -1,7 +1,7 @@
 """Micro-batches as CUDA graphs, without torch.compile: a forward and a backward pass in one launch.
 
-The host launches a step of hundreds of kernels in a few calls: 49 ms for a step of razor on an H200
-that takes 74 ms without (scripts/bench/step.py). `doctor` tries graphs on the user's card.
+The host launches a step of hundreds of kernels in a few calls: 47 ms for a step of razor on an H100
+that takes 96 ms without (scripts/bench/phases.py). `doctor` tries graphs on the user's card.
 """
 
 import logging

@@ -179,15 +179,32 @@ def time_answer() -> str:
         for rows in (taken(d, d["precisions"][0]) for d in (load("step_cpu"), load("step_cuda")))
     )
     over = [row["over"] for row in load("published")["rows"]]
+    steps = {row["case"]: row["step_seconds"] for row in load("phases_cuda")["rows"]}
+    of_full = {name: f"{seconds / steps['full']:.2f}" for name, seconds in steps.items()}
     return prose(
         f"On two CPU cores with VNNI a step of ViT-S/16 by `razor` takes {cpu['razor']} of the "
         f"time of full fine-tuning, and {cpu['razor, int8 forward']} with the int8 forward pass; "
-        f"checkpointing takes {cpu['checkpoint']}. On an H200 a step of ViT-B/16 in bf16 takes "
-        f"{card['razor, CUDA graphs']} with `--cuda-graphs`, {card['razor']} without, where the "
-        f"host is slower than the card, and {card['checkpoint']} with checkpointing. For other "
-        f"cards times are predicted, {percent(min(over), 0)} to {percent(max(over), 0)} off the "
+        f"checkpointing takes {cpu['checkpoint']}. On an H100 a step of ViT-B/16 in bf16 takes "
+        f"{of_full['razor, CUDA graphs']} of the time of full fine-tuning, which takes "
+        f"{of_full['full, compiled']} compiled. Without CUDA graphs `razor` takes "
+        f"{of_full['razor']}, since the host is slower than the card. Checkpointing took "
+        f"{card['checkpoint']} on an H200. For other cards times are predicted, "
+        f"{percent(min(over), 0)} to {percent(max(over), 0)} off the "
         "rates that timm published."
     )
+
+
+def kernel_groups() -> str:
+    rows = load("phases_cuda")["rows"]
+    full = next(row for row in rows if row["case"] == "full")["step_seconds"]
+    groups = dict.fromkeys(name for row in rows for name in row["groups"])
+    lines = [[name, *(f"{1e3 * r['groups'].get(name, 0):.1f}" for r in rows)] for name in groups]
+    lines.append(["a step", *(f"{1e3 * row['step_seconds']:.1f}" for row in rows)])
+    lines.append(["of `full`", *(f"{row['step_seconds'] / full:.2f}" for row in rows)])
+    for name in ("peak", "reserved"):
+        cells = (f"{row[f'{name}_bytes'] / MIB:,.0f}" for row in rows)
+        lines.append([f"{name}, MiB", *cells])
+    return table(["ms", *(label(row["case"]) for row in rows)], lines) + "\n" + made("phases_cuda")
 
 
 def in_turns(stem: str, table_of: Callable[[list[Row]], str]) -> str:
