@@ -16,9 +16,7 @@ from torch import nn
 from razorctl import Job, Recipe
 from razorctl.layers.kinds.linear import Linear
 from razorctl.memory import trace_cache as traces
-from razorctl.ops.op import OPS
 from razorctl.planning import gpus
-from razorctl.planning.times import LAUNCH
 from scripts.bench import linear, planning
 
 CPU = torch.device("cpu")
