@@ -6,18 +6,24 @@ from typing import TYPE_CHECKING, Any
 from razorctl.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from razorctl.cli.calls import compare, finetune, plan, profile
-    from razorctl.cli.results import Result
-    from razorctl.config.job import Job
-    from razorctl.config.recipe import Recipe
-    from razorctl.planning.gpus import Gpu
-    from razorctl.planning.plan import Plan
-    from razorctl.rules.base import Rule
-    from razorctl.surgery.byte_budget import saved_bytes, sparsify_within
-    from razorctl.surgery.sparsify import recipe_of, restore, sparsify
-    from razorctl.training.callback import RazorCallback
-    from razorctl.training.metrics import Step
-    from razorctl.training.profiler import Profile
+    from razorctl.api import compare as compare
+    from razorctl.api import finetune as finetune
+    from razorctl.api import plan as plan
+    from razorctl.api import profile as profile
+    from razorctl.cli.results import Result as Result
+    from razorctl.config.job import Job as Job
+    from razorctl.config.recipe import Recipe as Recipe
+    from razorctl.planning.gpus import Gpu as Gpu
+    from razorctl.planning.plan import Plan as Plan
+    from razorctl.rules.base import Rule as Rule
+    from razorctl.surgery.byte_budget import saved_bytes as saved_bytes
+    from razorctl.surgery.byte_budget import sparsify_within as sparsify_within
+    from razorctl.surgery.sparsify import recipe_of as recipe_of
+    from razorctl.surgery.sparsify import restore as restore
+    from razorctl.surgery.sparsify import sparsify as sparsify
+    from razorctl.training.callback import RazorCallback as RazorCallback
+    from razorctl.training.metrics import Step as Step
+    from razorctl.training.profiler import Profile as Profile
 
 # Loaded on first use, so that `razorctl --help` imports no torch.
 _HOMES = {
@@ -30,36 +36,17 @@ _HOMES = {
     "Rule": "rules.base",
     "Step": "training.metrics",
     "Result": "cli.results",
-    "compare": "cli.calls",
-    "finetune": "cli.calls",
-    "plan": "cli.calls",
-    "profile": "cli.calls",
+    "compare": "api",
+    "finetune": "api",
+    "plan": "api",
+    "profile": "api",
     "recipe_of": "surgery.sparsify",
     "restore": "surgery.sparsify",
     "saved_bytes": "surgery.byte_budget",
     "sparsify": "surgery.sparsify",
     "sparsify_within": "surgery.byte_budget",
 }
-__all__ = [
-    "Gpu",
-    "Job",
-    "Plan",
-    "Profile",
-    "RazorCallback",
-    "Recipe",
-    "Result",
-    "Rule",
-    "Step",
-    "compare",
-    "finetune",
-    "plan",
-    "profile",
-    "recipe_of",
-    "restore",
-    "saved_bytes",
-    "sparsify",
-    "sparsify_within",
-]
+__all__ = [*_HOMES]
 
 
 def __getattr__(name: str) -> Any:

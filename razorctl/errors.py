@@ -52,9 +52,13 @@ def raise_lack(error: Exception) -> None:
 
 
 class RazorError(Exception):
-    """The base of all errors that razorctl raises for users."""
+    """The base of all errors that razorctl raises for users.
+
+    document: what is known nevertheless, under the keys of --json; None if nothing is.
+    """
 
     exit_code = 1
+    document: Mapping[str, Any] | None = None
 
 
 class UsageError(RazorError, ValueError):

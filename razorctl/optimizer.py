@@ -80,8 +80,14 @@ def _build(model: nn.Module, job: Job) -> Optimizer:
         return rounding
     if job.optimizer == "adamw":  # fused, since foreach makes temporaries as large as the model
         return AdamW(groups, job.learning_rate, fused=True)
-    # Not fused: fused SGD cannot skip the weights that a joint budget has not drawn.
-    return SGD(groups, job.learning_rate, momentum=job.momentum, foreach=True)
+    on_card = all(p.is_cuda for p in model.parameters())
+    optimizer = SGD(
+        groups, job.learning_rate, momentum=job.momentum, foreach=not on_card, fused=on_card
+    )
+    if on_card and job.momentum:  # so that fused SGD can skip what a joint budget has not drawn
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
 
 
 def traceable_optimizer(model: nn.Module, job: Job) -> Optimizer:

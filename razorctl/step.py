@@ -120,7 +120,7 @@ def train_step(
         scaler.update()
         # A compiled graph's output must not become a gradient: its next replay would write over
         # the sum.
-        keep = keep_gradients or (job.cuda_graphs and job.compile and job.accumulate > 1)
+        keep = keep_gradients or bool(job.cuda_graphs and job.compile and job.accumulate > 1)
         optimizer.zero_grad(set_to_none=not keep)
     return loss, norm
 

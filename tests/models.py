@@ -24,7 +24,7 @@ from transformers import (
 
 from razorctl import data, models
 from razorctl.data import Source, Splits
-from razorctl.models import Named, timm, transformers
+from razorctl.models import ModelEntry, timm, transformers
 from razorctl.models.timm.micro import VIT_MICRO
 from razorctl.models.transformers.repositories import REPOSITORIES
 from razorctl.planning import job_trace
@@ -109,23 +109,27 @@ def _vit(classes: int, input_size: int | None = None) -> nn.Module:
     return model
 
 
-def entry(name: str, **changes: Any) -> Named:
+def entry(name: str, **changes: Any) -> ModelEntry:
     """A small vit, resnet or bert as the registry has them; `changes` are of BERT's config."""
     if name == "resnet":
-        return Named.single(timm.from_hub(name, "small", "test_resnet", {}).of("classification"))
+        return ModelEntry.single(
+            timm.from_hub(name, "small", "test_resnet", {}).of("classification")
+        )
     if name == "vit":
         model = timm.from_hub("vit", "small", "test_vit.r160_in1k", {})
-        return Named.single(replace(model.of("classification"), bare=_vit))
+        return ModelEntry.single(replace(model.of("classification"), bare=_vit))
     config = {"model_type": "bert", **TEXT, **changes}
     return transformers.from_hub("bert", "small", "nobody/small", config)
 
 
-def two_blocks(name: str) -> Named:
+def two_blocks(name: str) -> ModelEntry:
     """vit-b16 or a registered model of transformers, with two blocks of the same widths."""
     if name == "vit-b16":
         vit = models.find(name)
         build = partial(create_model, "vit_base_patch16_224", depth=2)
-        return Named.single(replace(vit, bare=lambda classes, _=None: build(num_classes=classes)))
+        return ModelEntry.single(
+            replace(vit, bare=lambda classes, _=None: build(num_classes=classes))
+        )
     entry = REPOSITORIES[name]
     config = {**entry["config"], "num_hidden_layers": 2}
     return transformers.from_hub(name, "two layers", entry["repo"], config, entry["tasks"])
@@ -140,7 +144,7 @@ def few_tests(source: Source, rows: int = 72) -> Source:
 
 
 @contextmanager
-def registered(*entries: Named, shallow: bool = False) -> Iterator[None]:
+def registered(*entries: ModelEntry, shallow: bool = False) -> Iterator[None]:
     """Has these in the registry.
 
     `shallow` cuts vit-micro to two of six blocks, untrained, and the tests of digits to 72 rows.
@@ -150,7 +154,7 @@ def registered(*entries: Named, shallow: bool = False) -> Iterator[None]:
             micro = models.find("vit-micro")
             patch.setitem(VIT_MICRO, "depth", 2)
             patch.setitem(data.DATASETS, "digits", few_tests(data.find("digits")))
-            entries = (*entries, Named.single(replace(micro, build=micro.bare)))
+            entries = (*entries, ModelEntry.single(replace(micro, build=micro.bare)))
         for model in entries:
             patch.setitem(models.models(), model.name, model)
         job_trace._blueprint.cache_clear()

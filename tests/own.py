@@ -53,26 +53,34 @@ def texts(file: Path, count: int = 12, labels: Sequence[str] = ("pos", "neg")) -
     return table(file, rows)
 
 
-def written(columns: Mapping[str, Sequence[Any]], kind: str = "jsonl") -> str:
-    """The name of a table of this kind with these columns, in the working directory."""
+def written(columns: Mapping[str, Sequence[Any]], kind: str = "jsonl", name: str = "a") -> str:
+    """The name of a table of this kind with these columns; lists in CSV are as pandas writes."""
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    file = Path(f"{name}.{kind}")
     if kind == "jsonl":
-        Path("a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        file.write_text("\n".join(map(json.dumps, rows)))
     elif kind == "json":
-        Path("a.json").write_text(json.dumps(rows))
+        file.write_text(json.dumps(rows))
     elif kind == "csv":
-        lines = [
-            ",".join(json.dumps(value, ensure_ascii=False) for value in row.values())
-            for row in rows
-        ]
-        table(Path("a.csv"), lines, ",".join(columns))
+        lines = [",".join(map(_cell, row.values())) for row in rows]
+        table(file, lines, ",".join(columns))
     else:
-        Dataset.from_list(rows).to_parquet(f"a.{kind}")
-    return f"a.{kind}"
+        Dataset.from_list(rows).to_parquet(file)
+    return str(file)
+
+
+def _cell(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, list) else json.dumps(value, ensure_ascii=False)
 
 
 def refused(model: str, dataset: str, **settings: Any) -> str:
     """The sentence by which a data set is refused."""
     with pytest.raises((UsageError, DataError)) as error:
-        data.of(Job(model, dataset, **settings))
+        data.source_of(Job(model, dataset, **settings))
     return str(error.value)
+
+
+def refuses(error: type[Exception], said: str, *job: Any, **settings: Any) -> None:
+    """Asserts that the data of a job are refused, or not loaded, with a pattern in the error."""
+    with pytest.raises(error, match=said):
+        data.source_of(Job(*job, **settings)).load()

@@ -50,7 +50,7 @@ STARTS = """
 import io, json, pytest
 from contextlib import redirect_stdout
 file = sys.argv[3]
-for script in ("first", "step", "linear", "frontier", "roofline"):
+for script in ("first", "phases", "step", "linear", "frontier"):
     sys.argv = [script, "--help"]
     try:
         with redirect_stdout(io.StringIO()):
@@ -111,11 +111,11 @@ def test_gpu_sh_runs_what_matters_first_and_goes_on_after_a_failure(tmp_path):
     assert done.returncode == 0, done.stderr
     ran = [line.split() for line in calls.read_text().splitlines()]
     assert [Path(words[0]).stem for words in ran if "summary" not in words[0]] == [
-        *("first", "-m", "-m", "step", "linear", "frontier", "roofline")
+        *("first", "phases", "-m", "-m", "step", "linear", "frontier")
     ]
     assert [words[-1] for words in ran if "summary" in words[0]] == [
         str(tmp_path / f"out/{part}_cpu.json")
-        for part in ("first", "layers", "kernels", "step", "linear", "frontier", "roofline")
+        for part in ("first", "phases", "layers", "kernels", "step", "linear", "frontier")
     ]
     python.write_text('#!/bin/sh\necho "$@" >>"$CALLS"\n[ "$1" != scripts/bench/first.py ]\n')
     calls.unlink()

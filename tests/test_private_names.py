@@ -66,6 +66,7 @@ NAMES = {
     "torch.nn.functional._mha_shape_check",
     "torch.nn.functional._none_or_dtype",
     "torch.nn.modules.batchnorm._NormBase",
+    "torch.ops.aten._fused_sgd_.default",
     "torch.ops.aten._unsafe_view",
     "torch.utils._mode_utils.no_dispatch",
     "torch.utils._python_dispatch.TorchDispatchMode",

@@ -22,7 +22,8 @@ OPS, RULES_PAGE = ROOT / "razorctl/ops/README.md", ROOT / "razorctl/rules/README
 # Pages on how to add something, each in the folder that it is about.
 GUIDES = (*(ROOT / "razorctl").glob("*/README.md"), ROOT / "presets/README.md")
 PAGES = (
-    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "scripts/bench/README.md"),
+    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
+    *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "scripts/bench").glob("*.md"))),
     *(str(page.relative_to(ROOT)) for page in sorted(GUIDES)),
 )
 
@@ -47,6 +48,14 @@ def test_contributing_the_changelog_and_the_guides_are_short():
         lines = page.read_text().splitlines()
         assert len(lines) <= 60, page
         assert max(map(len, lines)) <= 120, page
+
+
+def test_measurements_have_a_short_index_and_pages_of_short_lines():
+    folder = ROOT / "scripts/bench"
+    assert len((folder / "README.md").read_text().splitlines()) <= 60
+    for page in folder.glob("*.md"):
+        prose = [line for line in page.read_text().splitlines() if not line.startswith("|")]
+        assert max(map(len, prose)) <= 120, page
 
 
 def blocks(page: Path) -> list[str]:
@@ -137,7 +146,7 @@ def test_a_rule_added_as_the_guide_says_passes_the_tests_that_it_joins(tmp_path)
 
 @pytest.mark.parametrize(
     "script",
-    ["bench/report.py", "bench/picture.py", "bench/curves.py", "assets/list_models.py"],
+    ["bench/report.py", "bench/picture.py", "assets/list_models.py"],
 )
 def test_figures_are_those_of_the_results(script):
     run(ROOT / "scripts" / script, "--check")

@@ -24,14 +24,14 @@ def bench(module):
 
 
 def small(module, **changes):
-    workload = replace(module("step").WORKLOADS["cpu"], **module("case").SMOKE)
-    return module("case").Bench(replace(workload, **changes), CPU)
+    workload = replace(module("step").WORKLOADS["cpu"], **module("step").SMOKE)
+    return module("step").Bench(replace(workload, **changes), CPU)
 
 
 def checked(module, bench, **case):
     """A run of a case, checked against full."""
     runs = [
-        module("case").Run(str(n), module("case").Case(**c), "fp32")
+        module("step").Run(str(n), module("step").Case(**c), "fp32")
         for n, c in ((0, {}), (1, case))
     ]
     exact = []
@@ -90,7 +90,7 @@ def test_a_forward_pass_in_int8_is_near_full_and_not_the_same(
 @pytest.mark.parametrize("case", [{}, {"rows": 2}, {"recipe": Recipe("razor", 0.5)}])
 def test_the_measured_peak_is_the_traced_one(module, case):
     bench = small(module, image_size=224)  # so that activations make it
-    run = module("case").Run("any", module("case").Case(**case), "fp32")
+    run = module("step").Run("any", module("step").Case(**case), "fp32")
     bench.measure_peak(run)
     with bench.running(run) as model:
         assert bench.allocated(run, model) == pytest.approx(run.peak, rel=0.01)
@@ -108,13 +108,13 @@ def test_micro_batches_of_razors_peak(module, bench, monkeypatch, razor, name, r
     def peak(self, run):
         run.peak = razor if run.case.recipe.method == "razor" else 10 * run.case.rows
 
-    monkeypatch.setattr(module("case").Bench, "measure_peak", peak)
+    monkeypatch.setattr(module("step").Bench, "measure_peak", peak)
     cases = module("step").at_peak(bench, "fp32", Recipe("razor", 0.5))
-    assert cases == {name: module("case").Case(rows=rows)}
+    assert cases == {name: module("step").Case(rows=rows)}
 
 
 def test_times_are_ratios_of_the_same_turn(module):
-    case = module("case")
+    case = module("step")
     seconds = {"full": [1.0, 2.0], "full, compiled": [2.0, 1.0], "razor, compiled": [1.0, 1.0]}
     group = [case.Run(n, case.Case(compiled="," in n), "fp32", s) for n, s in seconds.items()]
     full, _, razor = (case.as_row(run, group) for run in group)

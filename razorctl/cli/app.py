@@ -152,16 +152,12 @@ def main(
     ctx: typer.Context,
     config: Annotated[
         Path | None,
-        option(
-            help="TOML file of settings, such as a run's config.toml.",
-            default="razorctl.toml",
-            metavar="FILE",
-        ),
+        option("TOML file of settings, such as a run's config.toml.", "razorctl.toml", "FILE"),
     ] = None,
-    debug: Annotated[bool, option("--debug", help="Show tracebacks.", metavar="")] = False,
+    debug: Annotated[bool, option("Show tracebacks.", metavar="", flag="--debug")] = False,
     version: Annotated[
         bool,
-        option("--version", callback=_version, is_eager=True, help="Show the version.", metavar=""),
+        option("Show the version.", metavar="", flag="--version", callback=_version, is_eager=True),
     ] = False,
 ) -> None:
     """Fine-tune whole pretrained models on consumer GPUs.

@@ -12,11 +12,17 @@ from typer.core import TyperCommand
 PREFIX = "RAZORCTL"  # prefix of environment variables
 
 
-def option(*flags: str, help: str, default: str | None = None, **settings: Any) -> Any:
-    """A typer option whose help is shown exactly as written, followed by `default` if given."""
+def option(
+    help: str, default: Any = None, metavar: Any = None, flag: str = "", **settings: Any
+) -> Any:
+    """A typer option whose help is shown exactly as written, followed by `default` if given.
+
+    flag: its flag, if that is not its name's, or if a switch has no negation.
+    """
     about = help if default is None else f"{help} [default: {default}]"
     # Escaped, since rich would read "[default: 1]" as markup and drop it.
-    return typer.Option(*flags, help=escape(about), show_envvar=False, **settings)
+    settings |= {"help": escape(about), "metavar": metavar, "show_envvar": False}
+    return typer.Option(*([flag] if flag else ()), **settings)
 
 
 def skip_unset_checks(command: Any, ctx: Any) -> None:

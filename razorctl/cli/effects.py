@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl import units
 from razorctl.cli.command import PREFIX
-from razorctl.cli.settings import Call, is_given
+from razorctl.cli.settings import Call
 from razorctl.cli.views import common as views
 from razorctl.config.job import Job
 from razorctl.config.recipe import Recipe
@@ -25,16 +25,14 @@ INT8 = {
 }
 
 
-def note_settings(ctx: Call, *settings: Recipe | Job) -> None:
+def note_settings(call: Call, *settings: Recipe | Job) -> None:
     """Prints a note for each setting that the user gave and that has no effect in all `settings`.
 
     A default value in a file does not count as given: a run's config.toml has all defaults.
     """
     defaults = {field.name: field.default for field in (*fields(Job), *fields(Recipe))}
-    given = {name for name, value in (ctx.obj or {}).items() if value != defaults[name]}
-    for name in ctx.params.keys() & defaults.keys():
-        if is_given(ctx, name):
-            given.add(name)
+    given = {name for name, value in call.file.items() if value != defaults[name]}
+    given |= call.given.keys()
     first, *others = (without_effect(given, each) for each in settings)
     for sentence in first:
         if all(sentence in other for other in others):

@@ -15,29 +15,20 @@ from razorctl.cli.options import (
     option,
     with_options,
 )
-from razorctl.cli.settings import call_settings, of_other_data, print_result
+from razorctl.cli.results import print_result
+from razorctl.cli.settings import OF_DATA, Call, of_other_data
 from razorctl.cli.views import common as views
 from razorctl.cli.views import evaluate as view
 from razorctl.errors import UsageError
 
-COLUMNS = (
-    *("image_column", "text_column", "label_column", "mask_values", "mask_colors"),
-    "skip_bad",
-)
 
-
-@with_options(*COLUMNS, first=("split", "weights", "batch_size", "device", "json"))
+@with_options(*OF_DATA, first=("split", "weights", "batch_size", "device", "json"))
 def evaluate(
     ctx: typer.Context,
     run: RunArgument,
     dataset: Annotated[str | None, DATASET] = None,
     split: Annotated[
-        str | None,
-        option(
-            help="Split to evaluate.",
-            default="the one that the run was evaluated on",
-            metavar="NAME",
-        ),
+        str | None, option("Split to evaluate.", "the one that the run was evaluated on", "NAME")
     ] = None,
     weights: Weights = None,
     batch_size: Batch = None,
@@ -61,8 +52,8 @@ def evaluate(
     from razorctl.cli import progress
     from razorctl.training import evaluation_rows, run_files
 
-    given = call_settings(ctx, {**flags, "split": split, "batch_size": batch_size}).given
-    columns = [name for name in COLUMNS if name in given]
+    given = Call.typed(ctx, **flags, split=split, batch_size=batch_size).own.given
+    columns = [name for name in OF_DATA if name in given]
     if dataset is None and columns:
         flag = columns[0].replace("_", "-")
         raise UsageError(f"--{flag} is for reading DATASET; name DATASET, or leave it out.")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from razorctl.cli.options import Json, RunArgument, Weights, option
-from razorctl.cli.settings import print_result
+from razorctl.cli.results import print_result
 from razorctl.cli.views import common as views
 from razorctl.cli.views import export as view
 from razorctl.errors import UsageError
@@ -19,27 +19,21 @@ def export(
     run: RunArgument,
     to: Annotated[
         str | None,
-        option(
-            help="Files of the model's own library, or ONNX.",
-            default="safetensors",
-            metavar="[safetensors|onnx]",
-        ),
+        option("Files of the model's own library, or ONNX.", "safetensors", "[safetensors|onnx]"),
     ] = None,
     out: Annotated[
-        Path | None,
-        option(help="New directory to write.", default="RUN-FORMAT beside RUN", metavar="DIR"),
+        Path | None, option("New directory to write.", "RUN-FORMAT beside RUN", "DIR")
     ] = None,
     push_to_hub: Annotated[
-        str | None,
-        option(help="Repository ORG/NAME of the hub to write.", default="none", metavar="NAME"),
+        str | None, option("Repository ORG/NAME of the hub to write.", "none", "NAME")
     ] = None,
     private: Annotated[
-        bool, option("--private", help="Make a new repository a private one.", metavar="")
+        bool, option("Make a new repository a private one.", metavar="", flag="--private")
     ] = False,
     weights: Weights = None,
     dry_run: Annotated[
         bool,
-        option("--dry-run", help="Export, but keep nothing; print the model card.", metavar=""),
+        option("Export, but keep nothing; print the model card.", metavar="", flag="--dry-run"),
     ] = False,
     json: Json = False,
 ) -> None:

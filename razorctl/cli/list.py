@@ -2,10 +2,8 @@
 
 from typing import Annotated
 
-import typer
-
-from razorctl.cli.names import all_names, completion
-from razorctl.cli.options import Json
+from razorctl.cli.names import all_names
+from razorctl.cli.options import Json, argument
 from razorctl.cli.views import common as views
 from razorctl.cli.views import list as view
 from razorctl.errors import UsageError
@@ -17,26 +15,19 @@ DEFAULTS = "defaults"
 def list_names(
     kind: Annotated[
         str | None,
-        typer.Argument(
-            metavar="KIND",
-            help="models, datasets, methods, gpus or recipes, to show in full; or defaults, with a "
+        argument(
+            "models, datasets, methods, gpus or recipes, to show in full; or defaults, with a "
             "model and a data set.",
+            "KIND",
         ),
     ] = None,
     model: Annotated[
-        str | None,
-        typer.Argument(
-            help="Model whose defaults are shown.",
-            autocompletion=completion("models"),
-            metavar="MODEL",
-        ),
+        str | None, argument("Model whose defaults are shown.", "MODEL", "models")
     ] = None,
     dataset: Annotated[
         str | None,
-        typer.Argument(
-            help="Data set of the defaults; without it, the model's usual one.",
-            autocompletion=completion("data sets"),
-            metavar="DATASET",
+        argument(
+            "Data set of the defaults; without it, the model's usual one.", "DATASET", "data sets"
         ),
     ] = None,
     json: Json = False,

@@ -1,12 +1,12 @@
 """The options that commands share: each has a setting, a help text and a panel.
 
-`JOB` and `RECIPE` map fields of `Job` and `Recipe` to an option of the field's type; `PLANNING`
+`JOB` and `RECIPE` map fields of `Job` and `Recipe` to an option of the field's type; `PLANS`
 has the options that say what to plan for. An option that is not given is None: its default comes
 from the dataclass, the model or the method, and the help names it. A metavar is a noun in capitals,
 or the choices.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import MISSING, fields
 from functools import partial
@@ -20,23 +20,31 @@ from rich.markup import escape
 from razorctl.cli.command import option as option
 from razorctl.cli.names import completion
 from razorctl.cli.settings import AUTO
-from razorctl.config.job import AUGMENT, Job, OptimizerName
+from razorctl.config.job import Job
+from razorctl.config.keywords import RecipeSettings, TrainingSettings
 from razorctl.config.recipe import Recipe
-from razorctl.config.tasks import TASKS
+from razorctl.config.settings import types_in
 
 Command = Callable[..., Any]
 
 
 # The panels of `--help`, each of at most twelve options.
 plan_option = partial(option, rich_help_panel="Planning")
-_recipe_option = partial(option, rich_help_panel="Recipe")
-_lora_option = partial(option, rich_help_panel="LoRA")
-_optimizer_option = partial(option, rich_help_panel="Optimizer")
-_learning_option = partial(option, rich_help_panel="Training")
+_recipe = partial(option, rich_help_panel="Recipe")
+_lora = partial(option, rich_help_panel="LoRA")
+_optimizer = partial(option, rich_help_panel="Optimizer")
+_training = partial(option, rich_help_panel="Training")
 evaluation_option = partial(option, rich_help_panel="Evaluations and checkpoints")
 machine_option = partial(option, rich_help_panel="Machine")
-_data_option = partial(option, rich_help_panel="Your own data")
+_data = partial(option, rich_help_panel="Your own data")
 BY_MODEL, BY_METHOD = "by model", "by method"
+
+
+def argument(help: str, metavar: str, names: str | None = None) -> Any:
+    """An argument; names: the group of names that the shell completes."""
+    return typer.Argument(
+        help=help, metavar=metavar, autocompletion=None if names is None else completion(names)
+    )
 
 
 def _batch_size(text: str) -> int | str:
@@ -48,30 +56,25 @@ def _batch_size(text: str) -> int | str:
         raise typer.BadParameter(f"{text!r} is neither a whole number nor {AUTO}.") from None
 
 
-def _typed(kind: type[Any], **infos: Any) -> dict[str, Any]:
-    """Field name -> the field's type annotated with its option, for the fields in `infos`.
+def _typed(kind: type[Any], keywords: type[Any], **infos: Any) -> dict[str, Any]:
+    """Setting -> its type annotated with its option, for the settings in `infos`.
 
-    The help of an option ends with the field's default, if it has one.
+    keywords: the TypedDict of the settings; an option has the first type of each. Its help ends
+    with the default of the field of `kind`, if it has one.
     """
     table: dict[str, Any] = {}
-    kinds = {field.name: field for field in fields(kind)}
+    defaults = {field.name: field for field in fields(kind)}
     for name, info in infos.items():
-        field = kinds[name]
-        plain: Any = field.type
+        field, plain = defaults[name], types_in(keywords.__annotations__[name])[0]
         if get_origin(plain) is Literal:
             # The dataclass checks choices: its error names the nearest one.
-            info.metavar, plain = choices(get_args(plain)), str
+            info.metavar, plain = f"[{'|'.join(get_args(plain))}]", str
         if field.default is not MISSING and field.default is not None:
             info.help += escape(f" [default: {_shown(field.default)}]")
         if info.metavar is None:
-            info.metavar = "" if plain in (bool, bool | None) else "N"
+            info.metavar = "" if plain is bool else "N"
         table[name] = Annotated[plain | None, info]
     return table
-
-
-def choices(names: Iterable[str]) -> str:
-    """The metavar of an option that takes one of the names."""
-    return f"[{'|'.join(names)}]"
 
 
 def _shown(default: Any) -> str:
@@ -80,254 +83,167 @@ def _shown(default: Any) -> str:
     return f"{default:g}" if isinstance(default, float) else str(default)
 
 
-MODEL = typer.Argument(
-    help="Name of a model; `razorctl list` shows them.",
-    metavar="MODEL",
-    autocompletion=completion("models"),
+MODEL = argument("Name of a model; `razorctl list` shows them.", "MODEL", "models")
+DATASET = argument(
+    "Name of a data set, hf:ORG/NAME, or a folder or table of your own.", "DATASET", "data sets"
 )
-DATASET = typer.Argument(
-    help="Name of a data set, hf:ORG/NAME, or a folder or table of your own.",
-    metavar="DATASET",
-    autocompletion=completion("data sets"),
-)
-JOB = _typed(
+NAMES: dict[str, Any] = {
+    "model": Annotated[str | None, MODEL],
+    "dataset": Annotated[str | None, DATASET],
+}
+JOB = NAMES | _typed(
     Job,
-    model=MODEL,
-    dataset=DATASET,
-    epochs=_learning_option(help="Passes over the data, instead of --steps.", default=BY_MODEL),
-    steps=_learning_option(help="Optimizer steps.", default=BY_MODEL),
-    batch_size=_learning_option(
-        help="Examples in a step; auto: as many as fit the card in one pass.",
-        default=BY_MODEL,
+    TrainingSettings,
+    epochs=_training("Passes over the data, instead of --steps.", BY_MODEL),
+    steps=_training("Optimizer steps.", BY_MODEL),
+    batch_size=_training(
+        "Examples in a step; auto: as many as fit the card in one pass.",
+        BY_MODEL,
+        "[N|auto]",
         parser=_batch_size,
-        metavar="[N|auto]",
     ),
-    learning_rate=_optimizer_option(
-        "--lr",
-        envvar="RAZORCTL_LR",
-        help="Highest learning rate.",
-        default=BY_MODEL,
-        metavar="RATE",
+    learning_rate=_optimizer(
+        "Highest learning rate.", BY_MODEL, "RATE", flag="--lr", envvar="RAZORCTL_LR"
     ),
-    optimizer=_optimizer_option(
-        "--optimizer",
-        help="Optimizer; adamw8bit keeps its state in 8 bits.",
-        default=BY_MODEL,
-        metavar=choices(get_args(OptimizerName)),
+    optimizer=_optimizer("Optimizer; adamw8bit keeps its state in 8 bits.", BY_MODEL),
+    weight_decay=_optimizer("Weight decay, of all but biases and norms.", BY_MODEL, "RATE"),
+    layer_decay=_optimizer(
+        "Factor of the learning rate per layer below the last.", metavar="FACTOR"
     ),
-    weight_decay=_optimizer_option(
-        help="Weight decay, of all but biases and norms.", default=BY_MODEL, metavar="RATE"
+    momentum=_optimizer("Momentum of SGD.", metavar="FACTOR"),
+    warmup_steps=_optimizer("Steps of rising learning rate.", BY_MODEL),
+    clip_norm=_optimizer("Norm that the gradient is clipped to.", metavar="NORM"),
+    ema=_optimizer(
+        "Decay of an average of the weights, which is evaluated and exported.", "none", "DECAY"
     ),
-    layer_decay=_optimizer_option(
-        help="Factor of the learning rate per layer below the last.", metavar="FACTOR"
+    freeze=_optimizer(
+        "Weights to freeze: the first N blocks and what is before them, or names: a,b.*.",
+        "none",
+        "[N|NAMES]",
     ),
-    momentum=_optimizer_option(help="Momentum of SGD.", metavar="FACTOR"),
-    warmup_steps=_optimizer_option(help="Steps of rising learning rate.", default=BY_MODEL),
-    clip_norm=_optimizer_option(help="Norm that the gradient is clipped to.", metavar="NORM"),
-    ema=_optimizer_option(
-        help="Decay of an average of the weights, which is evaluated and exported.",
-        default="none",
-        metavar="DECAY",
+    optimizer_in_backward=_optimizer("Update a weight as soon as it has a gradient."),
+    weights=_optimizer("Dtype of the weights; bf16 is rounded stochastically."),
+    task=_training("Task.", "the data set's"),
+    input_size=_training("Side of an image in pixels, or tokens of a text.", "the model's"),
+    augment=_training("Augmentation of images; crop also flips, rand is RandAugment.", BY_MODEL),
+    mixup=_training("Alpha of mixup; 0 turns it off.", metavar="ALPHA"),
+    cutmix=_training("Alpha of cutmix; 0 turns it off.", metavar="ALPHA"),
+    label_smoothing=_training("Share of a label spread over all classes.", metavar="SHARE"),
+    class_weights=_training(
+        "Weights of classes in the loss: balanced (the rarer, the more), or numbers a,b,c.",
+        "all the same",
+        "WEIGHTS",
     ),
-    freeze=_optimizer_option(
-        help="Weights to freeze: the first N blocks and what is before them, or names: a,b.*.",
-        default="none",
-        metavar="[N|NAMES]",
-    ),
-    optimizer_in_backward=_optimizer_option(help="Update a weight as soon as it has a gradient."),
-    weights=_optimizer_option(help="Dtype of the weights; bf16 is rounded stochastically."),
-    task=_learning_option(help="Task.", default="the data set's", metavar=choices(TASKS)),
-    input_size=_learning_option(
-        help="Side of an image in pixels, or tokens of a text.", default="the model's"
-    ),
-    augment=_learning_option(
-        help="Augmentation of images; crop also flips, rand is RandAugment.",
-        default=BY_MODEL,
-        metavar=choices(AUGMENT),
-    ),
-    mixup=_learning_option(help="Alpha of mixup; 0 turns it off.", metavar="ALPHA"),
-    cutmix=_learning_option(help="Alpha of cutmix; 0 turns it off.", metavar="ALPHA"),
-    label_smoothing=_learning_option(
-        help="Share of a label spread over all classes.", metavar="SHARE"
-    ),
-    class_weights=_learning_option(
-        help="Weights of classes in the loss: balanced (the rarer, the more), or numbers a,b,c.",
-        default="all the same",
-        metavar="WEIGHTS",
-    ),
-    from_scratch=_learning_option(help="Start from random weights, not from pretrained ones."),
-    seed=_learning_option(help="Seed of the classifier, the data order and all draws."),
+    from_scratch=_training("Start from random weights, not from pretrained ones."),
+    seed=_training("Seed of the classifier, the data order and all draws."),
     metric=evaluation_option(
-        help="Figure of evaluations that chooses the best weights, such as f1.",
-        default="the data set's",
-        metavar="NAME",
+        "Figure of evaluations that chooses the best weights, such as f1.", "the data set's", "NAME"
     ),
-    patience=evaluation_option(
-        help="Evaluations without improvement that end the run.", default=BY_MODEL
+    patience=evaluation_option("Evaluations without improvement that end the run.", BY_MODEL),
+    evaluate_every=evaluation_option("Steps between evaluations.", BY_MODEL),
+    save_every=evaluation_option("Steps between checkpoints.", "every evaluation"),
+    keep_checkpoints=evaluation_option("Keep the checkpoints of a finished run."),
+    precision=machine_option("Precision of a step; auto: by device."),
+    accumulate=machine_option("Micro-batches of a step, whose gradients accumulate."),
+    workers=machine_option("Processes that load rows.", "8 on CUDA, else 0"),
+    processes=machine_option("Processes that share a batch, one per GPU; torchrun sets it."),
+    strategy=machine_option("How processes share a model; fsdp shards weights and state."),
+    strict=machine_option("Stop, instead of adapting steps, when out of memory."),
+    compile=machine_option("Compile training steps; it pays off in long runs."),
+    cuda_graphs=machine_option(
+        "Capture forward and backward passes as CUDA graphs.", "on CUDA, if batches have one shape"
     ),
-    evaluate_every=evaluation_option(help="Steps between evaluations.", default=BY_MODEL),
-    save_every=evaluation_option(help="Steps between checkpoints.", default="every evaluation"),
-    keep_checkpoints=evaluation_option(help="Keep the checkpoints of a finished run."),
-    precision=machine_option(help="Precision of a step; auto: by device."),
-    accumulate=machine_option(help="Micro-batches of a step, whose gradients accumulate."),
-    workers=machine_option(help="Processes that load rows.", default="8 on CUDA, else 0"),
-    processes=machine_option(help="Processes that share a batch, one per GPU; torchrun sets it."),
-    strategy=machine_option(help="How processes share a model; fsdp shards weights and state."),
-    strict=machine_option(help="Stop, instead of adapting steps, when out of memory."),
-    compile=machine_option(help="Compile training steps; it pays off in long runs."),
-    cuda_graphs=machine_option(help="Capture forward and backward passes as CUDA graphs."),
     activation_memory_budget=machine_option(
-        help="Share of activations that compiled steps keep, in (0, 1].",
-        default="1",
-        metavar="SHARE",
+        "Share of activations that compiled steps keep, in (0, 1].", "1", "SHARE"
     ),
     max_ratio=plan_option(
-        help="Largest ratio to choose, in plans and when out of memory.", metavar="SHARE"
+        "Largest ratio to choose, in plans and when out of memory.", metavar="SHARE"
     ),
-    image_column=_data_option(help="Column of image paths.", default="detected", metavar="COLUMN"),
-    text_column=_data_option(
-        help="Column of texts, or two: a,b.", default="detected", metavar="COLUMN"
+    image_column=_data("Column of image paths.", "detected", "COLUMN"),
+    text_column=_data("Column of texts, or two: a,b.", "detected", "COLUMN"),
+    label_column=_data(
+        "Column of labels; several of 0 and 1 are several labels: a,b.", "detected", "COLUMN"
     ),
-    label_column=_data_option(
-        help="Column of labels; several of 0 and 1 are several labels: a,b.",
-        default="detected",
-        metavar="COLUMN",
+    mask_values=_data(
+        "Values of masks that are classes: 0,255=car, or 0-20.", "those that occur", "VALUES"
     ),
-    mask_values=_data_option(
-        help="Values of masks that are classes: 0,255=car, or 0-20.",
-        default="those that occur",
-        metavar="VALUES",
+    mask_colors=_data("Colors of masks that are classes: 000000,ff0000=car.", "none", "COLORS"),
+    split=_data("Splits to use: train,validation,test.", "detected", "NAMES"),
+    validation=_data(
+        "Share of training rows to hold out, without a validation split.", "0.1", "SHARE"
     ),
-    mask_colors=_data_option(
-        help="Colors of masks that are classes: 000000,ff0000=car.",
-        default="none",
-        metavar="COLORS",
+    skip_bad=_data("Leave out bad rows instead of stopping at them."),
+    streaming=_data("Refused: see `data.of`.", hidden=True),
+    packing=_data(
+        "Pack several conversations, or short texts, into a sequence.",
+        "if an epoch of conversations gets a fifth shorter",
     ),
-    split=_data_option(
-        help="Splits to use: train,validation,test.", default="detected", metavar="NAMES"
-    ),
-    validation=_data_option(
-        help="Share of training rows to hold out, without a validation split.",
-        default="0.1",
-        metavar="SHARE",
-    ),
-    skip_bad=_data_option(help="Leave out bad rows instead of stopping at them."),
-    streaming=_data_option(help="Refused: see `data.of`.", hidden=True),
-    packing=_data_option(
-        help="Pack several conversations, or short texts, into a sequence.",
-        default="if an epoch of conversations gets a fifth shorter",
-    ),
-)
-DATA_SETTINGS = (
-    *("image_column", "text_column", "label_column", "mask_values", "mask_colors"),
-    *("split", "validation", "skip_bad", "streaming"),
 )
 RECIPE = _typed(
     Recipe,
-    method=_recipe_option(
-        help="Method; `razorctl list methods` shows all.",
+    RecipeSettings,
+    method=_recipe(
+        "Method; `razorctl list methods` shows all.",
         metavar="NAME",
         autocompletion=completion("methods"),
     ),
-    ratio=_recipe_option(
-        help="Share of activations to prune, in [0, 1); for razor, of their bytes.",
-        metavar="SHARE",
+    ratio=_recipe(
+        "Share of activations to prune, in [0, 1); for razor, of their bytes.", metavar="SHARE"
     ),
-    joint_budget=_recipe_option(
-        help="Share of parameter blocks with a gradient in a step, in (0, 1].", metavar="SHARE"
+    joint_budget=_recipe(
+        "Share of parameter blocks with a gradient in a step, in (0, 1].", metavar="SHARE"
     ),
-    joint=_recipe_option(help="Blocks that the joint budget draws; branches suit text encoders."),
-    attention=_recipe_option(help="What attention keeps for backward; auto: by method."),
-    mean_correction=_recipe_option(help="Keep each column's mean exactly; prune the rest."),
-    unbiased=_recipe_option(
-        help="Scale the gradients of drawn columns and blocks by 1 / p.", default=BY_METHOD
+    joint=_recipe("Blocks that the joint budget draws; branches suit text encoders."),
+    attention=_recipe("What attention keeps for backward; auto: by method."),
+    mean_correction=_recipe("Keep each column's mean exactly; prune the rest."),
+    unbiased=_recipe("Scale the gradients of drawn columns and blocks by 1 / p.", BY_METHOD),
+    int8_weight_grad=_recipe("Compute weight gradients of linear layers in int8.", BY_METHOD),
+    int8_input_grad=_recipe("Compute input gradients of linear layers in int8.", BY_METHOD),
+    int8_forward=_recipe(
+        "Compute outputs of linear layers in int8 in training; it cost no accuracy in tests."
     ),
-    int8_weight_grad=_recipe_option(
-        help="Compute weight gradients of linear layers in int8.", default=BY_METHOD
-    ),
-    int8_input_grad=_recipe_option(
-        help="Compute input gradients of linear layers in int8.", default=BY_METHOD
-    ),
-    int8_forward=_recipe_option(
-        help="Compute outputs of linear layers in int8 in training; it cost no accuracy in tests."
-    ),
-    activation_checkpointing=_recipe_option(
-        help="Also use the model's own activation checkpointing."
-    ),
-    lora=_lora_option(help="Train only LoRA adapters and the classifier."),
-    lora_rank=_lora_option(help="Rank of the LoRA adapters.", metavar="N"),
-    lora_alpha=_lora_option(
-        help="Factor of the LoRA adapters, times their rank.", default="2 x rank", metavar="NUMBER"
-    ),
-    lora_targets=_lora_option(
-        help="Linear layers that get adapters: q_proj,v_proj or such.",
-        default="all but the head",
-        metavar="NAMES",
+    activation_checkpointing=_recipe("Also use the model's own activation checkpointing."),
+    lora=_lora("Train only LoRA adapters and the classifier."),
+    lora_rank=_lora("Rank of the LoRA adapters.", metavar="N"),
+    lora_alpha=_lora("Factor of the LoRA adapters, times their rank.", "2 x rank", "NUMBER"),
+    lora_targets=_lora(
+        "Linear layers that get adapters: q_proj,v_proj or such.", "all but the head", "NAMES"
     ),
 )
-PLANNING: dict[str, Any] = {
-    "vram": Annotated[
-        str | None,
-        plan_option(
-            help="Memory to use, such as 11GB.",
-            default="all free memory",
-            metavar="SIZE",
-        ),
-    ],
-    "gpu": Annotated[
-        str | None,
-        plan_option(
-            help="Name or file of a GPU preset.",
-            default="detected",
-            metavar="NAME",
-            autocompletion=completion("gpus"),
-        ),
-    ],
-    "prefer": Annotated[
-        str | None,
-        plan_option(
-            help="Exact gradients only, approximate ones if they pay, or the fastest way.",
-            default="balanced",
-            metavar="[exact|balanced|fast]",
-        ),
-    ],
+PLANS: dict[str, Any] = {
+    "vram": plan_option("Memory to use, such as 11GB.", "all free memory", "SIZE"),
+    "gpu": plan_option(
+        "Name or file of a GPU preset.", "detected", "NAME", autocompletion=completion("gpus")
+    ),
+    "prefer": plan_option(
+        "Exact gradients only, approximate ones if they pay, or the fastest way.",
+        "balanced",
+        "[exact|balanced|fast]",
+    ),
 }
-SETTINGS = PLANNING | RECIPE | JOB
-UNPLANNED = {
-    "batch_size": Annotated[
-        int | None, _learning_option(help="Examples in a step.", default=BY_MODEL, metavar="N")
-    ]
-}
+PLANS = {name: Annotated[str | None, info] for name, info in PLANS.items()}
+SETTINGS = PLANS | RECIPE | JOB
+UNPLANNED = {"batch_size": Annotated[int | None, _training("Examples in a step.", BY_MODEL, "N")]}
 
 Preset = Annotated[
     str | None,
-    _recipe_option(
-        "--recipe",
-        help="Name or file of a recipe preset; `razorctl list recipes` shows the names.",
-        default="none",
-        metavar="NAME",
+    _recipe(
+        "Name or file of a recipe preset; `razorctl list recipes` shows the names.",
+        "none",
+        "NAME",
+        flag="--recipe",
         autocompletion=completion("recipes"),
     ),
 ]
-RunArgument = Annotated[
-    Path, typer.Argument(metavar="RUN", help="Directory of a finished run.", show_default=False)
-]
+RunArgument = Annotated[Path, argument("Directory of a finished run.", "RUN")]
 Weights = Annotated[
-    str | None,
-    option(
-        help="Weights of the run's best or last evaluation.", default="best", metavar="[best|last]"
-    ),
+    str | None, option("Weights of the run's best or last evaluation.", "best", "[best|last]")
 ]
-Batch = Annotated[
-    int | None, option(help="Examples in a batch.", default="the run's", metavar="N", min=1)
-]
+Batch = Annotated[int | None, option("Examples in a batch.", "the run's", "N", min=1)]
 Device = Annotated[
-    str | None,
-    machine_option(
-        help="Device to run on.", default="cuda if any, else cpu", metavar="[cpu|cuda|cuda:N]"
-    ),
+    str | None, machine_option("Device to run on.", "cuda if any, else cpu", "[cpu|cuda|cuda:N]")
 ]
-Json = Annotated[bool, option("--json", help="Print one JSON document.", metavar="")]
+Json = Annotated[bool, option("Print one JSON document.", metavar="", flag="--json")]
 
 
 def with_options(

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from razorctl.cli.options import JOB, MODEL, PLANNING, RECIPE, Json, Preset, option, with_options
-from razorctl.cli.settings import given_settings, print_result
+from razorctl.cli.options import JOB, MODEL, PLANS, RECIPE, Json, Preset, option, with_options
+from razorctl.cli.results import print_result
 from razorctl.errors import NoFitError
 
 JOB_SETTINGS = [name for name in JOB if name != "accumulate"]  # which the plan chooses
@@ -16,17 +16,17 @@ FIRST = (
 )
 
 
-@with_options(*PLANNING, *RECIPE, *JOB_SETTINGS, first=FIRST)
+@with_options(*PLANS, *RECIPE, *JOB_SETTINGS, first=FIRST)
 def plan(
     ctx: typer.Context,
     model: Annotated[str, MODEL] = "vit-b16",
     recipe: Preset = None,
     explain: Annotated[
-        bool, option("--explain", help="Explain the choice step by step.", metavar="")
+        bool, option("Explain the choice step by step.", metavar="", flag="--explain")
     ] = False,
     json: Json = False,
     **flags: Any,
-) -> dict[str, Any]:
+) -> None:
     """Show the ways to train MODEL on DATASET on a card, what each needs, and which one to take.
 
         razorctl plan vit-b16 cifar100 --gpu rtx-4090
@@ -35,25 +35,13 @@ def plan(
     ways. With a method or any other setting of a recipe, only that recipe is
     planned.
     """
-    from razorctl.cli import effects, planning  # imported here: --help needs none of them
+    from razorctl import api
+    from razorctl.cli import calls
     from razorctl.cli.views import plan as view
 
-    settings = given_settings(ctx, flags | {"model": model}, recipe)
-    if "dataset" not in settings.given:
-        from razorctl import data, models
-
-        with planning.lookup_status(settings.given["model"]):
-            entry = models.named(settings.given["model"])
-        task = settings.given.get("task", entry.tasks[0])
-        settings = settings.but(dataset=data.usual(task, entry.modality))
-    planning.check_data(planning.check_names(settings))
     try:
-        result = planning.plan(settings, quiet=json)
+        result = calls.run(ctx, api.plan, model=model)
     except NoFitError as error:
-        print_result(ctx, dict(error.document), view.show_ways)
+        print_result(ctx, error.document, view.show_ways)
         raise
-    effects.note_settings(ctx, result.planned_recipe)
-    effects.note_settings(ctx, result.planned_job)
-    document = result.document()
-    print_result(ctx, document, partial(view.show, explain=explain))
-    return document
+    print_result(ctx, result, partial(view.show, explain=explain))

@@ -1,13 +1,11 @@
 """Planning for `plan` and `finetune`: for the card that is given, or for this machine's card."""
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from razorctl.cli.options import PLANNING
-from razorctl.cli.settings import Settings
+from razorctl.cli.settings import PLANNING, Call, Settings
 from razorctl.cli.views import common as views
 from razorctl.cli.views import plan as view
 from razorctl.config.job import Job, settle_precision
@@ -20,6 +18,25 @@ if TYPE_CHECKING:
     from razorctl.planning.plan import Plan
 
 Settled = tuple[Job, Recipe, dict[str, Any] | None]  # with the document of the plan, if planned
+
+
+def document(call: Call) -> dict[str, Any]:
+    """The document of the plan of a call of `api.plan`. Raises NoFitError if nothing fits."""
+    from razorctl.cli import effects
+
+    settings = call.settings
+    if "dataset" not in settings.given:
+        from razorctl import data, models
+
+        with lookup_status(settings.given["model"]):
+            entry = models.named(settings.given["model"])
+        task = settings.given.get("task", entry.tasks[0])
+        settings = settings.but(dataset=data.usual(task, entry.modality))
+    check_data(check_names(settings))
+    result = plan(settings, quiet=call.quiet)
+    effects.note_settings(call, result.planned_recipe)
+    effects.note_settings(call, result.planned_job)
+    return result.document()
 
 
 def plan(settings: Settings, place: "torch.device | None" = None, *, quiet: bool = False) -> "Plan":
@@ -41,12 +58,9 @@ def plan(settings: Settings, place: "torch.device | None" = None, *, quiet: bool
     _check_place(settle_precision(job.precision, gpu.compute_capability), place, gpu.name)
     recipe = settings.recipe if settings.orders else None
     if recipe is not None:
-        import torch
-
         from razorctl.training.compiled import refuse_uncompilable
 
-        # `finetune` would refuse it when it is run.
-        refuse_uncompilable(job, recipe, place or torch.device("cuda"))
+        refuse_uncompilable(job, recipe)  # as `finetune` would when it is run
     if job.activation_memory_budget is not None and not quiet:
         views.note("the effect of the activation memory budget is not predicted.")
     prefer = given.get("prefer", "balanced")
@@ -147,16 +161,15 @@ def _unplanned(settings: Settings) -> Settled:
     return settings.job, settings.recipe, None
 
 
-def settle_by_file(file: Path, flags: Mapping[str, Any], device: str | None) -> Settled:
+def settle_by_file(file: Path, settings: Settings, device: str | None) -> Settled:
     """The job, the recipe and the document in a file of `plan --json`.
 
-    Raises UsageError for a file that cannot be used, and for a flag that the plan already sets to
-    another value.
+    Raises UsageError for a file that cannot be used, and for a setting that the plan already sets
+    to another value.
     """
     from razorctl.planning.plan import read
 
     job, recipe, document = read(file)
-    settings = Settings({name: value for name, value in flags.items() if value is not None})
     for name in [*settings.of(Job), *settings.of(Recipe), *PLANNING]:
         if name in settings.given and settings.given[name] != getattr(job, name, None):
             raise UsageError(

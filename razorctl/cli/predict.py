@@ -10,8 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from razorctl.cli.options import Batch, Device, Json, RunArgument, Weights, option, with_options
-from razorctl.cli.settings import call_settings, is_given, of_other_data
+from razorctl.cli.options import (
+    Batch,
+    Device,
+    Json,
+    RunArgument,
+    Weights,
+    argument,
+    option,
+    with_options,
+)
+from razorctl.cli.settings import Call, is_given, of_other_data
 from razorctl.cli.views import common as views
 from razorctl.cli.views import evaluate as evaluation
 from razorctl.cli.views import predict as view
@@ -44,47 +53,24 @@ def predict(
     run: RunArgument,
     files: Annotated[
         list[str],
-        typer.Argument(
-            metavar="FILES",
-            help="Images, folders of images, tables, .txt files, or - for stdin.",
-            show_default=False,
-        ),
+        argument("Images, folders of images, tables, .txt files, or - for stdin.", "FILES"),
     ],
     top: Annotated[
-        int | None,
-        option(help="Labels of a row, most probable first.", default="1", metavar="N", min=1),
+        int | None, option("Labels of a row, most probable first.", "1", "N", min=1)
     ] = None,
     probabilities: Annotated[
-        bool,
-        option("--probabilities", help="Add the probability of every class.", metavar=""),
+        bool, option("Add the probability of every class.", metavar="", flag="--probabilities")
     ] = False,
     max_new_tokens: Annotated[
-        int | None,
-        option(
-            help="Most new tokens of a text.",
-            default=str(NEW_TOKENS),
-            metavar="N",
-            min=1,
-        ),
+        int | None, option("Most new tokens of a text.", str(NEW_TOKENS), "N", min=1)
     ] = None,
     temperature: Annotated[
         float | None,
-        option(
-            help="Temperature of sampling; 0 takes the most probable token.",
-            default="0",
-            metavar="T",
-            min=0,
-        ),
+        option("Temperature of sampling; 0 takes the most probable token.", "0", "T", min=0),
     ] = None,
-    seed: Annotated[
-        int | None,
-        option(help="Seed of sampling.", default="0", metavar="N", min=0, max=2**32 - 1),
-    ] = None,
+    seed: Annotated[int | None, option("Seed of sampling.", "0", "N", min=0, max=2**32 - 1)] = None,
     out: Annotated[
-        Path | None,
-        option(
-            help="New file to write; for masks, a new directory.", default="stdout", metavar="FILE"
-        ),
+        Path | None, option("New file to write; for masks, a new directory.", "stdout", "FILE")
     ] = None,
     weights: Weights = None,
     batch_size: Batch = None,
@@ -93,9 +79,9 @@ def predict(
     spreadsheet: Annotated[
         bool,
         option(
-            "--spreadsheet",
-            help="Write ' before cells that a spreadsheet would run (= + - @).",
+            "Write ' before cells that a spreadsheet would run (= + - @).",
             metavar="",
+            flag="--spreadsheet",
         ),
     ] = False,
     **flags: Any,
@@ -134,7 +120,7 @@ def predict(
     from razorctl.data.own import whole
     from razorctl.training import run_files
 
-    given = call_settings(ctx, {**flags, "batch_size": batch_size}).given
+    given = Call.typed(ctx, **flags, batch_size=batch_size).own.given
     _, trained = run_files.finished_run(run)
     _check_task(ctx, run, trained, out)
     job = replace(trained, **of_other_data(given))

@@ -10,7 +10,15 @@ from razorctl.cli.views import common as views
 from razorctl.errors import RazorError
 
 if TYPE_CHECKING:
-    from razorctl.cli.compare import ComparedRuns
+    from razorctl.cli.comparing import ComparedRuns
+
+
+def print_result(ctx: Any, result: Any, show: Callable[[Any], object]) -> None:
+    """Prints the result of a command: with --json its document, else what `show` prints."""
+    if ctx.params.get("json"):
+        views.print_json(dict(result))
+    else:
+        show(result)
 
 
 class Result(Mapping[str, Any]):
@@ -18,6 +26,8 @@ class Result(Mapping[str, Any]):
 
     Printed, it is the output of the command; in a notebook, it is the same tables, with plots.
     """
+
+    exit_code = 0  # of the command
 
     def __init__(
         self,
@@ -37,17 +47,21 @@ class Result(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._document)
 
+    def show(self) -> None:
+        """Prints the result on stdout, as the command does."""
+        self._show(self._document)
+
     def __str__(self) -> str:
         from razorctl.cli.views import html
 
-        return html.record(lambda: self._show(self._document), views.out.width).text
+        return html.record(self.show, views.out.width).text
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         from razorctl.cli.views import html
 
-        return html.page(lambda: self._show(self._document), self._plots())
+        return html.page(self.show, self._plots())
 
     @classmethod
     def of_run(cls, document: Mapping[str, Any]) -> "Result":
@@ -83,7 +97,9 @@ class Result(Mapping[str, Any]):
 
             return report.comparison_plots(runs.document, runs.comparison)
 
-        return cls(runs.document, view.show, plots)
+        result = cls(runs.document, view.show, plots)
+        result.exit_code = runs.comparison.exit_code
+        return result
 
     @classmethod
     def of_profile(cls, document: Mapping[str, Any]) -> "Result":

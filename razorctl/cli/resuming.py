@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from razorctl import data, models
-from razorctl.cli.options import PLANNING
 from razorctl.cli.planning import Settled
-from razorctl.cli.settings import Settings
+from razorctl.cli.settings import PLANNING, Settings
 from razorctl.config.job import Job
 from razorctl.errors import UsageError
 from razorctl.training import checkpoints, run_files, rundir
@@ -68,7 +67,7 @@ def finished_result(out: Path) -> dict[str, Any] | None:
 
 def _steps(job: Job, epochs: float) -> int | None:
     """The number of steps of a resolved job with so many epochs; None if it is not known yet."""
-    examples = data.of(job).train_examples
+    examples = data.source_of(job).train_examples
     job = replace(job, steps=None, epochs=epochs)
     return job.resolved(models.find(job.model).defaults, examples).steps
 

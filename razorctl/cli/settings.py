@@ -5,12 +5,11 @@ the [job] and [recipe] tables of razorctl.toml, the preset of --recipe, the meas
 model or method.
 """
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from razorctl.cli.views import common as views
 from razorctl.config import presets
 from razorctl.config.job import Job
 from razorctl.config.recipe import Recipe
@@ -19,49 +18,21 @@ from razorctl.errors import UsageError
 from razorctl.registry import find, unknown
 
 GIVEN = ("COMMANDLINE", "ENVIRONMENT")  # sources of a parameter that the call itself sets
+PLANNING = ("vram", "gpu", "prefer")  # settings of a plan
 AUTO = "auto"  # the batch size that stands for the largest that a plan allows
+COLUMNS = ("image_column", "text_column", "label_column", "mask_values", "mask_colors")
+DATA_SETTINGS = (*COLUMNS, "split", "validation", "skip_bad", "streaming")
 # What says how one's own data are read, with its defaults.
-OF_DATA: dict[str, Any] = {
-    **dict.fromkeys(("image_column", "text_column", "label_column", "mask_values", "mask_colors")),
-    "skip_bad": False,
-}
+OF_DATA: dict[str, Any] = {**dict.fromkeys(COLUMNS), "skip_bad": False}
 # Of a settings file; a run, a comparison and a preset add tables of their own.
 TABLES = ("job", "recipe", "environment", "limits", "runs", "summary")
 OF_OPTIMIZER = ("learning_rate", "momentum", "weight_decay")  # each value suits one optimizer only
 
 
-class Call(Protocol):
-    """A call of a command: typer's context, or a `KeywordCall` of the Python functions."""
-
-    obj: Any  # the settings of a file
-    params: dict[str, Any]
-
-    def get_parameter_source(self, name: str) -> Any:
-        """The source of a parameter's value; see GIVEN."""
-
-    def find_root(self) -> Any:
-        """The call of razorctl itself, whose `params` has the global options."""
-
-
-def is_given(ctx: Call, name: str, sources: Collection[str] = GIVEN) -> bool:
-    """Whether the value of a parameter comes from one of the sources."""
+def is_given(ctx: Any, name: str, sources: Collection[str] = GIVEN) -> bool:
+    """Whether the value of a parameter of typer's context comes from one of the sources."""
     source = ctx.get_parameter_source(name)
     return source is not None and source.name in sources
-
-
-def is_typed(ctx: Call) -> bool:
-    """Whether a user typed the command; from Python, nothing sets how it prints."""
-    return "json" in ctx.params
-
-
-def print_result(
-    ctx: Call, document: dict[str, Any], show: Callable[[dict[str, Any]], object]
-) -> None:
-    """Prints the result of a typed command: with --json its document, else what `show` prints."""
-    if ctx.params.get("json"):
-        views.print_json(document)
-    elif is_typed(ctx):
-        show(document)
 
 
 @dataclass(frozen=True)
@@ -104,27 +75,44 @@ class Settings:
         return bool(self.of(Recipe).keys() - {"seed"})
 
 
-def given_settings(ctx: Call, flags: Mapping[str, Any], preset: str | None = None) -> Settings:
-    """The settings given to a command: `flags` first, then the file's, then the preset's.
+@dataclass(frozen=True)
+class Call:
+    """The settings of a call of a command or a function of the library.
 
-    `flags` include those from the environment. Raises UsageError for an unknown or bad preset.
+    Args:
+        given: what flags, the environment or keywords set.
+        preset: the recipe preset, by name or file.
+        file: the settings of a command's TOML file.
+        named: whether --config names the file; its settings count as given then.
+        quiet: whether a command prints JSON.
     """
-    given = {**(ctx.obj or {}), **{k: v for k, v in flags.items() if v is not None}}
-    return Settings(given if preset is None else _over_preset(preset, given))
 
+    given: Mapping[str, Any] = field(default_factory=dict)
+    preset: str | None = None
+    file: Mapping[str, Any] = field(default_factory=dict)
+    named: bool = False
+    quiet: bool = False
 
-def call_settings(ctx: Call, flags: Mapping[str, Any], preset: str | None = None) -> Settings:
-    """The settings that the call itself gives: `given_settings` without those of razorctl.toml.
+    @classmethod
+    def typed(cls, ctx: Any, **settings: Any) -> "Call":
+        """The call of a command, of typer's context, with the given ones of its `settings`."""
+        given = {k: v for k, v in settings.items() if v is not None and is_given(ctx, k)}
+        named = ctx.find_root().params.get("config") is not None
+        return cls(given, file=ctx.obj or {}, named=named, quiet=bool(ctx.params.get("json")))
 
-    Settings of a file named with --config count as given by the call.
-    """
-    given: dict[str, Any] = {}
-    if ctx.find_root().params.get("config") is not None:
-        given |= ctx.obj or {}
-    for name, value in flags.items():
-        if value is not None and is_given(ctx, name):
-            given[name] = value
-    return Settings(given if preset is None else _over_preset(preset, given))
+    @property
+    def settings(self) -> Settings:
+        """All settings; raises UsageError for an unknown or bad preset."""
+        return self._over(self.file)
+
+    @property
+    def own(self) -> Settings:
+        """The settings without those of a file that --config does not name."""
+        return self._over(self.file if self.named else {})
+
+    def _over(self, file: Mapping[str, Any]) -> Settings:
+        given = {**file, **self.given}
+        return Settings(given if self.preset is None else _over_preset(self.preset, given))
 
 
 def of_other_data(given: Mapping[str, Any]) -> dict[str, Any]:

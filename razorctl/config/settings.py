@@ -3,34 +3,51 @@
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from razorctl.errors import UsageError
 from razorctl.system import documents
 
 
 def check_types(settings: Any, values: Mapping[str, Any] | None = None) -> None:
-    """Raises UsageError if a field's value is not of its annotated type.
+    """Raises UsageError if a field's value is not of its annotated type; see `check_type`.
 
-    settings: a dataclass, or the class, of which `values` has some fields.
-
-
-    An int is accepted for a float, but a bool is not accepted for a number. Of a Literal only the
-    type is checked here; fields annotated with Mapping or tuple are not checked.
+    settings: a dataclass, or the class, of which `values` has some fields. Fields annotated with
+    Mapping or tuple are not checked.
     """
     values = vars(settings) if values is None else values
-    for field in (field for field in fields(settings) if field.name in values):
-        value = values[field.name]
-        origin = get_origin(field.type)
-        if origin in (Mapping, tuple):
-            continue
-        kinds = (str,) if origin is Literal else get_args(field.type) or (field.type,)
-        if type(value) in kinds or (type(value) is int and float in kinds):
-            continue
-        names = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
-        raise UsageError(
-            f"{field.name.replace('_', ' ')} {value!r} is not of type {names}; give one that is."
-        )
+    for field in fields(settings):
+        if field.name in values and get_origin(field.type) not in (Mapping, tuple):
+            check_type(field.name.replace("_", " "), values[field.name], field.type)
+
+
+def check_type(name: str, value: Any, annotation: Any) -> None:
+    """Raises UsageError if a value is not of an annotated type.
+
+    An int is accepted for a float, but a bool is not accepted for a number. Of a Literal only the
+    type is checked here. A quoted annotation is not checked: its class may not be imported.
+    """
+    if isinstance(annotation, str):
+        return
+    kinds = [
+        str if get_origin(kind) is Literal else get_origin(kind) or kind
+        for kind in types_in(annotation)
+    ]
+    classes = tuple(kind for kind in kinds if kind not in (int, float))  # a bool is an int
+    if (
+        type(value) in kinds
+        or isinstance(value, classes)
+        or (type(value) is int and float in kinds)
+    ):
+        return
+    names = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
+    raise UsageError(f"{name} {value!r} is not of type {names}; give one that is.")
+
+
+def types_in(annotation: Any) -> tuple[Any, ...]:
+    """The types that an annotation allows, of which a Literal is one."""
+    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
 
 
 def check_seed(seed: int) -> None:

@@ -33,7 +33,7 @@ USUAL: dict[tuple[Task, Modality], str] = {
 LENGTH = ("steps", "epochs", "warmup_steps", "evaluate_every")  # a model's, for its paper's data
 
 
-def of(job: Job) -> Source:
+def source_of(job: Job) -> Source:
     """The data set of a job: a registered one, or else one's own.
 
     Loads no torch. Raises UsageError if there is none or a setting does not apply to it, DataError
@@ -50,9 +50,9 @@ def of(job: Job) -> Source:
         return own.find(job)
     source = DATASETS[job.dataset]
     if source.task == "causal-lm":  # or any other that learns from texts
-        from razorctl.data.own.ask import Ask
+        from razorctl.data.own.request import DataRequest
 
-        source = replace(source, task=Ask.of(job).language or source.task)
+        source = replace(source, task=DataRequest.of(job).language or source.task)
     if job.task not in (None, source.task):
         raise UsageError(
             f"{job.dataset} is for {source.task}; leave --task out, or name data for {job.task}."
@@ -81,11 +81,11 @@ def usual(task: Task, modality: Modality) -> str:
 def pair(job: Job) -> tuple[models.Model, Source]:
     """The model and the data set of a job, with the model's defaults for these data.
 
-    Raises what `of` raises, and UsageError for an unknown model and if the model cannot take the
+    Raises what `source_of` raises, and UsageError for an unknown model or one that cannot take the
     data set.
     """
     entry = models.named(job.model)
-    source = of(job)
+    source = source_of(job)
     if entry.modality != source.modality:
         fitting = [
             s.name

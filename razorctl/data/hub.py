@@ -1,6 +1,7 @@
 """Data sets on the Hugging Face hub, read from the Parquet files of their repositories."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,45 @@ from razorctl.system import hub
 if TYPE_CHECKING:
     from datasets import Dataset
 
+CHANGED = "it may have changed on the hub, so choose another data set"
+
+
+@contextmanager
+def parquet_splits(
+    name: str,
+    repo: str,
+    patterns: Mapping[str, Sequence[str]],
+    columns: Mapping[str, str],
+    revision: str | None = None,
+) -> Iterator[dict[str, "Dataset"]]:
+    """The splits of a repository; errors of reading them in the block are a DataError.
+
+    Raises MissingError if the files cannot be found, and DataError if they lack a column.
+
+    patterns: split -> patterns of its files. columns: column in the files -> its name in `Splits`.
+    """
+    # Imported here since they are slow to import and only reading needs them.
+    from datasets import load_dataset
+
+    from razorctl.data.own.decoding import as_images
+
+    every = tuple(pattern for part in patterns.values() for pattern in part)
+    folder = hub.fetch(name, repo, every, "dataset", revision=revision)
+    files = {
+        split: [str(file) for pattern in part for file in sorted(folder.glob(pattern))]
+        for split, part in patterns.items()
+    }
+    with hub.reading(name, folder), hub.quiet_without_terminal():
+        splits = {}
+        for split, rows in load_dataset("parquet", data_files=files).items():
+            if absent := sorted(columns.keys() - {*rows.column_names}):
+                only = ", ".join(rows.column_names)
+                raise DataError(
+                    f"{name} has no column {', '.join(absent)}, only {only}; {CHANGED}."
+                )
+            splits[split] = as_images(rows.select_columns(list(columns)).rename_columns(columns))
+        yield splits
+
 
 def load(
     name: str,
@@ -25,50 +65,16 @@ def load(
     task: Task = "classification",
     _: Progress | None = None,
 ) -> Splits:
-    """Reads the splits of a data set from Parquet files of its repository.
+    """The splits of a data set for classification, or for regression, whose labels are numbers.
 
-    Raises MissingError if the files cannot be found, and DataError if they cannot be read or do
-    not have these columns and classes.
+    Raises what `parquet_splits` raises, and DataError for other labels and numbers of classes.
 
-    Args:
-        name: the name of the data set.
-        repo: its repository.
-        train: patterns of the files that are trained on.
-        test: patterns of the files that are evaluated.
-        columns: column in the files -> its name in `Splits`.
-        classes: the number of classes.
-        task: classification, or regression, whose labels are numbers.
+    train, test: patterns of files. columns: as of `parquet_splits`. classes: how many there are.
     """
-    # Imported here since it is slow to import and only reading needs it.
-    from datasets import load_dataset
-
-    folder = hub.fetch(name, repo, (*train, *test), "dataset")
-    files = {
-        split: [str(file) for pattern in patterns for file in sorted(folder.glob(pattern))]
-        for split, patterns in (("train", train), ("test", test))
-    }
-    with hub.reading(name, folder):
-        with hub.quiet_without_terminal():
-            data = load_dataset("parquet", data_files=files)
-        train_split, test_split = (
-            _renamed(name, data[split], columns) for split in ("train", "test")
-        )
+    with parquet_splits(name, repo, {"train": train, "test": test}, columns) as splits:
         if task == "regression":
-            return _measured(name, train_split, test_split, columns)
-        return _numbered(name, train_split, test_split, classes)
-
-
-def _renamed(name: str, split: "Dataset", columns: Mapping[str, str]) -> "Dataset":
-    from razorctl.data.own.decoding import as_images
-
-    absent = set(columns) - set(split.column_names)
-    if absent:
-        raise DataError(
-            f"{name} has no column {', '.join(sorted(absent))}, only "
-            f"{', '.join(split.column_names)}; it may have changed on the hub, so choose another "
-            "data set."
-        )
-    return as_images(split.select_columns(list(columns)).rename_columns(columns))
+            return _measured(name, splits["train"], splits["test"], columns)
+        return _numbered(name, splits["train"], splits["test"], classes)
 
 
 def _numbered(name: str, train: "Dataset", test: "Dataset", classes: int) -> Splits:
@@ -85,15 +91,9 @@ def _numbered(name: str, train: "Dataset", test: "Dataset", classes: int) -> Spl
             for split in (train, test)
         )
     elif not set(values) <= set(range(len(names))):
-        raise DataError(
-            f"{name} has rows without a label; it may have changed on the hub, so choose another "
-            "data set."
-        )
+        raise DataError(f"{name} has rows without a label; {CHANGED}.")
     if len(names) != classes:
-        raise DataError(
-            f"{name} has {units.count(len(names), 'class')}, not {classes}; it may have changed on "
-            "the hub, so choose another data set."
-        )
+        raise DataError(f"{name} has {units.count(len(names), 'class')}, not {classes}; {CHANGED}.")
     return Splits(train, None, test, tuple(names))
 
 
@@ -104,10 +104,7 @@ def _measured(name: str, train: "Dataset", test: "Dataset", columns: Mapping[str
     for split in (train, test):
         labels = np.asarray(split["label"][:], np.float64)
         if not np.isfinite(labels).all():
-            raise DataError(
-                f"{name} has labels that are no numbers; it may have changed on the hub, so choose "
-                "another data set."
-            )
+            raise DataError(f"{name} has labels that are no numbers; {CHANGED}.")
     number = next(column for column, own in columns.items() if own == "label")
     return Splits(train, None, test, (number,))
 
@@ -143,46 +140,38 @@ def from_hub(
     )
 
 
-def glue(
-    name: str,
-    summary: str,
-    columns: tuple[str, ...],
-    *,
-    classes: int = 2,
-    train_examples: int,
-    test_examples: int,
-    test: str = "validation",
-    metric: str | None = None,
-    task: Task = "classification",
-) -> Source:
-    """The `Source` of a task of GLUE.
+# Tasks of GLUE: name, rows for training and test, classes (1 is a regression), columns of texts,
+# summary. They are tested on a validation split, since labels of test splits are not public.
+GLUE = """
+rte 2490 277 2 sentence1,sentence2 2,767 pairs of texts: does the first entail the second?
+cola 8551 1043 2 sentence 9,594 sentences: is it grammatical?
+sst2 67349 872 2 sentence 68,221 phrases of film reviews: positive or negative?
+mrpc 3668 408 2 sentence1,sentence2 4,076 pairs of sentences: do they mean the same?
+stsb 5749 1500 1 sentence1,sentence2 7,249 pairs of sentences: how alike are they, from 0 to 5?
+qqp 363846 40430 2 question1,question2 404,276 pairs of questions: do they ask the same?
+mnli 392702 9815 3 premise,hypothesis 402,517 pairs of texts: entailment, neutral or contradiction?
+qnli 104743 5463 2 question,sentence 110,206 questions and sentences: is the answer in it?
+wnli 635 71 2 sentence1,sentence2 706 pairs of texts: does the first entail the second?
+"""
 
-    It is tested on a validation split: the labels of GLUE's test splits are not public.
 
-    Args:
-        name: the name of the task.
-        summary: a line on it.
-        columns: the columns of its text or of its two texts.
-        classes: the number of classes.
-        train_examples: the rows that are trained on.
-        test_examples: the rows of the split `test`.
-        test: the split that is evaluated.
-        metric: as of `Source`.
-        task: as of `load`.
-    """
+def _glue(row: str) -> Source:
+    name, train, test, classes, columns, summary = row.split(maxsplit=5)
+    split = "validation_matched" if name == "mnli" else "validation"
+    texts = zip(columns.split(","), ("text", "text_pair"), strict=False)
     return from_hub(
         name,
         f"{summary} (GLUE)",
         "text",
         "nyu-mll/glue",
-        {**dict(zip(columns, ("text", "text_pair"), strict=False)), "label": "label"},
-        classes=classes,
-        train_examples=train_examples,
-        test_examples=test_examples,
+        {**dict(texts), "label": "label"},
+        classes=int(classes),
+        train_examples=int(train),
+        test_examples=int(test),
         train=(f"{name}/train-*.parquet",),
-        test=(f"{name}/{test}-*.parquet",),
-        metric=metric,
-        task=task,
+        test=(f"{name}/{split}-*.parquet",),
+        metric="matthews" if name == "cola" else None,
+        task="regression" if classes == "1" else "classification",
     )
 
 
@@ -233,72 +222,5 @@ DATASETS = (
         train_examples=5_994,
         test_examples=5_794,
     ),
-    glue(
-        "rte",
-        "2,767 pairs of texts: does the first entail the second?",
-        ("sentence1", "sentence2"),
-        train_examples=2_490,
-        test_examples=277,
-    ),
-    glue(
-        "cola",
-        "9,594 sentences: is it grammatical?",
-        ("sentence",),
-        train_examples=8_551,
-        test_examples=1_043,
-        metric="matthews",
-    ),
-    glue(
-        "sst2",
-        "68,221 phrases of film reviews: positive or negative?",
-        ("sentence",),
-        train_examples=67_349,
-        test_examples=872,
-    ),
-    glue(
-        "mrpc",
-        "4,076 pairs of sentences: do they mean the same?",
-        ("sentence1", "sentence2"),
-        train_examples=3_668,
-        test_examples=408,
-    ),
-    glue(
-        "stsb",
-        "7,249 pairs of sentences: how alike are they, from 0 to 5?",
-        ("sentence1", "sentence2"),
-        classes=1,
-        train_examples=5_749,
-        test_examples=1_500,
-        task="regression",
-    ),
-    glue(
-        "qqp",
-        "404,276 pairs of questions: do they ask the same?",
-        ("question1", "question2"),
-        train_examples=363_846,
-        test_examples=40_430,
-    ),
-    glue(
-        "mnli",
-        "402,517 pairs of texts: entailment, neutral or contradiction?",
-        ("premise", "hypothesis"),
-        classes=3,
-        train_examples=392_702,
-        test_examples=9_815,
-        test="validation_matched",
-    ),
-    glue(
-        "qnli",
-        "110,206 questions and sentences: is the answer in it?",
-        ("question", "sentence"),
-        train_examples=104_743,
-        test_examples=5_463,
-    ),
-    glue(
-        "wnli",
-        "706 pairs of texts: does the first entail the second?",
-        ("sentence1", "sentence2"),
-        train_examples=635,
-        test_examples=71,
-    ),
+    *map(_glue, GLUE.strip().split("\n")),
 )

@@ -4,47 +4,32 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from razorctl.data.hub import parquet_splits
 from razorctl.data.source import Source, Splits
-from razorctl.errors import DataError
 from razorctl.models import Progress
-from razorctl.system import hub
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    pass
 
 REPO = "zhoubolei/scene_parse_150"
 BRANCH = "refs/convert/parquet"  # the main one has only a script
 CLASSES = Path(__file__).parent / "scene_parse_150" / "classes.txt"
-FILES = {"train": "scene_parsing/train/*.parquet", "test": "scene_parsing/validation/*.parquet"}
+FILES = {"train": ["scene_parsing/train/*.parquet"], "test": ["scene_parsing/validation/*.parquet"]}
 COLUMNS = {"image": "image", "annotation": "mask"}
 
 
 def load(name: str, _: Progress | None = None) -> Splits:
-    """The splits for training and validation, which is the test split: that has no public masks.
+    """The splits for training and, as the test split has no public masks, for validation.
 
-    The value 0 stands for all other classes, as in the benchmark, and is ignored. Raises
-    MissingError if the files cannot be found, and DataError if they cannot be read.
+    The value 0 stands for all other classes, as in the benchmark, and is ignored. Raises what
+    `parquet_splits` raises.
     """
-    from datasets import load_dataset
-
-    folder = hub.fetch(name, REPO, tuple(FILES.values()), "dataset", revision=BRANCH)
-    files = {split: [*map(str, sorted(folder.glob(FILES[split])))] for split in FILES}
-    with hub.reading(name, folder), hub.quiet_without_terminal():
-        data = load_dataset("parquet", data_files=files)
-    train, test = (_prepared(name, data[split]) for split in FILES)
-    return Splits(train, None, test, tuple(CLASSES.read_text("utf-8").split("\n")[:-1]))
-
-
-def _prepared(name: str, rows: "Dataset") -> "Dataset":
-    from razorctl.data.own.decoding import as_images
-
-    if absent := COLUMNS.keys() - {*rows.column_names}:
-        raise DataError(
-            f"{name} has no column {min(absent)}, only {', '.join(rows.column_names)}; it may "
-            "have changed on the hub, so choose another data set."
+    with parquet_splits(name, REPO, FILES, COLUMNS, BRANCH) as splits:
+        train, test = (
+            rows.add_column("mask_classes", ["1-150"] * len(rows))
+            for rows in (splits["train"], splits["test"])
         )
-    rows = as_images(rows.select_columns(list(COLUMNS)).rename_columns(COLUMNS))
-    return rows.add_column("mask_classes", ["1-150"] * len(rows))
+    return Splits(train, None, test, tuple(CLASSES.read_text("utf-8").split("\n")[:-1]))
 
 
 DATASETS = (

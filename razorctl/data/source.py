@@ -26,16 +26,16 @@ class Splits:
 
     Args:
         train: the rows that are trained on.
-        validation: those that are evaluated during training; None is `test`.
-        test: those that are evaluated at the end.
+        validation: the rows that are evaluated during training; None is `test`.
+        test: the rows that are evaluated at the end.
         classes: the names of the classes.
         skipped: a line for each bad row that is left out.
         record: the rows that are held out and skipped, a JSON value from which the splits can be
             repeated; None if all rows are used as they are.
         digests: split -> the digest of its rows, as of `own.contents`; None before it is known.
         white: the `white` of the rows, if they have one.
-        mask_classes: the `mask_classes` of the rows, as values of the training masks have made
-            them; "" if they have none, or a job has said them.
+        mask_classes: the `mask_classes` of the rows, by the values of the training masks; "" if
+            they have none, or a job has said them.
         notes: a sentence on each thing that a user may not have meant.
     """
 
@@ -69,24 +69,24 @@ class Splits:
 class Source:
     """A data set, with what is known before it is loaded.
 
+    Numbers of rows are None if they are not known before texts become blocks of tokens.
+
     Args:
         name: the name of the data set.
         summary: a line on it.
-        modality: what its rows are.
+        modality: images or texts.
         classes: the number of classes.
-        train_examples: rows that are trained on; None if that is not known before texts become
-            blocks of tokens.
-        test_examples: rows that are evaluated at the end; None as above.
+        train_examples: rows that are trained on.
+        test_examples: rows that are evaluated at the end.
         load: returns the splits; it may be given a `Progress`. Raises MissingError if the files
             cannot be found, and DataError if they cannot be read.
         details: lines on what was detected.
         metric: the figure that it is judged by; None is the usual one of the task.
-        task: what it is for.
-        validated: whether one's own data have a validation split.
-        evaluated_examples: rows of one's own data that are evaluated during training; None if that
-            is not known.
+        task: the task that it is for.
+        validated: whether a user's data have a validation split.
+        evaluated_examples: rows of a user's data that are evaluated during training.
         conversations: whether its rows have `messages`.
-        repository: that of the hub which has it.
+        repository: the repository of the hub which has it.
     """
 
     name: str

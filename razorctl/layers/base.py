@@ -167,20 +167,24 @@ class RazorLayer(nn.Module):
             return derived[0].rows(dtype)
         return DerivedCopy(flat_shape(x), dtype, derived)
 
-    def copy_rows(self, x: Tensor) -> Packed:
-        """The copy of `x` [..., columns] as rows in the dtype of a GEMM: derived, or a new one."""
-        return self.derived_rows(x) or copy_of(flat(to_compute_dtype(x.detach())), self.rules)
+    def copy_rows(self, input: Tensor, x: Tensor) -> Packed:
+        """The copy of `input` [..., columns] as rows in the dtype of a GEMM: derived, or a new one.
 
-    def shared(
-        self, x: Tensor, layout: Hashable, make: Callable[[], Packed]
-    ) -> tuple[Packed, bool]:
-        """`Memo.pack` by this layer, without gradients; makes a copy if there is no memo."""
+        x: the input, in that dtype if it has been cast.
+        """
+        return self.derived_rows(input) or copy_of(flat(to_compute_dtype(x.detach())), self.rules)
 
-        def timed() -> Packed:
-            with packing(), torch.no_grad():
-                return make()
+    def shared(self, input: Tensor, x: Tensor, layout: Hashable) -> tuple[Packed, bool]:
+        """The copy of `input` in a layout, and whether another layer has made it.
 
-        return (timed(), False) if self.memo is None else self.memo.pack(x, layout, timed, self)
+        x: as for `copy_rows`, which makes a copy that the memo does not have.
+        """
+        found = None if self.memo is None else self.memo.find(input, layout, self)
+        if found is not None:
+            return found, True
+        with packing(), torch.no_grad():
+            copy = self.copy_rows(input, x)
+        return copy if self.memo is None else self.memo.offer(input, layout, copy, self), False
 
 
 Swaps = dict[type[nn.Module], type[RazorLayer]]
@@ -275,11 +279,11 @@ class WeightLayer(RazorLayer):
         super().detach()
 
     def pack(
-        self, input: Tensor, layout: Hashable, make: Callable[[], Packed]
+        self, input: Tensor, x: Tensor, layout: Hashable
     ) -> tuple[Tensor, float, Packed | None]:
         """Packs the input, if the weight gets a gradient in this step.
 
-        layout, make: see `Memo.pack`. Returns the weight, the probability with which it was drawn,
+        x, layout: see `shared`. Returns the weight, the probability with which it was drawn,
         and the copy. A weight without a gradient is returned detached, with None for the copy; the
         probability is 1 without a joint budget, and 0 for a weight that is not drawn.
         """
@@ -288,7 +292,7 @@ class WeightLayer(RazorLayer):
             p = self.blocks.probability(self.block)
         if not (p and weight.requires_grad):
             return weight.detach(), p, None
-        copy, shared = self.shared(input, layout, make)
+        copy, shared = self.shared(input, x, layout)
         if self.blocks is not None:
             self.blocks.packed(self.block, 0 if shared else input.numel())
         return weight, p, copy

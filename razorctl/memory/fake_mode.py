@@ -20,6 +20,8 @@ _NORMS = frozenset(
     getattr(torch.ops.aten, f"native_{kind}_norm").default for kind in ("batch", "group", "layer")
 )
 
+_FUSED_SGD = torch.ops.aten._fused_sgd_.default
+
 
 class _Result(NamedTuple):
     """A tensor that an operation returned.
@@ -77,6 +79,8 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             kind, results = self._known[key]
             made = [result and result.make(self, sources) for result in results]
             return made[0] if kind is None else kind(made)
+        if func is _FUSED_SGD:  # writes in place, and torch cannot trace it
+            return None
         returned: Any = super().dispatch(func, types, args, kwargs)
         if func in _NORMS:
             returned = _with_wide_statistics(returned, args)

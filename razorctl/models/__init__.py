@@ -1,7 +1,7 @@
 """Models by name.
 
 Every module of this package is imported, is for one library, and defines `MODELS`, a tuple of
-`Named` entries. It imports its library only in functions, so that listing models loads no torch.
+`ModelEntry`. It imports its library only in functions, so that listing models loads no torch.
 """
 
 import logging
@@ -158,7 +158,7 @@ def prepared(inputs: list[Any], rows: Rows) -> Rows:
 
 
 @dataclass(frozen=True)
-class Named:
+class ModelEntry:
     """A name of a pretrained model.
 
     Args:
@@ -173,7 +173,7 @@ class Named:
     of: Callable[[Task], Model]
 
     @classmethod
-    def single(cls, model: Model) -> "Named":
+    def single(cls, model: Model) -> "ModelEntry":
         """The name of a model for one task, or of a classifier, whose head learns all OF_ROWS."""
         tasks = OF_ROWS if model.task in OF_ROWS else (model.task,)
         return cls(
@@ -202,7 +202,7 @@ def told_before() -> Iterator[None]:
 
 # The other files are common to the libraries.
 _LIBRARIES = [file for file in registry.modules(__name__, __path__) if hasattr(file, "MODELS")]
-_MODELS: dict[str, Named] = {model.name: model for file in _LIBRARIES for model in file.MODELS}
+_MODELS: dict[str, ModelEntry] = {model.name: model for file in _LIBRARIES for model in file.MODELS}
 CONFIG = "config.json"  # by which the model in a folder is known
 # Files of folders without a config -> what such a folder has, and what to do.
 OTHERS = {
@@ -215,7 +215,7 @@ OTHERS = {
 }
 
 
-def models() -> dict[str, Named]:
+def models() -> dict[str, ModelEntry]:
     """Every registered name."""
     return _MODELS
 
@@ -225,7 +225,7 @@ def prefixes() -> tuple[str, ...]:
     return tuple(library.PREFIX for library in _LIBRARIES)
 
 
-def named(name: str) -> Named:
+def named(name: str) -> ModelEntry:
     """The entry of a registered name, a name with a library's prefix, or a folder.
 
     The prefix may be left out where a library has a model of that name. Raises UsageError, with the
@@ -236,7 +236,7 @@ def named(name: str) -> Named:
         return _MODELS[name]
     for library in _LIBRARIES:
         if name.startswith(library.PREFIX):
-            entry: Named = library.named(name)
+            entry: ModelEntry = library.named(name)
             return entry
     folder = Path(name).expanduser()
     if folders.exists(folder) and folder.is_dir():
@@ -283,14 +283,14 @@ def library_of(folder: Path) -> str:
     return str(owner.__name__).rpartition(".")[2]
 
 
-def _local(name: str, folder: Path) -> Named:
+def _local(name: str, folder: Path) -> ModelEntry:
     """The entry of a folder, by the config.json of the library that saved it."""
     _, config = _owner(name, folder)
     weights.check_layers(folder / CONFIG, config)
 
-    def entry(place: str) -> Named:
+    def entry(place: str) -> ModelEntry:
         library, settings = _owner(place, Path(place))
-        found: Named = library.local(name, Path(place).resolve(), settings)
+        found: ModelEntry = library.local(name, Path(place).resolve(), settings)
         return found
 
     return tried(name, entry)

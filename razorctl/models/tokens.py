@@ -10,7 +10,7 @@ from zlib import crc32
 from razorctl import units
 from razorctl.config.tasks import NO_LABEL
 from razorctl.errors import DataError, UsageError
-from razorctl.models.packing import layout, rounded
+from razorctl.models.joined_texts import layout, rounded
 from razorctl.models.rows import Progress, Rows
 from razorctl.system import hub
 from razorctl.version import __version__

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from razorctl import registry
 from razorctl.config.tasks import OF_ROWS, Task
 from razorctl.errors import MissingError, UsageError
-from razorctl.models import Model, Named, Rows, images, masks
+from razorctl.models import Model, ModelEntry, Rows, images, masks
 from razorctl.system import documents, hub
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def _model(
     )
 
 
-def _named(name: str, architecture: str, summary: str, task: Task) -> Named:
+def _named(name: str, architecture: str, summary: str, task: Task) -> ModelEntry:
     build = partial(_build, name, architecture, task)
     return _entry(name, architecture, build, task, summary)
 
@@ -195,14 +195,14 @@ def _entry(
     build: Callable[[int, int | None], "nn.Module"],
     task: Task,
     summary: str,
-) -> Named:
+) -> ModelEntry:
     """The entry of a model for segmentation, or for the tasks of a classifier."""
     model = partial(_model, name, architecture, build, summary=summary)
     tasks = OF_ROWS if task in OF_ROWS else (task,)
-    return Named(name, summary, "image", tasks, model)
+    return ModelEntry(name, summary, "image", tasks, model)
 
 
-def named(name: str) -> Named:
+def named(name: str) -> ModelEntry:
     """The entry of `torchvision:NAME`, a classifier or a segmentation model.
 
     Raises UsageError, with the nearest name, for any other.
@@ -240,7 +240,7 @@ def owns(config: Mapping[str, Any]) -> bool:
     return config.get("library") == "torchvision"
 
 
-def local(name: str, folder: Path, config: Mapping[str, Any]) -> Named:
+def local(name: str, folder: Path, config: Mapping[str, Any]) -> ModelEntry:
     """The entry of a local folder that a run wrote."""
     from safetensors.torch import load_file
 

@@ -19,7 +19,7 @@ def job_facts(job: Job) -> dict[str, Any]:
     set that cannot be used.
     """
     from razorctl import data, models
-    from razorctl.data.own import packed
+    from razorctl.data.own import text_lengths
 
     family, source = data.pair(job)
     encodes = "masked-lm" in models.named(job.model).tasks
@@ -27,7 +27,7 @@ def job_facts(job: Job) -> dict[str, Any]:
         "defaults": dict(family.defaults),
         "classes": source.classes,
         "train_examples": source.train_examples,
-        "lengths": packed.sampled(job, family, source),
+        "lengths": text_lengths.sample_lengths(job, family, source),
         "classifies_texts": encodes and family.task == "classification",
     }
 
@@ -43,7 +43,9 @@ def trace_key(job: Job, recipe: Recipe, classes: int) -> list[Any]:
         *(job.precision, job.optimizer, bool(job.momentum), bool(job.weight_decay)),
         *(job.weights, job.optimizer_in_backward, job.class_weights is not None),
         *(job.ema is not None, job.freeze),
-        job.cuda_graphs and job.compile and job.accumulate > 1,  # they keep gradients in memory
+        bool(
+            job.cuda_graphs and job.compile and job.accumulate > 1
+        ),  # they keep gradients in memory
         asdict(replace(recipe, seed=0)),
     ]
 

@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from razorctl.config.job import Job
+from razorctl.config.keywords import Prefer
 from razorctl.config.recipe import Recipe
 from razorctl.errors import NoFitError, UsageError
 from razorctl.memory import trace_cache as traces
-from razorctl.models.packing import Gain
+from razorctl.models.joined_texts import Gain
 from razorctl.planning import refusal
 from razorctl.planning.candidates import CONTEXT, Candidate, Predicted
 from razorctl.planning.gpus import Achieved, Gpu
-from razorctl.planning.search import Prefer, Search
+from razorctl.planning.search import Search
 from razorctl.registry import unknown
 from razorctl.system import documents
 from razorctl.system.processes import program
@@ -257,7 +258,7 @@ def plan(
       more at the job's precision.
     - `fast` takes the way with the least predicted time, with razor up to the job's `max_ratio`. At
       ratio 0.9 it may add what cost no more accuracy in fine-tuning than seeds differ by
-      (scripts/bench/README.md): the int8 forward pass, and for encoders that classify texts a
+      (scripts/bench/accuracy.md): the int8 forward pass, and for encoders that classify texts a
       gradient of half of the residual branches in a step.
     Of ways whose times differ by no more than 2 %, each takes the one that is least approximate.
     None takes LoRA, which trains another part of the model. It is listed beside the ways to train a

@@ -8,10 +8,11 @@ from typing import Any
 
 from razorctl import units
 from razorctl.config.job import Job, settle_precision
+from razorctl.config.keywords import Prefer
 from razorctl.config.recipe import Recipe
 from razorctl.errors import UsageError
 from razorctl.planning.candidates import CONTEXT, FRAGMENTATION
-from razorctl.planning.search import ADAPTERS, Prefer, Search
+from razorctl.planning.search import ADAPTERS, Search
 
 WIDER: dict[Prefer, tuple[Prefer, ...]] = {  # preferences that allow more ways
     "exact": ("balanced", "fast"),

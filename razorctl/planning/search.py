@@ -9,13 +9,14 @@ from typing import Any, Literal
 
 from razorctl import units
 from razorctl.config.job import Job, settle_precision
+from razorctl.config.keywords import Prefer
 from razorctl.config.recipe import Recipe
 from razorctl.config.tasks import LANGUAGE
 from razorctl.errors import UsageError
 from razorctl.memory import trace_cache as traces
 from razorctl.memory.trace_cache import Trace
 from razorctl.methods import DEFAULT_METHOD, METHODS, Family
-from razorctl.models.packing import Gain
+from razorctl.models.joined_texts import Gain
 from razorctl.planning.cached_traces import cached_trace, job_facts
 from razorctl.planning.candidates import (
     CONTEXT,
@@ -28,11 +29,10 @@ from razorctl.planning.gpus import Gpu
 from razorctl.planning.times import step_seconds
 from razorctl.rules.allocation import largest, width
 
-Prefer = Literal["balanced", "exact", "fast"]
 # Ratios of razor that are tried beside the largest one that is close, and the largest allowed one.
 RATIOS = (0.5, 0.9, 0.95)
 # What `fast` may add to razor: in fine-tuning with this ratio it cost no more accuracy than seeds
-# differ by, branches when encoders classified texts (scripts/bench/README.md#accuracy).
+# differ by, branches when encoders classified texts (scripts/bench/accuracy.md).
 INT8 = Recipe(ratio=0.9, int8_forward=True)
 BRANCHES = Recipe(ratio=0.9, joint_budget=0.5, joint="branches")
 ALIKE = 0.6  # a method at one ratio takes at least this share of its time at another ratio
@@ -63,7 +63,7 @@ class Search:
         part = "" if recipe is None else recipe.part
         self.job = job.resolved(self.facts["defaults"], self.examples, part)
         if self.facts["lengths"] is not None:
-            self.job, _ = self.facts["lengths"].settle(self.job)
+            self.job, _ = self.facts["lengths"].resolve(self.job)
         self.gpu, self.budget, self.recipe = gpu, budget, recipe
         self.candidates: dict[tuple[Recipe, int], Candidate] = {}
         self.reasons: dict[str, list[str]] = {}
@@ -94,11 +94,18 @@ class Search:
             predicted = Predicted.of(
                 *(self._trace(recipe, accumulate), self.gpu, full),
                 shards=self.shards,
-                graphs=accumulate if self.job.cuda_graphs else 0,
+                graphs=accumulate if self._captures(recipe) else 0,
             )
             cosine = recipe.cosine(self.job.precision, self.family)
             self.candidates[key] = Candidate(recipe, accumulate, predicted, cosine)
         return self.candidates[key]
+
+    def _captures(self, recipe: Recipe) -> bool:
+        """Whether a run on the card captures CUDA graphs."""
+        if self.job.cuda_graphs is not None:
+            return self.job.cuda_graphs
+        one_shape = self.facts["lengths"] is None
+        return self.job.eager_reason(recipe.joint_budget, one_shape) is None
 
     def needed_bytes(self, recipe: Recipe) -> int:
         """Bytes that the card must have free for a recipe in one pass; traces nothing else."""
@@ -132,7 +139,7 @@ class Search:
         lengths = self.facts["lengths"]
         if lengths is None:
             return None
-        gained: Gain | None = lengths.settle(replace(self.job, accumulate=way.accumulate))[1]
+        gained: Gain | None = lengths.resolve(replace(self.job, accumulate=way.accumulate))[1]
         return gained
 
     def average_share(self, way: Candidate) -> float:

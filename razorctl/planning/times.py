@@ -5,8 +5,8 @@ of the card. The card needs the sum over its kernels. Each takes the time of its
 its memory traffic, whichever is longer, and a launch, at the shares of the card's peaks that
 published measurements reach. The host needs so much for each call and each launch.
 
-Kernels of razorctl have been timed on one card, an H200, so the time of each is a range. So is that
-of the host, since it is not known which one is beside a card.
+Kernels of razorctl have been timed on an H200 and an H100, so the time of each is a range. So is
+that of the host, since it is not known which one is beside a card.
 """
 
 import math

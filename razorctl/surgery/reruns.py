@@ -69,13 +69,14 @@ class BlockCode(CodeAgain):
         rule = self.rule
         if rule is None:
             return None
-
-        def make() -> Packed:
-            if rows.images:
-                return rule.pack_images(x.detach(), x.dtype)
-            return rule.pack(x.detach().reshape(-1, rows.columns))
-
-        return self.memo.pack(x, ("block", rows.images), make, self.owner)[0]
+        layout = "block", rows.images
+        if found := self.memo.find(x, layout, self.owner):
+            return found
+        if rows.images:
+            copy = rule.pack_images(x.detach(), x.dtype)
+        else:
+            copy = rule.pack(x.detach().reshape(-1, rows.columns))
+        return self.memo.offer(x, layout, copy, self.owner)
 
 
 class Rerun(InPlace):

@@ -30,12 +30,8 @@ WARM_UPS = 1  # steps of each kind that are not timed; the first compiled one is
 JUDGED = EAGER + 1 + WARM_UPS + TIMED  # the step after which the payoff is known
 
 
-def refuse_uncompilable(job: Job, recipe: Recipe, device: torch.device) -> None:
+def refuse_uncompilable(job: Job, recipe: Recipe) -> None:
     """Raises UsageError for a job that cannot be compiled, or captured, as it says."""
-    if job.cuda_graphs and device.type != "cuda":
-        raise UsageError(
-            "CUDA graphs need a CUDA device; leave --cuda-graphs out, or choose --device cuda."
-        )
     if not (job.compile or job.captured):
         return
     how, kind, option = "compiled", "compiled", "--compile"
@@ -82,7 +78,7 @@ class Compiled:
     """
 
     def __init__(self, model: nn.Module, job: Job) -> None:
-        self.model, self._graphs = model, job.cuda_graphs
+        self.model, self._graphs = model, bool(job.cuda_graphs)
         self._budget = job.activation_memory_budget
         self._compiled = self._compile() if job.compile else None
 

@@ -1,12 +1,13 @@
 """Micro-batches as CUDA graphs, without torch.compile: a forward and a backward pass in one launch.
 
-The host launches a step of hundreds of kernels in a few calls: 49 ms for a step of razor on an H200
-that takes 74 ms without (scripts/bench/step.py). `doctor` tries graphs on the user's card.
+The host launches a step of hundreds of kernels in a few calls: 47 ms for a step of razor on an H100
+that takes 96 ms without (scripts/bench/phases.py). `doctor` tries graphs on the user's card.
 """
 
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.ops import kernels
 from razorctl.ops.weight_copies import shared_by
 from razorctl.step import Losses, forward_backward
@@ -28,6 +30,21 @@ Gradients = list[Tensor | None]  # of all parameters
 
 # Micro-batches that run as they are before one is captured: they compile and time kernels.
 WARM_UPS = 2
+
+
+def settle(job: Job, recipe: Recipe, device: torch.device, one_shape: bool) -> tuple[Job, str]:
+    """A resolved job with `cuda_graphs`, and a note if its steps run without them; "" if not.
+
+    one_shape: as of `Job.eager_reason`.
+    """
+    if device.type != "cuda":
+        note = "CUDA graphs need a CUDA device; steps run without." if job.cuda_graphs else ""
+        return replace(job, cuda_graphs=False), note
+    if job.cuda_graphs is not None:
+        return job, ""
+    why = job.eager_reason(recipe.joint_budget, one_shape)
+    note = "" if why is None or job.compile else f"CUDA graphs are not used, since {why}."
+    return replace(job, cuda_graphs=why is None), note
 
 
 class Graphs:

@@ -48,7 +48,7 @@ def rows_of_run(
     # Of rows that an older razorctl streamed it has no digests, as of those of one older still.
     job = replace(job, streaming=False)
     known = job.dataset in data.DATASETS
-    source = data.of(job) if known else own.find(job, classes=result["classes"])
+    source = data.source_of(job) if known else own.find(job, classes=result["classes"])
     splits = digested(splits_of_run(run, job, source, progress))
     before, now = run_files.read_split(run), run_files.split_document(splits)
     if "digests" not in before:
@@ -75,7 +75,7 @@ def splits_of_run(
     begun = splits.mask_classes and exists(run / SPLIT)
     if not begun or "mask_classes" in run_files.read_split(run):
         return splits
-    return data.of(replace(job, mask_values=f"0-{splits.classes[-1]}")).load(progress)
+    return data.source_of(replace(job, mask_values=f"0-{splits.classes[-1]}")).load(progress)
 
 
 def rows_of_job(

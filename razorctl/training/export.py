@@ -102,7 +102,7 @@ def write_finished(run: PreparedRun) -> None:
         }
         run.check_directory()
         with atomic_file(out / RESULT, replace=True) as file:
-            file.write_text(documents.text(summary.of(run), indent=2) + "\n")
+            file.write_text(documents.text(summary.summary_of(run), indent=2) + "\n")
     except OSError as error:
         newest, needed = run.checkpoints.newest, 2 * tensors.nbytes(run.model.state_dict())
         room = units.size(needed, math.ceil)

@@ -10,9 +10,9 @@ from torch.utils.data import DataLoader
 
 from razorctl import data, models, units
 from razorctl.config.job import Job
-from razorctl.data.own import packed
+from razorctl.data.own import text_lengths
 from razorctl.data.own.splitting import digested
-from razorctl.models.packing import rounded
+from razorctl.models.joined_texts import rounded
 from razorctl.models.tokens import are
 from razorctl.step import label_count
 from razorctl.training.loading import Loading, cached, in_order, moved
@@ -37,7 +37,7 @@ def cut_texts(rows: Any, family: models.Model, job: Job) -> tuple[str, ...]:
     """A note on training texts that are cut, by packed.SAMPLE of them; none if these are not."""
     if family.cut is None:
         return ()
-    some = rows.select(range(0, len(rows), -(-len(rows) // packed.SAMPLE)))
+    some = rows.select(range(0, len(rows), -(-len(rows) // text_lengths.SAMPLE)))
     cut = family.cut(some[:], job.input_size)
     of = units.count(len(some), "training text")
     if len(some) < len(rows):
@@ -87,7 +87,7 @@ class Feed:
         transform = training_transform = family.transform(model, job.input_size)
         if family.trained is not None:
             training_transform = family.trained(model, job.input_size)
-        apart = packed.of_rows(splits.train, family, job) if job.packing is False else None
+        apart = text_lengths.of_rows(splits.train, family, job) if job.packing is False else None
         # Or each length is compiled. Texts grouped by length are, since padding them costs more.
         if family.padded is not None and (job.cuda_graphs or (job.compile and apart is None)):
             size = job.input_size if apart is None else rounded(max(apart.tokens), apart.most)

@@ -17,7 +17,7 @@ from razorctl.training import parallel, state
 from razorctl.training.averaging import Average
 from razorctl.training.compiled import Trial
 from razorctl.training.cuda_graphs import CapturedPasses
-from razorctl.training.recovery import parted
+from razorctl.training.recovery import Relief, parted
 
 PARTS = ("optimizer", "scheduler", "scaler", "trial")  # have a state dict each
 
@@ -49,6 +49,12 @@ class Learner:
         self._captured = CapturedPasses() if job.captured else None
         self.parts, self.torn = 1, False
         self._transient: dict[str, Any] | None = None  # of a checkpoint, until the first step
+
+    def relieve(self, relief: Relief) -> None:
+        """Takes steps with less memory from now on, as a relief says."""
+        self.parts = relief.parts
+        if not relief.captured:
+            self._captured = None
 
     @property
     def rate(self) -> float:

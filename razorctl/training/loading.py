@@ -17,7 +17,7 @@ from razorctl import units
 from razorctl.config.job import Job
 from razorctl.data.own.images import unreadable_image
 from razorctl.errors import DataError, UsageError, first_line, raise_lack
-from razorctl.models.packing import GROUPED
+from razorctl.models.joined_texts import GROUPED
 from razorctl.system import processes
 
 ROOM = 256 << 20  # bytes of the rows that a data set keeps in memory

@@ -16,12 +16,12 @@ from razorctl import data, models, units
 from razorctl.config.defaults import ByRows
 from razorctl.config.job import BY_ROWS, Job
 from razorctl.config.recipe import Recipe
-from razorctl.data.own import packed
+from razorctl.data.own import text_lengths
 from razorctl.errors import DataError, RazorError, UsageError
 from razorctl.memory.job_forward import JobForward
 from razorctl.memory.saved import traced_bytes, traced_bytes_by_module
 from razorctl.models import kept_head
-from razorctl.models.packing import keeps_apart
+from razorctl.models.joined_texts import keeps_apart
 from razorctl.optimizer import cast_weights
 from razorctl.planning.job_trace import blueprint
 from razorctl.step import precision
@@ -30,7 +30,7 @@ from razorctl.surgery.byte_budget import sparsify_within
 from razorctl.surgery.excess import LEAST, uncompressed
 from razorctl.surgery.sparsify import restore, sparsified
 from razorctl.system import processes
-from razorctl.training import run_files, rundir, space, state
+from razorctl.training import cuda_graphs, run_files, rundir, space, state
 from razorctl.training.checkpoints import Checkpoint, Checkpoints
 from razorctl.training.class_counts import class_counts, class_weights, rare_classes
 from razorctl.training.compiled import Trial
@@ -118,8 +118,11 @@ class PreparedRun:
         self.usual_epochs = by_rows.epochs(count)
         job = job.resolved(family.defaults, count, recipe.part)
         self.packing, asked = None, bool(job.packing)
-        if packed.has_texts_apart(job, source):
-            job, self.packing = packed.of_rows(splits.train, family, job).settle(job)
+        one_shape = not text_lengths.has_texts_apart(job, source)
+        if not one_shape:
+            job, self.packing = text_lengths.of_rows(splits.train, family, job).resolve(job)
+        job, note = cuda_graphs.settle(job, recipe, device, one_shape)
+        self.notes = (*self.notes, *filter(None, [note]))
         self.job = job
         assert job.metric is not None
         self.metric = job.metric
@@ -169,7 +172,7 @@ class PreparedRun:
         self.logits = family.logits
         self._check_output(family)
         if job.packing and not keeps_apart(self.model, self.logits):
-            self.job = job = packed.without(job, asked)
+            self.job = job = text_lengths.without_joining(job, asked)
             family = family.fed(job.packing)
         self.feed = Feed(self.model, job, family, splits, self.device)
         self.shown = partial(shown, splits.train, family, self.model, job, splits.classes)

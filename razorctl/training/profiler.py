@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 from razorctl import data, models
 from razorctl.config.job import Job, Precision
 from razorctl.config.recipe import Recipe
-from razorctl.data.own import packed
+from razorctl.data.own import text_lengths
 from razorctl.errors import UsageError
 from razorctl.memory import measured
 from razorctl.memory.job_forward import JobForward
@@ -265,7 +265,8 @@ def profile(
     """
     recipe, place = recipe or Recipe(), devices.find(device)
     job = Job(model, dataset or RANDOM, steps=steps, **settings)
-    refuse_uncompilable(job, recipe, place)
+    refuse_uncompilable(job, recipe)
+    _check_graphs(job, place)
     _check_files(place, trace, snapshot)
     job = replace(job, precision=settle(job, place))
     if dataset is None:
@@ -286,14 +287,19 @@ def profile(
     return result
 
 
+def _check_graphs(job: Job, place: torch.device) -> None:
+    if job.cuda_graphs and place.type != "cuda":
+        raise UsageError("CUDA graphs need a CUDA device; leave --cuda-graphs out.")
+
+
 def _load(job: Job, progress: Callable[[str], None]) -> tuple[Model, data.Splits, Job]:
     """The model's family, the splits of the data set, and the job as they resolve it."""
     family, source = data.pair(job)
     progress(f"loading {job.dataset}")
     splits = sequenced(source.load(progress), family.fed(job.packing), job, progress)
     job = job.resolved(family.defaults, len(splits.train))
-    if packed.has_texts_apart(job, source):
-        job, _ = packed.of_rows(splits.train, family, job).settle(job)
+    if text_lengths.has_texts_apart(job, source):
+        job, _ = text_lengths.of_rows(splits.train, family, job).resolve(job)
     return family.fed(job.packing), splits, job
 
 

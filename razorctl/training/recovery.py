@@ -26,12 +26,14 @@ class Relief:
     """Settings with which a run needs less memory than before.
 
     parts: the number of equal parts of each micro-batch, which are taken one after the other.
-    ratio, joint_budget: those of the recipe from then on; None is unchanged.
+    ratio, joint_budget: those of the recipe from then on; None is unchanged. captured: whether
+    micro-batches still become CUDA graphs, which hold memory that evaluations and updates need.
     """
 
     parts: int = 1
     ratio: float | None = None
     joint_budget: float | None = None
+    captured: bool = False
 
     def job(self, job: Job) -> Job:
         """The job with the micro-batches that its steps take."""
@@ -46,6 +48,8 @@ class Relief:
     def describe(self, job: Job) -> str:
         """The settings in words, for a resolved job."""
         words = [f"in micro-batches of {self.job(job).micro_batch}"]
+        if job.captured and self.parts == 1:
+            words = ["without CUDA graphs"]
         if self.ratio is not None:
             words.append(f"at ratio {self.ratio:g}")
         if self.joint_budget is not None:
@@ -63,10 +67,11 @@ class Recovery:
         self, job: Job, recipe: Recipe, relieved: Sequence[Mapping[str, Any]] = ()
     ) -> None:
         self.job, self._begun = job, recipe
-        self.relief, self._left = Relief(), reliefs(job, recipe)
+        self.relief, self._left = Relief(captured=job.captured), reliefs(job, recipe)
         self.relieved = [dict(each) for each in relieved]
         for each in self.relieved[-1:]:
             last = {name: value for name, value in each.items() if name != "step"}
+            last.setdefault("captured", False)  # an older razorctl wrote none
             self.relief = next(relief for relief in self._left if asdict(relief) == last)
 
     @property
@@ -97,11 +102,15 @@ class Recovery:
 def reliefs(job: Job, recipe: Recipe) -> Iterator[Relief]:
     """All reliefs of a run in order: exact ones first, then by the ratio, then by the joint budget.
 
+    The first gives up CUDA graphs, and no later one captures any.
+
     There are none for a strict job, nor for several processes, which wait for each other in the
     middle of the step that one of them cannot take.
     """
     if job.strict or job.processes > 1:
         return
+    if job.captured:
+        yield Relief()
     whole = job.micro_batch
     counts = [count for count in range(2, whole + 1) if whole % count == 0]
     yield from map(Relief, counts)

@@ -73,7 +73,7 @@ class Run(PreparedRun, Iterator[Step]):
         if len({each and each.step for each in processes.every(newest)}) > 1:
             raise UsageError(f"not all machines see {out}; name a directory that they share.")
         self.learner = Learner(self.model, self.job, self.logits, device, self.class_weights)
-        self.learner.parts = self.recovery.relief.parts
+        self.learner.relieve(self.recovery.relief)
         self.trial = self.learner.trial
         if newest is not None:
             self._go_on(self.learner.load(newest.path))
@@ -245,7 +245,7 @@ class Run(PreparedRun, Iterator[Step]):
             except torch.OutOfMemoryError:
                 if self.learner.torn or not self.recovery.relieve(step, self.sparsify):
                     raise
-            self.learner.parts = self.recovery.relief.parts
+            self.learner.relieve(self.recovery.relief)
             # Only now, since the error held what its frames held.
             self._thaw()
             gc.collect()
@@ -324,8 +324,8 @@ class Run(PreparedRun, Iterator[Step]):
         return True, self.checkpoints.valid
 
     def result(self) -> dict[str, Any]:
-        """The summary of a finished run, as in `summary.of`."""
-        return summary.of(self)
+        """The summary of a finished run, as in `summary.summary_of`."""
+        return summary.summary_of(self)
 
     def _note_peak(self) -> None:
         if (peak := devices.peak(self.device)) is not None:
@@ -375,7 +375,7 @@ def finetune(
     recipe, place = recipe or Recipe(), devices.find(device)
     processes.check_count(job.processes)
     check_optimizer(job)
-    refuse_uncompilable(job, recipe, place)
+    refuse_uncompilable(job, recipe)
     if resume and out is None:
         raise UsageError("there is nothing to resume; name the directory of the run.")
     processes.join(place.type == "cpu")

@@ -34,11 +34,12 @@ class Relieved:
     parts: int
     ratio: float | None
     joint_budget: float | None
+    captured: bool = False  # which an older razorctl did not write
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """A result.json, made by `summary.of`; checksums: of files, by their paths beside it."""
+    """A result.json, made by `summary_of`; checksums: of files, by their paths beside it."""
 
     run_dir: str
     model: str

@@ -9,7 +9,7 @@ from razorctl.training import rundir
 from razorctl.training.preparation import PreparedRun
 
 
-def of(run: PreparedRun) -> dict[str, Any]:
+def summary_of(run: PreparedRun) -> dict[str, Any]:
     """The summary of a run under the stable keys of `finetune --json`.
 
     `payoff` has the time of compiling; `epoch_seconds` and `step_seconds` are without it, and of

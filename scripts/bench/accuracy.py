@@ -1,17 +1,17 @@
 """Fine-tunes the tasks of files.py with every method: the accuracy, and the time to reach full's.
 
-    scripts/bench/accuracy.sh [--device cuda] [--precision bf16] [--grid full] [--tasks TASK ...]
+    .venv/bin/python scripts/bench/accuracy.py [--device cuda] [--precision bf16] [--tasks TASK ...]
 
-Each run is one of `razorctl.finetune`, from reading files to the test at the end. Seed 0 is run
+Each run is one of `training.run.finetune`, from reading files to the test at the end. Seed 0 is run
 with each learning rate of its task, the others with the one whose mean loss on the validation split
-is the least, until that one has all seeds. Where seed 0 has the bits of earlier results, the other
-seeds are theirs. On a CPU as many runs go on at once as there are cores, each on one of them. Last,
-steps of all methods take turns, each on all cores, for the time of a step. Results are in
-results/accuracy-TASK-DEVICE-DATE.json; a call goes on where an earlier one with the same settings
-was interrupted. With --precision bf16 runs are under autocast, as GPUs train, and their results in
-results/accuracy-TASK-bf16-DEVICE-DATE.json. Then, and with --known-rates, each case has the
-learning rate that earlier results in fp32 found for it or its method, if there are any. It needs
-the `bench` extra, and one to three minutes of a core for each run.
+is the least, until that one has all seeds. On a CPU as many runs go on at once as there are cores,
+each on one of them. Last, steps of all methods take turns, each on all cores, for the time of a
+step. Results are in results/accuracy-TASK-DEVICE-DATE.json; a call goes on where an earlier one
+with the same settings was interrupted. With --precision bf16 runs are under autocast, as GPUs
+train, and their results in results/accuracy-TASK-bf16-DEVICE-DATE.json. Then, and with
+--known-rates, each case has the learning rate that earlier results in fp32 found for it or its
+method, if there are any. It needs the `bench` extra, and one to three minutes of a core for each
+run.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -33,14 +33,11 @@ from statistics import fmean, median, stdev
 import torch
 import transformers
 from files import TASKS, Task
-from machine import device_name
-from pages import LOSS_EVERY, RESULTS, Row
+from pages import RESULTS, Row, listing
 from pretrained import CACHE
-from record import versions, write
-from rich.console import Console
-from rich.table import Table
+from record import device_name, on_a_device, versions, write
 
-from razorctl import Job, Recipe, data, finetune
+from razorctl import Job, Recipe, data
 from razorctl.config.job import Precision
 from razorctl.config.tasks import LEAST
 from razorctl.errors import RazorError
@@ -48,9 +45,10 @@ from razorctl.memory.job_forward import JobForward
 from razorctl.surgery.byte_budget import sparsify_within
 from razorctl.training.comparing.figures import TARGET
 from razorctl.training.profiler import CLASSES, TimedTraining
+from razorctl.training.run import finetune
 
 RATIO = 0.9
-CORE = {
+CASES = {
     "full": Recipe("full"),
     "lora": Recipe("lora"),
     "backrazor": Recipe("backrazor", RATIO),
@@ -58,28 +56,20 @@ CORE = {
     "prebackrazor++": Recipe("prebackrazor++", RATIO),
     "razor": Recipe("razor", RATIO),
     "razor, branches 0.5": Recipe("razor", RATIO, joint_budget=0.5, joint="branches"),
+    "razor at 0.97": Recipe("razor", 0.97),
+    "prebackrazor++, joint budget 0.5": Recipe("prebackrazor++", RATIO, joint_budget=0.5),
+    "razor, joint budget 0.5": Recipe("razor", RATIO, joint_budget=0.5),
+    "razor, int8 forward": Recipe("razor", RATIO, int8_forward=True),
 }
-GRIDS = {
-    "core": CORE,
-    "full": {
-        **CORE,
-        **{f"{m} at {r}": Recipe(m, r) for m in ("backrazor", "razor") for r in (0.5, 0.75)},
-        "razor at 0.97": Recipe("razor", 0.97),
-        **{name: Recipe(name) for name in ("bias", "head", "half", "int8", "int2")},
-        "prebackrazor": Recipe("prebackrazor", RATIO),
-        "prebackrazor, scaled by 1 / p": Recipe("prebackrazor", RATIO, unbiased=True),
-        "prebackrazor++, joint budget 0.5": Recipe("prebackrazor++", RATIO, joint_budget=0.5),
-        "backrazor, mean correction": Recipe("backrazor", RATIO, mean_correction=True),
-        "razor, joint budget 0.5": Recipe("razor", RATIO, joint_budget=0.5),
-        "razor, int8 forward": Recipe("razor", RATIO, int8_forward=True),
-        "razor, checkpoint": Recipe("razor", RATIO, activation_checkpointing=True),
-        "razor, LoRA": Recipe("razor", RATIO, lora=True),
-        "torchao int8": Recipe("torchao-int8"),
-    },
-}
+CORE = list(CASES)[:7]  # those that run if no others are named
 OWN = ("model", "dataset", "learning_rate", "seed")  # settings that each run or machine has
-BITS = ("score", "loss", "losses", "error")  # of a run, by which it equals another
+LOSS_EVERY = 10  # steps between two losses that are kept
 TURNS, WARM_UP = 15, 2
+COLUMNS = (  # that are printed
+    *(("learning_rate", 1, "g"), ("accuracy_mean", 1, ".4f"), ("accuracy_std", 1, ".4f")),
+    *(("delta_vs_full", 1, "+.4f"), ("step_time_vs_full", 1, ".2f")),
+    ("time_to_target_vs_full", 1, ".2f"),
+)
 
 
 @dataclass(frozen=True)
@@ -104,7 +94,7 @@ def run(wanted: Wanted, precision: Precision, device: str, cache: Path, threads:
     transformers.logging.disable_progress_bar()
     job = job_of(TASKS[wanted.task], precision, cache)
     job = replace(job, seed=wanted.seed, learning_rate=wanted.rate)
-    recipe = replace(GRIDS["full"][wanted.case], seed=wanted.seed)
+    recipe = replace(CASES[wanted.case], seed=wanted.seed)
     row: Row = asdict(wanted)
     with tempfile.TemporaryDirectory() as out:
         try:
@@ -171,90 +161,59 @@ def reached(curve: list[tuple[int, float]], target: float, least: bool) -> int |
     return step
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The seeds of a case, and the time of its step, if it is known."""
-
-    runs: list[Row]
-    time: Row | None
-
-    @property
-    def least(self) -> bool:
-        return self.runs[0]["metric"] in LEAST
-
-    @property
-    def score(self) -> float:
-        return fmean(run["score"] for run in self.runs)
-
-    @property
-    def curve(self) -> list[tuple[int, float]]:
-        """The mean over the seeds of each evaluation."""
-        steps = [step for step, _ in self.runs[0]["curve"]]
-        return [(s, fmean(run["curve"][i][1] for run in self.runs)) for i, s in enumerate(steps)]
-
-    @property
-    def target(self) -> float:
-        best = (min if self.least else max)(value for _, value in self.curve)
-        return best / TARGET if self.least else best * TARGET
-
-    def to(self, target: float) -> int | None:
-        """Steps until the curve stays at or above a target."""
-        return reached(self.curve, target, self.least)
-
-    def time_to(self, target: float) -> float | None:
-        """The time until then, in steps of `full`."""
-        steps = self.to(target)
-        return steps * self.time["step_time_vs_full"] if steps and self.time else None
+def mean_curve(runs: list[Row]) -> list[tuple[int, float]]:
+    """The mean over the seeds of each evaluation."""
+    steps = [step for step, _ in runs[0]["curve"]]
+    return [(step, fmean(run["curve"][i][1] for run in runs)) for i, step in enumerate(steps)]
 
 
 def rows(name: str, document: Row) -> list[Row]:
     """A row for each case whose seeds are all run, or which cannot run; none before `full`."""
     times = {row["case"]: row for row in document["times"]}
-    outcomes, refused = {}, {}
+    found: dict[str, list[Row]] = {}
+    refused: dict[str, str] = {}
     for case in document["cases"]:
         every = [run for run in document["runs"] if run["case"] == case]
         runs = [run for run in every if run["rate"] == best_rate(every, case)]
         if errors := [run["error"] for run in runs if run["error"]]:
             refused[case] = errors[0]
         elif len(runs) == TASKS[name].seeds:
-            outcomes[case] = Outcome(runs, times.get(case))
-    if "full" not in outcomes:
+            found[case] = runs
+    if "full" not in found:
         return []
-    return [
-        {
-            **row_of(name, case),
-            **(figures(outcomes[case], outcomes["full"]) if case in outcomes else {}),
-            "error": refused.get(case),
-        }
-        for case in document["cases"]
-        if case in outcomes or case in refused
-    ]
-
-
-def row_of(name: str, case: str) -> Row:
-    """The settings of a row."""
+    least = found["full"][0]["metric"] in LEAST
+    best = (min if least else max)(value for _, value in mean_curve(found["full"]))
+    target = best / TARGET if least else best * TARGET
     model, _, dataset = TASKS[name].summary.partition(", ")
-    recipe = asdict(GRIDS["full"][case])
-    settings = {key: recipe[key] for key in ("method", "ratio", "joint_budget", "attention")}
-    return {"task": name, "model": model, "dataset": dataset, "case": case, **settings}
+    lines = []
+    for case in [case for case in document["cases"] if case in found or case in refused]:
+        recipe = asdict(CASES[case])
+        settings = {key: recipe[key] for key in ("method", "ratio", "joint_budget", "attention")}
+        line = {"task": name, "model": model, "dataset": dataset, "case": case, **settings}
+        if runs := found.get(case, []):
+            line |= figures(runs, times.get(case, {}), reached(mean_curve(runs), target, least))
+        lines.append(line | {"error": refused.get(case)})
+    full = next(line for line in lines if line["case"] == "full")
+    for line in (line for line in lines if not line["error"]):
+        line["delta_vs_full"] = line["accuracy_mean"] - full["accuracy_mean"]
+        pairs = [(r["steps_to_target"], r["step_time_vs_full"]) for r in (line, full)]
+        ours, base = (steps and time and steps * time for steps, time in pairs)
+        line["time_to_target_vs_full"] = ours / base if ours and base else None
+    return lines
 
 
-def figures(outcome: Outcome, full: Outcome) -> Row:
-    """The figures of a row, compared with full's."""
-    first, time, target = outcome.runs[0], outcome.time or {}, full.target
-    ours, base = outcome.time_to(target), full.time_to(target)
+def figures(runs: list[Row], time: Row, steps: int | None) -> Row:
+    """The figures of a row; steps: to the target."""
     keys = ("steps", "metric", "saved_bytes", "full_saved_bytes", "peak_bytes")
     return {
-        "learning_rate": first["rate"],
-        "seeds": [run["seed"] for run in outcome.runs],
-        **{key: first[key] for key in keys},
-        "accuracy_mean": outcome.score,
-        "accuracy_std": stdev(run["score"] for run in outcome.runs),
-        "delta_vs_full": outcome.score - full.score,
+        "learning_rate": runs[0]["rate"],
+        "seeds": [run["seed"] for run in runs],
+        **{key: runs[0][key] for key in keys},
+        "accuracy_mean": fmean(run["score"] for run in runs),
+        "accuracy_std": stdev(run["score"] for run in runs),
         "step_seconds": time.get("step_seconds"),
         "step_time_vs_full": time.get("step_time_vs_full"),
-        "steps_to_target": outcome.to(target),
-        "time_to_target_vs_full": ours / base if ours and base else None,
+        "steps_to_target": steps,
     }
 
 
@@ -264,17 +223,10 @@ def described(name: str, precision: Precision, device: str, cache: Path) -> Row:
     family, source = data.pair(job)
     settled = asdict(job.resolved(family.defaults, source.train_examples))
     settings = {k: v for k, v in settled.items() if k not in OWN and v not in (None, "", False)}
-    return {
-        "device": device_name(device),
-        "versions": versions("torch", "timm", "transformers"),
-        "summary": TASKS[name].summary,
-        "settings": {
-            "job": settings,
-            "rates": TASKS[name].rates,
-            "seeds": TASKS[name].seeds,
-            "target": TARGET,
-        },
-    }
+    task = TASKS[name]
+    whole = {"job": settings, "rates": task.rates, "seeds": task.seeds, "target": TARGET}
+    about = {"device": device_name(device), "versions": versions("torch", "timm", "transformers")}
+    return {**about, "summary": task.summary, "settings": whole}
 
 
 class Results:
@@ -299,37 +251,17 @@ class Results:
             document = json.loads(path.read_text())
             if {key: document[key] for key in common} == common:
                 self.path, self.document = path, document
-        self.earlier = [path for path in reversed(paths) if path != self.path]
         every = {*self.document["cases"], *cases}
-        ordered = [case for case in GRIDS["full"] if case in every]
-        command = ["scripts/bench/accuracy.sh", "--device", device, "--tasks", name]
+        ordered = [case for case in CASES if case in every]
+        command = ["scripts/bench/accuracy.py", "--device", device, "--tasks", name]
         command += ["--known-rates"] * known if precision == "fp32" else ["--precision", precision]
-        command += [] if ordered == list(CORE) else ["--cases", *ordered]
+        command += [] if ordered == CORE else ["--cases", *ordered]
         self.document |= {"command": shlex.join(command), **common, "cases": ordered}
 
     def left(self, wanted: Iterable[Wanted]) -> list[Wanted]:
         """The runs that the file lacks."""
         done = {(r["case"], r["seed"], r["rate"]) for r in self.document["runs"]}
         return [one for one in wanted if (one.case, one.seed, one.rate) not in done]
-
-    def take(self) -> None:
-        """Takes the other seeds of earlier files whose seed 0 has the same bits."""
-        runs = self.document["runs"]
-        first = {(run["case"], run["rate"]): run for run in runs if run["seed"] == 0}
-        for path in self.earlier:
-            others = json.loads(path.read_text())["runs"]
-            same = {
-                (other["case"], other["rate"])
-                for other in others
-                if other["seed"] == 0 and (run := first.get((other["case"], other["rate"])))
-                if [run.get(key) for key in BITS] == [other.get(key) for key in BITS]
-            }
-            for other in others:
-                wanted = Wanted(*(other[field.name] for field in fields(Wanted)))
-                if (wanted.case, wanted.rate) in same and self.left([wanted]):
-                    runs.append(other)
-                    self.document.setdefault("taken", {})[wanted.case] = path.name
-        self.write()
 
     def write(self) -> None:
         self.document["date"] = date.today().isoformat()
@@ -342,7 +274,7 @@ def found_rates(name: str, case: str, known: bool, device: str) -> tuple[float, 
     if known:
         for path in sorted(RESULTS.glob(f"accuracy-{name}-{device}-*.json"), reverse=True):
             rows = {row["case"]: row for row in json.loads(path.read_text())["rows"]}
-            for other in (case, GRIDS["full"][case].method):
+            for other in (case, CASES[case].method):
                 if other in rows and not rows[other]["error"]:
                     return (rows[other]["learning_rate"],)
     return TASKS[name].rates
@@ -365,37 +297,26 @@ def execute(
             print(f"{row['task']} {row['case']} seed {row['seed']} lr {row['rate']:g}: {value}")
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+def main() -> None:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = on_a_device(argparse.ArgumentParser(description=__doc__, formatter_class=form))
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
-    parser.add_argument("--grid", choices=list(GRIDS), default="core")
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
-    parser.add_argument("--cases", nargs="+", choices=list(GRIDS["full"]), help="of the grid")
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=CORE)
     parser.add_argument("--known-rates", action="store_true", help="those of earlier results")
     parser.add_argument("--no-times", action="store_true", help="the machine is not idle")
     parser.add_argument("--cache", type=Path, default=CACHE)
-    return parser.parse_args()
-
-
-def main() -> None:
-    args = parse()
+    args = parser.parse_args()
     transformers.logging.set_verbosity_error()
-    cases = {name: GRIDS["full"][name] for name in args.cases or GRIDS[args.grid]}
-    where = args.precision, args.device
+    cases, where = args.cases, (args.precision, args.device)
     known = args.known_rates or args.precision != "fp32"
     for name in args.tasks:
         # Writes the files too, before processes want them.
         results = Results(name, *where, args.cache, cases, known)
-        trials = [
-            Wanted(name, case, 0, rate)
-            for case in cases
-            for rate in found_rates(name, case, known, args.device)
-        ]
+        rates = {case: found_rates(name, case, known, args.device) for case in cases}
+        trials = [Wanted(name, case, 0, rate) for case in cases for rate in rates[case]]
         execute(results.left(trials), results, *where, args.cache)
-        results.take()
+        results.write()
         while True:  # what the other seeds say of a rate can make another one the best
             runs = [
                 Wanted(name, case, seed, best_rate(results.document["runs"], case))
@@ -406,33 +327,13 @@ def main() -> None:
                 break
             execute(left, results, *where, args.cache)
         done = {
-            row["case"]: GRIDS["full"][row["case"]]
-            for row in results.document["rows"]
-            if not row["error"]
+            row["case"]: CASES[row["case"]] for row in results.document["rows"] if not row["error"]
         }
         timed = {row["case"] for row in results.document["times"]}
         if not args.no_times and not timed.issuperset(done):
             results.document["times"] = list(time_steps(name, done, *where, args.cache))
             results.write()
-        Console().print(report(results.document["rows"]))
-
-
-def report(rows: list[Row]) -> Table:
-    """The rows as a table."""
-    table = Table("case", "lr", "kept", "score", "±", "vs full", "step", "time to target")
-    for row in (row for row in rows if not row["error"]):
-        step, time = row["step_time_vs_full"], row["time_to_target_vs_full"]
-        table.add_row(
-            row["case"],
-            f"{row['learning_rate']:g}",
-            f"{row['saved_bytes'] / row['full_saved_bytes']:.0%}",
-            f"{row['accuracy_mean']:.4f}",
-            f"{row['accuracy_std']:.4f}",
-            f"{row['delta_vs_full']:+.4f}",
-            "-" if step is None else f"{step:.2f}",
-            "not reached" if time is None else f"{time:.2f}",
-        )
-    return table
+        print(listing(results.document["rows"], ("case", "error"), COLUMNS))
 
 
 if __name__ == "__main__":

@@ -1,18 +1,19 @@
-"""Finds which bits `razor` gives to which layer kind; writes results/allocate.json.
+"""Finds which bits `razor` gives to which layer kind: results/allocate.json, allocations.json.
 
     .venv/bin/python scripts/bench/allocate.py
 
 The script starts from 8 bits everywhere and gives fewer bits to one layer kind at a time. It
 measures what that adds to the squared relative error of the whole gradient, on each task of
-gradients.py, and smooths it over the bits of a kind. It traces what that takes from the kept
+gradients.py, and smooths it over the bits of a kind. It traces what that takes from the stored
 bytes, on the models of these tasks and on large ones, in single and in half precision. Both figures
 add up over layer kinds, so they are known for every combination. It does so at each of LEVELS,
-which differ in what is made again in the backward pass. For each family of models the combinations
+which differ in what is recomputed in the backward pass. For each family of models the combinations
 that no other beats in ratio, error and level are written. The error of a combination is that of the
 worst task, and of two that are as bad on it the one that is better on all tasks is written. The
-ratio is the one that it meets on every model but UNBOUNDED. chosen.py then writes those that
-`razor` has for each ratio to razorctl/rules/allocations.json. The errors of tasks that are not
-asked for are those of the file. The script needs the `bench` extra and takes half an hour.
+ratio is the one that it meets on every model but UNBOUNDED. The errors of tasks that are not asked
+for are those of the file. Those combinations that `razor` has for each ratio go to
+razorctl/rules/allocations.json; with --chosen nothing is measured, and this file alone is written.
+The script needs the `bench` extra and takes half an hour.
 """
 
 import itertools
@@ -20,19 +21,20 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import reduce
+from functools import partial, reduce
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import convnets
 import numpy as np
 import timm
 import torch
 import transformers
 from gradients import BATCH, TASKS, Subject, forward
 from numpy.typing import NDArray
-from pretrained import CACHE
+from pages import Row
+from pretrained import CACHE, CONVOLUTIONAL
 from record import head, options, write
 from torch import nn
 
@@ -41,6 +43,7 @@ from razorctl import Recipe, restore, sparsify
 from razorctl.memory.fake_mode import TraceMode
 from razorctl.memory.saved import Forward, traced_bytes
 from razorctl.methods import CLOSE, EXACT, FAMILIES, Family
+from razorctl.rules.allocation import FILE
 
 # The layer kinds of each family of models; the rules of one do not depend on those of the other.
 KINDS: dict[Family, tuple[str, ...]] = {
@@ -69,6 +72,8 @@ BATCHES = 2
 UNBOUNDED = ("decoder",)  # its ratio does not count: the head of so small a model keeps 2 %
 PRECISIONS = {"wide": None, "narrow": torch.bfloat16}
 TRIAL = "trial"
+# Up to this squared relative error of a gradient fewer operations are worth more than less error.
+ENOUGH = 0.01
 Grid = NDArray[np.float64]  # a figure of every combination, with an axis for each layer kind
 Errors = Mapping[tuple[str, str], float]
 
@@ -105,17 +110,12 @@ def at(level: tuple[str, ...], rules: Mapping[str, str]) -> dict[str, str]:
     return {kind: f"{rule}-again" if kind in level else rule for kind, rule in rules.items()}
 
 
-def recipe(rules: Mapping[str, str]) -> Recipe:
-    """A recipe of `razor` with rules of our own."""
+def with_rules(model: nn.Module, rules: Mapping[str, str], action: Callable[[], Any]) -> Any:
+    """Returns what `action` returns while the model is sparsified, with rules of our own."""
     methods = razorctl.methods.METHODS
     fields = {k: v for k, v in vars(methods["int8"]).items() if k not in ("name", "rules", "int8")}
     methods[TRIAL] = razorctl.methods.Method(TRIAL, rules={**rules, **EXACT}, int8=True, **fields)
-    return Recipe(TRIAL)
-
-
-def with_recipe(model: nn.Module, rules: Mapping[str, str], action: Callable[[], Any]) -> Any:
-    """Returns what `action` returns while the model is sparsified."""
-    sparsify(model, recipe(rules))
+    sparsify(model, Recipe(TRIAL))
     try:
         return action()
     finally:
@@ -127,14 +127,13 @@ def footprints(
 ) -> list[Footprint]:
     """The kept bytes of a model at each level, traced. forward: as of `saved_bytes`."""
 
-    def kept(level: tuple[str, ...], **rules: str) -> int:
-        def trace() -> int:
-            return traced_bytes(model, inputs, autocast=autocast, forward=forward)
+    trace = partial(traced_bytes, model, inputs, autocast=autocast, forward=forward)
 
-        every: int = with_recipe(model, at(level, BASE | rules), trace)
+    def kept(level: tuple[str, ...], **rules: str) -> int:
+        every: int = with_rules(model, at(level, BASE | rules), trace)
         return every
 
-    full = traced_bytes(model, inputs, autocast=autocast, forward=forward)
+    full = trace()
     levels: list[Footprint] = []
     for level in LEVELS:
         base = kept(level)
@@ -171,7 +170,7 @@ def errors(subject: Subject, traced: list[Footprint]) -> list[dict[tuple[str, st
         if number and footprint is traced[number - 1]:
             levels.append(levels[-1])
             continue
-        eight = with_recipe(subject.model, at(level, BASE), error)
+        eight = with_rules(subject.model, at(level, BASE), error)
         added = {("", ""): eight}
         print(f"{subject.name} level {number} 8-bit: {eight:.2e}", flush=True)
         for kind in RULES:
@@ -179,7 +178,7 @@ def errors(subject: Subject, traced: list[Footprint]) -> list[dict[tuple[str, st
                 added[kind, rule] = 0.0
                 if footprint.less[kind, rule]:
                     rules = at(level, BASE | {kind: rule})
-                    added[kind, rule] = max(0.0, with_recipe(subject.model, rules, error) - eight)
+                    added[kind, rule] = max(0.0, with_rules(subject.model, rules, error) - eight)
                     words = f"{subject.name} level {number} {kind} {rule}"
                     print(f"{words}: {added[kind, rule]:.2e}", flush=True)
         levels.append(added)
@@ -259,10 +258,7 @@ def frontier(
 ) -> list[Choice]:
     """The combinations that no other beats in ratio, error and level, of least error first.
 
-    Args:
-        family: the family of the models.
-        added: the errors of the task of a model at each level.
-        traced: the bytes of each model at each level.
+    added, traced: the errors of the task of each model, and its bytes, at each level.
     """
     kinds = KINDS[family]
     levels = LEVELS if family == "attention" else LEVELS[:1]
@@ -283,19 +279,13 @@ def frontier(
 
 def unused(number: int, traced: Mapping[str, list[Footprint]]) -> list[str]:
     """The layer kinds that a level makes again wherever they are in these models."""
-    return [
-        kind
-        for kind in LEVELS[number]
-        if all(
-            levels[number].less[kind, FEWER[-1]] < 1e-3 * levels[number].full
-            for levels in traced.values()
-        )
-    ]
+    prints, fewest = [levels[number] for levels in traced.values()], FEWER[-1]
+    return [k for k in LEVELS[number] if all(f.less[k, fewest] < 1e-3 * f.full for f in prints)]
 
 
 def of_family(name: str) -> Family:
     """The family of a model."""
-    return "convolution" if name in convnets.TASKS else "attention"
+    return "convolution" if name in CONVOLUTIONAL else "attention"
 
 
 def large_models() -> list[tuple[str, nn.Module, Any]]:
@@ -305,27 +295,70 @@ def large_models() -> list[tuple[str, nn.Module, Any]]:
         ids = torch.zeros(32, 128, dtype=torch.long)
         texts = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     bert = transformers.BertForSequenceClassification(transformers.BertConfig())
-    return [
-        ("ViT-B/16, 224 px, batch 128", timm.create_model("vit_base_patch16_224"), images),
-        ("BERT-base, 128 tokens, batch 32", bert, texts),
-    ]
+    vit = "ViT-B/16, 224 px, batch 128", timm.create_model("vit_base_patch16_224"), images
+    return [vit, ("BERT-base, 128 tokens, batch 32", bert, texts)]
 
 
 def read(file: Path) -> dict[str, list[dict[tuple[str, str], float]]]:
     """The errors of each task in a file that `main` wrote, at each level."""
-    document = json.loads(file.read_text()) if file.exists() else {"errors": []}
+    rows = json.loads(file.read_text())["errors"] if file.exists() else []
+
+    def pairs(one: dict[str, float]) -> Any:
+        return {("", "") if n == EIGHT else tuple(n.split()): e for n, e in one.items()}
+
+    return {row["task"]: list(map(pairs, row["levels"])) for row in rows}
+
+
+def allocations(measured: Row) -> Row:
+    """The document of allocations.json: choices of each family and width, for rising ratios."""
     return {
-        row["task"]: [
-            {("", "") if name == EIGHT else tuple(name.split()): e for name, e in one.items()}
-            for one in row["levels"]
-        ]
-        for row in document["errors"]
+        **{part: measured[part] for part in ("command", "date", "versions", "models")},
+        "choices": {
+            family: {width: chosen(choices) for width, choices in of_width.items()}
+            for family, of_width in measured["choices"].items()
+        },
     }
 
 
-def flat(levels: list[dict[tuple[str, str], float]]) -> list[dict[str, float]]:
-    """Errors at each level with names for JSON."""
-    return [{" ".join(pair).strip() or EIGHT: e for pair, e in one.items()} for one in levels]
+def chosen(choices: list[Row]) -> list[Row]:
+    """The choices for rising ratios, without those that a larger ratio's beats.
+
+    So a smaller ratio never has more error, nor fewer bits of anything.
+    """
+    of_ratio = {choice["ratio"]: _lowest(choices, choice["ratio"]) for choice in choices}
+    picks = list({pick["ratio"]: pick for pick in of_ratio.values()}.values())
+    picks.sort(key=itemgetter("ratio"))
+    return [c for i, c in enumerate(picks) if not any(_beats(other, c) for other in picks[i + 1 :])]
+
+
+def _lowest(choices: list[Row], ratio: float) -> Row:
+    """The choice of the lowest level that meets the ratio with error ENOUGH, or the closest."""
+    meeting = [choice for choice in choices if choice["ratio"] >= ratio]
+    close = [choice for choice in meeting if choice["error"] <= ENOUGH]
+    level = min((choice["level"] for choice in close), default=None)
+    alike = [choice for choice in close if choice["level"] == level] or meeting
+    return min(alike, key=itemgetter("error", "total"))
+
+
+def _beats(other: Row, choice: Row) -> bool:
+    """Whether a choice that keeps fewer bytes has less error, or is close and has more bits.
+
+    The errors are those of few models, on some of which fewer bits cost nothing.
+    """
+    return other["error"] < choice["error"] or (finer(other, choice) and other["error"] <= ENOUGH)
+
+
+def finer(other: Row, choice: Row) -> bool:
+    """Whether a choice has more bits of some layer kind, and fewer of none."""
+    pairs = [(bits, _bits(choice)[kind]) for kind, bits in _bits(other).items()]
+    return all(more >= less for more, less in pairs) and any(more > less for more, less in pairs)
+
+
+def _bits(choice: Row) -> dict[str, int]:
+    """The bits of each layer kind; what is made again of norms has theirs."""
+    rules: dict[str, str] = choice["rules"]
+    again = {kind for kind, rule in rules.items() if rule.endswith("again")} - {"norm"}
+    return {kind: int(rules["norm" if kind in again else kind][0]) for kind in rules}
 
 
 def main() -> None:
@@ -333,52 +366,50 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=BATCHES)
     parser.add_argument("--tasks", nargs="*", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--cache", type=Path, default=CACHE)
+    parser.add_argument("--chosen", action="store_true", help="only write allocations.json again")
     args = parser.parse_args()
+    if args.chosen:
+        write(FILE, allocations(json.loads(args.out.read_text())))
+        return
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     steps = [(name, model, inputs, None) for name, model, inputs in large_models()]
-    subjects = {
-        name: Subject(task, task.load(args.cache)[0], args.cache, args.batches, BATCH)
-        for name, task in TASKS.items()
-    }
-    steps += [
-        (name, subject.model, subject.batches[0], forward) for name, subject in subjects.items()
-    ]
+    size = args.batches, BATCH
+    subjects = {n: Subject(t, t.load(args.cache), args.cache, *size) for n, t in TASKS.items()}
+    steps += [(n, each.model, each.batches[0], forward) for n, each in subjects.items()]
     traced = {
         width: {name: footprints(*step, precision, run) for name, *step, run in steps}
         for width, precision in PRECISIONS.items()
     }
-    added = read(args.out) | {
-        name: errors(subjects[name], traced["wide"][name]) for name in args.tasks
-    }
+    new = {name: errors(subjects[name], traced["wide"][name]) for name in args.tasks}
+    added = read(args.out) | new
     smooth = {name: [smoothed(one) for one in levels] for name, levels in added.items()}
+
+    def flat(of_rule: Errors) -> dict[str, float]:
+        return {" ".join(pair).strip() or EIGHT: error for pair, error in of_rule.items()}
+
+    def own(of_name: dict[str, Any], family: Family) -> dict[str, Any]:
+        return {name: each for name, each in of_name.items() if of_family(name) == family}
+
     choices = {
-        family: {
-            width: frontier(
-                family,
-                {name: levels for name, levels in smooth.items() if of_family(name) == family},
-                {name: levels for name, levels in models.items() if of_family(name) == family},
-            )
-            for width, models in traced.items()
-        }
-        for family in FAMILIES
+        f: {width: frontier(f, own(smooth, f), own(models, f)) for width, models in traced.items()}
+        for f in FAMILIES
     }
     document = {
         **head(None, "torch"),
         "models": [TASKS[name].summary if name in TASKS else name for name, *_ in steps],
         "levels": LEVELS,
-        "errors": [{"task": name, "levels": flat(levels)} for name, levels in added.items()],
+        "errors": [
+            {"task": name, "levels": [flat(one) for one in levels]}
+            for name, levels in added.items()
+        ],
         "choices": {
             family: {width: list(map(asdict, front)) for width, front in fronts.items()}
             for family, fronts in choices.items()
         },
     }
     write(args.out, document)
-    for family, fronts in choices.items():
-        for width, front in fronts.items():
-            for choice in front:
-                rules = " ".join(f"{kind} {rule}" for kind, rule in choice.rules.items())
-                print(f"{family} {width} {choice.ratio:.3f} {choice.error:.2e} {rules}")
+    write(FILE, allocations(json.loads(args.out.read_text())))
 
 
 if __name__ == "__main__":

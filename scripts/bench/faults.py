@@ -29,9 +29,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from machine import device_name
 from PIL import Image
-from record import head, options, write
+from record import device_name, head, options, write
 from timm import create_model
 from timm.models import save_for_hf
 from torch import Tensor
@@ -43,17 +42,10 @@ KILL = "KILL"
 CODES = {0, 1, 2, 3, 4, 5, 6}  # that a command may end with which nobody stops
 QUICK = ["--batch-size", "4", "--device", "cpu", "--method", "full", "--workers", "0"]
 STEPS = ["--steps", "4", "--save-every", "1", "--evaluate-every", "2"]
+ON_CPU = ["--device", "cpu", "--out", "out"]
 COMMANDS = {
-    "predict": ["predict", "run", "data", "--device", "cpu", "--out", "out"],
-    "predict masks": [
-        "predict",
-        "seg",
-        "shapes/validation/images",
-        "--device",
-        "cpu",
-        "--out",
-        "out",
-    ],
+    "predict": ["predict", "run", "data", *ON_CPU],
+    "predict masks": ["predict", "seg", "shapes/validation/images", *ON_CPU],
     "export": ["export", "run", "--out", "out"],
     "export onnx": ["export", "run", "--to", "onnx", "--out", "out"],
     "compare": ["compare", "run", "--html", "out"],
@@ -76,25 +68,14 @@ ERRORS = {
 CONTENTS = ("read", "pread64", "write", "pwrite64")  # strace shows bytes of files in quotes
 LEFT = re.compile(r"(^|/)\.razorctl-[0-9a-f]{32}")
 LONGEST = 60.0  # seconds of a command
+DRAW = np.random.default_rng(0)
 
 
-def photos(folder: Path) -> None:
-    draw = np.random.default_rng(0)
-    for name in ("cat", "dog"):
-        (folder / name).mkdir(parents=True)
-        for number in range(4):
-            pixels = draw.integers(0, 255, (8, 8, 3), np.uint8)
-            Image.fromarray(pixels).save(folder / name / f"{number}.png")
-
-
-def shapes(folder: Path) -> None:
-    draw = np.random.default_rng(0)
-    for split in ("train", "validation"):
-        for kind, size in (("images", (32, 32, 3)), ("masks", (32, 32))):
-            (folder / split / kind).mkdir(parents=True)
-            for number in range(4):
-                pixels = draw.integers(0, 2, size, np.uint8)
-                Image.fromarray(pixels).save(folder / split / kind / f"{number}.png")
+def images(folder: Path, most: int = 255, size: tuple[int, ...] = (8, 8, 3)) -> None:
+    """Four random images in a folder."""
+    folder.mkdir(parents=True)
+    for number in range(4):
+        Image.fromarray(DRAW.integers(0, most, size, np.uint8)).save(folder / f"{number}.png")
 
 
 def called(words: Sequence[str]) -> int:
@@ -152,9 +133,9 @@ def traced(place: Path, words: Sequence[str], *inject: str) -> int:
 def files(folder: Path) -> dict[str, str]:
     """The digest of each file below a folder by its path, and "" for each folder."""
     return {
-        path.relative_to(folder).as_posix(): (
-            sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
-        )
+        path.relative_to(folder).as_posix(): sha256(path.read_bytes()).hexdigest()
+        if path.is_file()
+        else ""
         for path in sorted(folder.rglob("*"))
     }
 
@@ -215,7 +196,10 @@ class Case:
             return code, found + self._unresumable(code, now)
         lost = sorted(name for name in self.before if now.get(name) != self.before[name])
         found += [f"lost or changed: {lost}"] * bool(lost)
-        output, whole = (_below("out", each) for each in (now, self.whole))
+        output, whole = (
+            {name: value for name, value in each.items() if name.split("/")[0] == "out"}
+            for each in (now, self.whole)
+        )
         if output != (whole if code == 0 else {}):
             # A killed process may leave the empty folder that holds the name; an output is whole
             # where standard output, which comes last, takes no more.
@@ -244,15 +228,14 @@ class Case:
         return found + [f"left: {name}" for name in now if LEFT.search(name)]
 
 
-def _below(folder: str, found: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in found.items() if name.split("/")[0] == folder}
-
-
 def prepare(origin: Path) -> None:
     """Makes the data and the runs, in children."""
     os.chdir(origin)
-    photos(Path("data"))
-    shapes(Path("shapes"))
+    for name in ("cat", "dog"):
+        images(Path("data") / name)
+    for split in ("train", "validation"):
+        for kind, size in (("images", (32, 32, 3)), ("masks", (32, 32))):
+            images(Path("shapes") / split / kind, most=2, size=size)
     Path("mine.txt").write_text("the user's")
     from transformers import SegformerConfig, SegformerForSemanticSegmentation
 
@@ -269,10 +252,7 @@ def prepare(origin: Path) -> None:
 
 
 def child(words: Sequence[str], saved: int | None = None) -> None:
-    """Calls a command in a child, and imports what it has imported.
-
-    saved: the step after whose save it is killed.
-    """
+    """Calls a command in a child, killed after the save of a step; imports what it has imported."""
     process = os.fork()
     if not process:
         save = Checkpoints.save
@@ -313,9 +293,8 @@ def main() -> None:
     parser.add_argument("--calls", nargs="+", default=list(ERRORS), choices=ERRORS)
     args = parser.parse_args()
     if os.environ.get("OMP_NUM_THREADS") != "1":  # torch's threads do not survive a fork
-        os.execve(
-            sys.executable, [sys.executable, *sys.argv], {**os.environ, "OMP_NUM_THREADS": "1"}
-        )
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        os.execve(sys.executable, [sys.executable, *sys.argv], environment)
     os.environ |= {"HF_HUB_OFFLINE": "1", "PYDANTIC_DISABLE_PLUGINS": "1"}
     args.out = args.out.resolve()
     with tempfile.TemporaryDirectory() as folder:
@@ -333,18 +312,16 @@ def main() -> None:
         gc.freeze()  # no child looks at the objects of libraries
         document = {**head(device_name(), "torch"), "commands": {}}
         for name in args.commands:
-            case, codes, bad = Case(name, origin, top), Counter[int](), []
+            case, bad = Case(name, origin, top), []
             faults = [fault for fault in case.faults() if fault[0] in args.calls][:: args.every]
             for fault in faults:
                 code, found = case.wrong(*fault)
-                codes[code] += 1
                 if found:
                     bad.append([*fault, code, *found])
                     print(f"{name}: {bad[-1]}", flush=True)
             document["commands"][name] = {
                 "calls": len(case.calls),
                 "faults": len(faults),
-                "codes": {str(code): codes[code] for code in sorted(codes)},
                 "wrong": bad,
             }
             print(f"{name}: {len(faults)} faults, {len(bad)} of them wrong", flush=True)

@@ -4,7 +4,7 @@ The images are Fashion-MNIST; the texts the R8 split of Reuters, mails of SpamAs
 and editorials that people have rated (Hutto and Gilbert, 2014); the masks those of garments of
 Fashion-MNIST that are laid on a background, whose classes are also the labels of that image. The
 tags are of names: an uncased model learns which words of an editorial are capitalized. See
-pretrained.py, convnets.py and decoder.py for the models.
+pretrained.py for the models.
 """
 
 import csv
@@ -15,25 +15,29 @@ import re
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-import convnets
-import decoder
 import timm
 import torch
 from PIL import Image
 from pretrained import (
-    BERT,
+    ARCHITECTURE,
+    DECODER_TOKENS,
     DINO,
     HUTTO,
-    MAILS,
     MINILM,
-    RATED_TEXTS,
-    VIT_WEIGHTS,
+    MOBILENET,
+    SIDE,
     Rows,
+    build_squeezenet,
+    decoder_home,
     fetch,
+    halves,
     kept,
     load_fashion,
+    load_unseen,
+    mobilenet_weights,
     news,
     vit_weights,
 )
@@ -73,8 +77,13 @@ class Task:
     seeds: int = 3
 
 
-def weights(folder: Path) -> Path:
-    return folder / "model.safetensors"
+def in_cache(name: str, **settings: object) -> Callable[[Callable[[Path, Path], None]], Files]:
+    """Makes a function that fills a folder one that returns it, filled now or before."""
+
+    def files(fill: Callable[[Path, Path], None]) -> Files:
+        return lambda cache: kept(cache, f"files-{name}", {**KEY, **settings}, partial(fill, cache))
+
+    return files
 
 
 def parts(train: Rows, test: Rows) -> Iterator[tuple[str, Rows]]:
@@ -92,82 +101,59 @@ def write_timm(
     folder: Path, architecture: str, state: Rows, side: int, classes: int, **args: object
 ) -> None:
     """A folder that timm loads."""
-    config = {
-        "architecture": architecture,
-        "num_classes": classes,
-        "model_args": args,
-        "pretrained_cfg": {
-            "input_size": (3, side, side),
-            "mean": MEAN,
-            "std": STD,
-            "crop_pct": 1.0,
-            "num_classes": classes,
-            "classifier": timm.get_pretrained_cfg(architecture).classifier,
-        },
-    }
+    about = {"input_size": (3, side, side), "mean": MEAN, "std": STD, "crop_pct": 1.0}
+    about |= {"num_classes": classes}
+    about["classifier"] = timm.get_pretrained_cfg(architecture).classifier
+    config = {"architecture": architecture, "num_classes": classes, "model_args": args}
+    config["pretrained_cfg"] = about
     (folder / "config.json").write_text(json.dumps(config))
-    save_file({name: tensor.contiguous() for name, tensor in state.items()}, weights(folder))
+    save_file(
+        {name: tensor.contiguous() for name, tensor in state.items()}, folder / "model.safetensors"
+    )
 
 
-def vit(cache: Path) -> Path:
+@in_cache("vit", side=VIT_SIDE, classes=1000)
+def vit(cache: Path, folder: Path) -> None:
     """DINOv2's ViT-S/14."""
-
-    def write(folder: Path) -> None:
-        state = vit_weights(fetch(VIT_WEIGHTS, cache) / DINO, VIT_SIDE // 14)
-        # It has no classifier. One of other classes than the data's is not taken.
-        state |= {"head.weight": torch.zeros(1000, 384), "head.bias": torch.zeros(1000)}
-        write_timm(folder, "vit_small_patch14_dinov2", state, VIT_SIDE, 1000, img_size=VIT_SIDE)
-
-    return kept(cache, "files-vit", {**KEY, "side": VIT_SIDE, "classes": 1000}, write)
+    state = vit_weights(fetch("vit-weights", cache) / DINO, VIT_SIDE // 14)
+    # It has no classifier. One of other classes than the data's is not taken.
+    state |= {"head.weight": torch.zeros(1000, 384), "head.bias": torch.zeros(1000)}
+    write_timm(folder, "vit_small_patch14_dinov2", state, VIT_SIDE, 1000, img_size=VIT_SIDE)
 
 
 def bert(cache: Path) -> Path:
     """The six-layer BERT of a sentence embedder."""
-    return fetch(BERT, cache) / MINILM
+    return fetch("bert", cache) / MINILM
 
 
-def squeezenet(cache: Path) -> Path:
+@in_cache("squeezenet")
+def squeezenet(cache: Path, folder: Path) -> None:
     """SqueezeNet 1.1, as `razorctl` writes models of torchvision."""
-
-    def write(folder: Path) -> None:
-        state = convnets.build_squeezenet(cache).state_dict()
-        save_file({k: v for k, v in state.items() if k.startswith("features")}, weights(folder))
-        config = {
-            "library": "torchvision",
-            "architecture": "squeezenet1_1",
-            "task": "classification",
-            "label_names": GARMENTS,
-            "input_size": convnets.SIDE,
-        }
-        (folder / "config.json").write_text(json.dumps(config))
-
-    return kept(cache, "files-squeezenet", KEY, write)
+    state = build_squeezenet(cache).state_dict()
+    save_file(
+        {k: v for k, v in state.items() if k.startswith("features")}, folder / "model.safetensors"
+    )
+    config = {"library": "torchvision", "architecture": "squeezenet1_1"}
+    config |= {"task": "classification", "label_names": GARMENTS, "input_size": SIDE}
+    (folder / "config.json").write_text(json.dumps(config))
 
 
-def backbone(cache: Path) -> Path:
+@in_cache("backbone", **MOBILENET)
+def backbone(cache: Path, folder: Path) -> None:
     """The MobileNetV2 that was trained before; its features are an eighth of the image."""
-
-    def write(folder: Path) -> None:
-        state = convnets.mobilenet_weights(cache)
-        write_timm(folder, convnets.ARCHITECTURE, state, SCENE, len(GARMENTS), output_stride=8)
-
-    return kept(cache, "files-backbone", {**KEY, **convnets.TRAINING}, write)
+    state = mobilenet_weights(cache)
+    write_timm(folder, ARCHITECTURE, state, SCENE, len(GARMENTS), output_stride=8)
 
 
-def fashion(cache: Path) -> Path:
+@in_cache("fashion")
+def fashion(cache: Path, folder: Path) -> None:
     """Images in a folder for each class."""
-
-    def write(folder: Path) -> None:
-        for split, rows in parts(*load_fashion(cache)):
-            for name in GARMENTS:
-                (folder / split / name).mkdir(parents=True)
-            for number, (image, label) in enumerate(
-                zip(rows["images"], rows["labels"], strict=True)
-            ):
-                where = folder / split / GARMENTS[label] / f"{number}.png"
-                Image.fromarray(image.numpy()).save(where)
-
-    return kept(cache, "files-fashion", KEY, write)
+    for split, rows in parts(*load_fashion(cache)):
+        for name in GARMENTS:
+            (folder / split / name).mkdir(parents=True)
+        for number, (image, label) in enumerate(zip(rows["images"], rows["labels"], strict=True)):
+            where = folder / split / GARMENTS[label] / f"{number}.png"
+            Image.fromarray(image.numpy()).save(where)
 
 
 def tables(folder: Path, splits: Iterable[tuple[str, list[tuple[str, str]]]]) -> None:
@@ -175,6 +161,11 @@ def tables(folder: Path, splits: Iterable[tuple[str, list[tuple[str, str]]]]) ->
     for split, rows in splits:
         with (folder / f"{split}.csv").open("w", encoding="utf-8", newline="") as file:
             csv.writer(file).writerows([("label", "text"), *rows])
+
+
+def lines(file: Path, rows: Iterable[object]) -> None:
+    """A file of JSON, a row a line."""
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def shuffled(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -190,48 +181,53 @@ def divided(rows: list[tuple[str, str]], last: int) -> Iterator[tuple[str, list[
     yield "train", rows[last + more :]
 
 
-def r8(cache: Path) -> Path:
+def news_parts(cache: Path, more: int) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Topics and texts of the news of each split, of which that of validation has `more`."""
+    train = shuffled(news(cache, "train"))
+    yield "train", train[more:]
+    yield "validation", train[:more]
+    yield "test", shuffled(news(cache, "test"))[: SPLITS["test"]]
+
+
+def unseen(cache: Path) -> Iterator[tuple[str, list[str]]]:
+    """Texts of the news of each split, without those that the decoder was trained on."""
+    train, more = halves(cache)[1], TEXTS["validation"]
+    yield "train", train[more:]
+    yield "validation", train[:more]
+    yield "test", [text for _, text in news(cache, "test")][: TEXTS["test"]]
+
+
+@in_cache("r8")
+def r8(cache: Path, folder: Path) -> None:
     """News with their topics."""
-
-    def write(folder: Path) -> None:
-        train, more = shuffled(news(cache, "train")), SPLITS["validation"]
-        test = shuffled(news(cache, "test"))[: SPLITS["test"]]
-        tables(folder, [("train", train[more:]), ("validation", train[:more]), ("test", test)])
-
-    return kept(cache, "files-r8", KEY, write)
+    tables(folder, news_parts(cache, SPLITS["validation"]))
 
 
-def topics(cache: Path) -> Path:
+@in_cache("topics", words=ASKED)
+def topics(cache: Path, folder: Path) -> None:
     """Beginnings of two news as one text, with the topics of both."""
-
-    def write(folder: Path) -> None:
-        train, more = shuffled(news(cache, "train")), 2 * SPLITS["validation"]
-        test = shuffled(news(cache, "test"))[: SPLITS["test"]]
-        for split, rows in ("train", train[more:]), ("validation", train[:more]), ("test", test):
-            lines = []
-            for (one, first), (other, second) in zip(rows[::2], rows[1::2], strict=False):
-                words = first.split()[:ASKED] + second.split()[:ASKED]
-                row = {"text": " ".join(words), "labels": sorted({one, other})}
-                lines.append(json.dumps(row) + "\n")
-            (folder / f"{split}.jsonl").write_text("".join(lines))
-
-    return kept(cache, "files-topics", {**KEY, "words": ASKED}, write)
+    for split, rows in news_parts(cache, 2 * SPLITS["validation"]):
+        pairs = zip(rows[::2], rows[1::2], strict=False)
+        texts = (
+            {
+                "text": " ".join(first.split()[:ASKED] + second.split()[:ASKED]),
+                "labels": sorted({one, other}),
+            }
+            for (one, first), (other, second) in pairs
+        )
+        lines(folder / f"{split}.jsonl", texts)
 
 
-def spam(cache: Path) -> Path:
+@in_cache("spam")
+def spam(cache: Path, folder: Path) -> None:
     """Subjects and bodies of mails, with whether they are spam."""
-
-    def write(folder: Path) -> None:
-        tables(folder, divided(mails(cache), SPLITS["test"]))
-
-    return kept(cache, "files-spam", KEY, write)
+    tables(folder, divided(mails(cache), SPLITS["test"]))
 
 
 def mails(cache: Path) -> list[tuple[str, str]]:
     """Label and text of each mail; headers but the subject would tell which archive it is of."""
-    (archive,) = MAILS.files
     rows = []
-    with tarfile.open(fetch(MAILS, cache) / archive) as files:
+    with tarfile.open(next(fetch("mails", cache).glob("*.tgz"))) as files:
         for member in sorted(files.getmembers(), key=lambda m: m.name):
             if not (member.name.startswith("package/data/") and member.name.endswith(".json")):
                 continue
@@ -248,20 +244,17 @@ def mails(cache: Path) -> list[tuple[str, str]]:
 
 def rated(cache: Path, what: str) -> list[tuple[str, str]]:
     """The mean rating of each text, from -4 to 4, and the text."""
-    with tarfile.open(fetch(RATED_TEXTS, cache) / HUTTO) as files:
+    with tarfile.open(fetch("rated-texts", cache) / HUTTO) as files:
         file = files.extractfile(f"hutto_ICWSM_2014/{what}_GroundTruth.txt")
         lines = file.read().decode("utf-8", "replace").split("\n")  # type: ignore[union-attr]
     rows = [line.strip("\r").split("\t", 2) for line in lines if line]
     return [(rating, text) for _, rating, text in rows]
 
 
-def tweets(cache: Path) -> Path:
+@in_cache("tweets")
+def tweets(cache: Path, folder: Path) -> None:
     """Tweets with their ratings."""
-
-    def write(folder: Path) -> None:
-        tables(folder, divided(rated(cache, "tweets"), SPLITS["test"] // 2))
-
-    return kept(cache, "files-tweets", KEY, write)
+    tables(folder, divided(rated(cache, "tweets"), SPLITS["test"] // 2))
 
 
 def tagged(text: str) -> Iterator[tuple[str, str]]:
@@ -274,54 +267,29 @@ def tagged(text: str) -> Iterator[tuple[str, str]]:
         before, inside = word, name
 
 
-def names(cache: Path) -> Path:
+@in_cache("names")
+def names(cache: Path, folder: Path) -> None:
     """Sentences of editorials, in CoNLL files."""
-
-    def write(folder: Path) -> None:
-        for split, rows in divided(rated(cache, "nytEditorialSnippets"), SPLITS["test"] // 2):
-            sentences = ("".join(f"{w} {tag}\n" for w, tag in tagged(text)) for _, text in rows)
-            (folder / f"{split}.conll").write_text("\n".join(filter(None, sentences)))
-
-    return kept(cache, "files-names", KEY, write)
+    for split, rows in divided(rated(cache, "nytEditorialSnippets"), SPLITS["test"] // 2):
+        sentences = ("".join(f"{w} {tag}\n" for w, tag in tagged(text)) for _, text in rows)
+        (folder / f"{split}.conll").write_text("\n".join(filter(None, sentences)))
 
 
-def instructions(cache: Path) -> Path:
-    """Beginnings of news as prompts, and how they go on; the decoder was not trained on them."""
-
-    def write(folder: Path) -> None:
-        unseen, more = decoder.halves(cache)[1], TEXTS["validation"]
-        for split, items in (
-            ("train", unseen[more:]),
-            ("validation", unseen[:more]),
-            ("test", [text for _, text in news(cache, "test")][: TEXTS["test"]]),
-        ):
-            words = [w for w in map(str.split, items) if len(w) > ASKED]
-            rows = [
-                {
-                    "prompt": " ".join(w[:ASKED]),
-                    "completion": " ".join(w[ASKED : ASKED + ANSWERED]),
-                }
-                for w in words
-            ]
-            (folder / f"{split}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-
-    return kept(cache, "files-instructions", {**KEY, "words": [ASKED, ANSWERED]}, write)
+@in_cache("instructions", words=[ASKED, ANSWERED])
+def instructions(cache: Path, folder: Path) -> None:
+    """Beginnings of news as prompts, and how they go on."""
+    for split, items in unseen(cache):
+        words = [w for w in map(str.split, items) if len(w) > ASKED]
+        answers = (" ".join(w[ASKED : ASKED + ANSWERED]) for w in words)
+        rows = zip((" ".join(w[:ASKED]) for w in words), answers, strict=True)
+        lines(folder / f"{split}.jsonl", ({"prompt": p, "completion": c} for p, c in rows))
 
 
-def texts(cache: Path) -> Path:
-    """News as plain texts, without those that the decoder was trained on."""
-
-    def write(folder: Path) -> None:
-        unseen, more = decoder.halves(cache)[1], TEXTS["validation"]
-        splits = {
-            "train": unseen[more:],
-            "validation": unseen[:more],
-            "test": [text for _, text in news(cache, "test")][: TEXTS["test"]],
-        }
-        for split, lines in splits.items():
-            (folder / f"{split}.txt").write_text("\n\n\n".join(lines) + "\n")
-
-    return kept(cache, "files-news", KEY, write)
+@in_cache("news")
+def texts(cache: Path, folder: Path) -> None:
+    """News as plain texts."""
+    for split, items in unseen(cache):
+        (folder / f"{split}.txt").write_text("\n\n\n".join(items) + "\n")
 
 
 def scene(images: Tensor, classes: Tensor, draw: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -341,62 +309,46 @@ def scene(images: Tensor, classes: Tensor, draw: torch.Generator) -> tuple[Tenso
     return picture.clamp(0, 255).to(torch.uint8), mask
 
 
-def scenes(cache: Path) -> Path:
+@in_cache("scenes", **MOBILENET)
+def scenes(cache: Path, folder: Path) -> None:
     """Images with masks: half as many as of single garments."""
-
-    def write(folder: Path) -> None:
-        (folder / "classes.txt").write_text("\n".join(["background", *GARMENTS]) + "\n")
-        draw = torch.Generator().manual_seed(0)
-        for split, rows in parts(*convnets.load_unseen(cache)):
-            for part in ("images", "masks"):
-                (folder / part / split).mkdir(parents=True)
-            for number in range(SPLITS[split] // 2):
-                pair = scene(rows["images"], rows["labels"], draw)
-                for part, values in zip(("images", "masks"), pair, strict=True):
-                    Image.fromarray(values.numpy()).save(folder / part / split / f"{number}.png")
-
-    return kept(cache, "files-scenes", {**KEY, **convnets.TRAINING}, write)
+    (folder / "classes.txt").write_text("\n".join(["background", *GARMENTS]) + "\n")
+    draw = torch.Generator().manual_seed(0)
+    for split, rows in parts(*load_unseen(cache)):
+        for part in ("images", "masks"):
+            (folder / part / split).mkdir(parents=True)
+        for number in range(SPLITS[split] // 2):
+            pair = scene(rows["images"], rows["labels"], draw)
+            for part, values in zip(("images", "masks"), pair, strict=True):
+                Image.fromarray(values.numpy()).save(folder / part / split / f"{number}.png")
 
 
-def several(cache: Path) -> Path:
+@in_cache("several")
+def several(cache: Path, folder: Path) -> None:
     """Images with the classes of all garments on them."""
-
-    def write(folder: Path) -> None:
-        draw = torch.Generator().manual_seed(0)
-        for split, rows in parts(*load_fashion(cache)):
-            (folder / split).mkdir()
-            lines = []
-            for number in range(SPLITS[split] // 2):
-                image, mask = scene(rows["images"], rows["labels"], draw)
-                Image.fromarray(image.numpy()).save(folder / split / f"{number}.png")
-                seen = [GARMENTS[i - 1] for i in mask.unique().tolist() if i]
-                row = {"image": f"{split}/{number}.png", "labels": seen}
-                lines.append(json.dumps(row) + "\n")
-            (folder / f"{split}.jsonl").write_text("".join(lines))
-
-    return kept(cache, "files-several", KEY, write)
+    draw = torch.Generator().manual_seed(0)
+    for split, rows in parts(*load_fashion(cache)):
+        (folder / split).mkdir()
+        labels = []
+        for number in range(SPLITS[split] // 2):
+            image, mask = scene(rows["images"], rows["labels"], draw)
+            Image.fromarray(image.numpy()).save(folder / split / f"{number}.png")
+            seen = [GARMENTS[i - 1] for i in mask.unique().tolist() if i]
+            labels.append({"image": f"{split}/{number}.png", "labels": seen})
+        lines(folder / f"{split}.jsonl", labels)
 
 
 def job(task: str, batch_size: int, steps: int, input_size: int) -> Job:
     """A job without a model and data."""
-    return Job(
-        "",
-        "",
-        task=task,  # type: ignore[arg-type]
-        batch_size=batch_size,
-        steps=steps,
-        input_size=input_size,
-        optimizer="adamw",
-        precision="fp32",
-        evaluate_every=steps // EVALUATIONS,
-    )
+    sizes = {"batch_size": batch_size, "steps": steps, "input_size": input_size}
+    sizes["evaluate_every"] = steps // EVALUATIONS
+    return Job("", "", task=task, optimizer="adamw", precision="fp32", **sizes)  # type: ignore[arg-type]
 
 
+# Summary, model, data and job of each, and its learning rates and seeds if they are not the usual.
 TASKS = {
     "fashion": Task(
-        "DINOv2 ViT-S/14, Fashion-MNIST",
-        vit,
-        fashion,
+        *("DINOv2 ViT-S/14, Fashion-MNIST", vit, fashion),
         job("classification", 16, 160, VIT_SIDE),
         (3e-5, 2e-4, 1e-3),  # the small one suits all weights, the large one adapters
     ),
@@ -405,62 +357,36 @@ TASKS = {
         "MiniLM-L6 BERT, SpamAssassin", bert, spam, job("classification", 16, 160, TOKENS)
     ),
     "squeezenet": Task(
-        "SqueezeNet 1.1, Fashion-MNIST",
-        squeezenet,
-        fashion,
-        job("classification", 16, 240, convnets.SIDE),
+        *("SqueezeNet 1.1, Fashion-MNIST", squeezenet, fashion),
+        job("classification", 16, 240, SIDE),
     ),
     "decoder": Task(
-        "Llama of four layers, Reuters R8",
-        decoder.home,
-        texts,
-        job("causal-lm", 8, 160, decoder.TOKENS),
+        *("Llama of four layers, Reuters R8", decoder_home, texts),
+        job("causal-lm", 8, 160, DECODER_TOKENS),
     ),
     "scenes": Task(
-        "MobileNetV2 0.5 with a linear head, garments on a background",
-        backbone,
-        scenes,
+        *("MobileNetV2 0.5 with a linear head, garments on a background", backbone, scenes),
         job("segmentation", 8, 960, ENLARGED),
         (3e-3, 1e-2, 3e-2),  # most of its layers have never met a background
     ),
     "tags": Task(
-        "MiniLM-L6 BERT, names in editorials",
-        bert,
-        names,
-        job("token-classification", 16, 240, TOKENS),
-        (2e-4,),
-        2,
+        *("MiniLM-L6 BERT, names in editorials", bert, names),
+        *(job("token-classification", 16, 240, TOKENS), (2e-4,), 2),
     ),
     "labels": Task(
-        "DINOv2 ViT-S/14, garments on a background",
-        vit,
-        several,
-        job("multi-label", 8, 640, VIT_SIDE),
-        (6e-5,),
-        5,
+        *("DINOv2 ViT-S/14, garments on a background", vit, several),
+        *(job("multi-label", 8, 640, VIT_SIDE), (6e-5,), 5),
     ),
     "topics": Task(
-        "MiniLM-L6 BERT, topics of two news of Reuters R8",
-        bert,
-        topics,
-        job("multi-label", 16, 240, 2 * TOKENS),
-        (2e-4,),
-        2,
+        *("MiniLM-L6 BERT, topics of two news of Reuters R8", bert, topics),
+        *(job("multi-label", 16, 240, 2 * TOKENS), (2e-4,), 2),
     ),
     "tweets": Task(
-        "MiniLM-L6 BERT, ratings of tweets",
-        bert,
-        tweets,
-        job("regression", 16, 240, TOKENS),
-        (2e-4,),
-        2,
+        *("MiniLM-L6 BERT, ratings of tweets", bert, tweets),
+        *(job("regression", 16, 240, TOKENS), (2e-4,), 2),
     ),
     "instructions": Task(
-        "Llama of four layers, instructions on Reuters R8",
-        decoder.home,
-        instructions,
-        job("causal-lm", 8, 160, decoder.TOKENS),
-        (3e-4,),
-        2,
+        *("Llama of four layers, instructions on Reuters R8", decoder_home, instructions),
+        *(job("causal-lm", 8, 160, DECODER_TOKENS), (3e-4,), 2),
     ),
 }

@@ -27,10 +27,9 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
-from case import LIBRARIES, SMOKE, Bench, Case, Run, Workload
-from machine import device_name
 from pages import RESULTS, Row, figures
-from record import head, options, reason, write
+from record import device_name, head, options, reason, write
+from step import LIBRARIES, SMOKE, Bench, Case, Run, Workload
 from torch import Tensor, nn
 
 from razorctl import Recipe

@@ -11,8 +11,9 @@ are not asked for stay. It measures nothing: every figure is predicted, on fake 
 import json
 import platform
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 
+from pages import Row
 from record import head, options, write
 
 from razorctl.config.job import Job
@@ -40,25 +41,6 @@ LEAN = "--optimizer adamw8bit --weights bf16 --optimizer-in-backward"
 LIBRARIES = ("torch", "timm", "transformers")
 
 
-@dataclass(frozen=True)
-class Row:
-    """The largest batches of a model on a card; None if nothing fits.
-
-    ratio: of razor. lean: the methods that fit with LEAN alone.
-    """
-
-    model: str
-    data: str
-    input_size: int
-    optimizer: str
-    ratio: float
-    gpu: str
-    memory_gib: float
-    full: int | None
-    razor: int | None
-    lean: tuple[str, ...]
-
-
 def fitting(job: Job, card: Gpu, recipe: Recipe, cache: traces.Cache) -> int | None:
     """The largest batch, up to MOST, that fits a card in one pass; None if not one example does."""
     budget = card.memory_bytes
@@ -75,24 +57,26 @@ def razor(job: Job, card: Gpu, cache: traces.Cache) -> Recipe:
 
 
 def row(job: Job, gpu: str, card: Gpu, cache: traces.Cache) -> Row:
-    """The largest batches of a job on a card."""
+    """The largest batches of a job on a card, None if nothing fits; lean: what needs LEAN."""
     lean = replace(job, optimizer="adamw8bit", weights="bf16", optimizer_in_backward=True)
-    batches: dict[str, int | None] = {}
-    leaner = []
     recipes = {"full": Recipe("full"), "razor": razor(job, card, cache)}
-    for name, recipe in recipes.items():
-        batches[name] = fitting(job, card, recipe, cache)
-        if batches[name] is None:
-            batches[name] = fitting(lean, card, recipe, cache)
-            leaner += [name] if batches[name] else []
+    batches = {name: fitting(job, card, recipe, cache) for name, recipe in recipes.items()}
+    leaner = []
+    for name in [name for name, batch in batches.items() if batch is None]:
+        batches[name] = fitting(lean, card, recipes[name], cache)
+        leaner += [name] if batches[name] else []
     settled = Search(job, card, card.memory_bytes, None, cache).job
-    assert settled.optimizer is not None
-    return Row(
-        *(job.model, job.dataset, job.input_size, settled.optimizer),
-        *(recipes["razor"].ratio, gpu, round(card.memory_bytes / 2**30, 2)),
+    return {
+        "model": job.model,
+        "data": job.dataset,
+        "input_size": job.input_size,
+        "optimizer": settled.optimizer,
+        "ratio": recipes["razor"].ratio,
+        "gpu": gpu,
+        "memory_gib": round(card.memory_bytes / 2**30, 2),
         **batches,
-        lean=tuple(leaner),
-    )
+        "lean": leaner,
+    }
 
 
 def main() -> None:
@@ -101,12 +85,8 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
     args = parser.parse_args()
     cache = traces.Cache()
-    document = {
-        **head(f"none; traced on a CPU, {platform.machine()}", *LIBRARIES),
-        "most": MOST,
-        "ratio": Job.max_ratio,
-        "lean": LEAN,
-    }
+    document = head(f"none; traced on a CPU, {platform.machine()}", *LIBRARIES)
+    document |= {"most": MOST, "ratio": Job.max_ratio, "lean": LEAN}
     old = json.loads(args.out.read_text())["rows"] if args.out.exists() else []
     rows_of = {model: [row for row in old if row["model"] == model] for model in MODELS}
     for model in args.models:
@@ -114,7 +94,7 @@ def main() -> None:
         job = Job(model, data, input_size=size, precision="bf16")
         rows_of[model] = []
         for gpu in args.gpus:
-            rows_of[model].append(asdict(row(job, gpu, gpus.load(gpu), cache)))
+            rows_of[model].append(row(job, gpu, gpus.load(gpu), cache))
             print(rows_of[model][-1], flush=True)
         rows = [one for of_model in rows_of.values() for one in of_model]
         write(args.out, {**document, "rows": rows})

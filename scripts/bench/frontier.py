@@ -11,7 +11,7 @@ the result, results/frontier_DEVICE.json.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from case import Bench, Case, Workload, main
+from step import Bench, Case, Workload, main
 
 from razorctl import Recipe
 from razorctl.errors import UsageError

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# What a CUDA card says of razorctl, in under 8 minutes: of each part a JSON file and a short table.
+# What a CUDA card says of razorctl, in 8 minutes: of each part a JSON file and a short table.
 #
 #     scripts/bench/gpu.sh [OUT]
 #     scripts/bench/gpu.sh --smoke [OUT]    rehearses on a CPU, with tiny models
 #
 # Results go to the folder OUT, or to scripts/bench/results (a rehearsal's to a folder that goes).
-# What matters most comes first: a training step by every method beside full; layers, and a dozen
-# cases of each kernel, against what they stand for; the times of steps, of a linear layer, of steps
-# at every ratio, and of kernels. A part is cut off when its end below has come; what it has written
+# What matters most comes first: a training step by every method beside full; the kernels that a
+# step spends its time in; layers, and a dozen cases of each kernel, against what they stand for; the
+# times of steps, of a linear layer, and of steps at every ratio. A part is cut off when its end below has come; what it has written
 # after each row is left. gpu.log has all output. Needs torch, timm, transformers, pytest with xdist
 # and a C compiler; no network and no installed razorctl. Ends with 1 if a part failed or was cut.
 set -euo pipefail
@@ -15,7 +15,7 @@ here=$PWD
 cd "$(dirname "$0")/../.."
 
 declare -A END=(  # seconds after the start
-  [first]=110 [layers]=160 [kernels]=230 [step]=345 [linear]=370 [frontier]=415 [roofline]=460
+  [first]=110 [phases]=220 [layers]=265 [kernels]=325 [step]=430 [linear]=450 [frontier]=480
 )
 if [[ -z ${PYTHON:-} ]]; then
   PYTHON=python3
@@ -78,6 +78,7 @@ check() { # NAME FOLDER OPTION ...: tests, each by any of the processes
 processes=$(nproc)
 ((processes <= 8)) || processes=8
 bench first "${options[@]}"
+bench phases "${options[@]}"
 check layers tests/layers --few 4 -k "$kind and not compiled"
 if [[ $kind == cuda ]]; then
   check kernels tests/gpu/test_kernels.py --few 12
@@ -87,5 +88,4 @@ fi
 turns step
 turns linear
 turns frontier
-if [[ $kind == cuda ]]; then bench roofline --device cuda; else bench roofline --smoke; fi
 exit "$failed"

@@ -4,10 +4,9 @@
 
 A ViT of depth 12 and of tiny tensors trains on the CPU, under bf16 autocast and on one thread. Ops
 of razor run what they run on a card of compute capability 8.9, but that nothing is launched: the
-first launch of a kind runs Triton's binder, as on a card, later ones what `launch` does without it.
-So the time is that of Python, autograd and PyTorch's dispatcher, and of the little work that the
-CPU does for operations of PyTorch itself; a card's driver takes a few microseconds more for each
-launch of either. Steps of razor and full take turns, in seconds of the process. The counts are
+first launch of a kind runs Triton's binder, later ones what `launch` does without it. So the time
+is that of Python, autograd and PyTorch's dispatcher; a card's driver takes a few microseconds more
+for each launch. Steps of razor and full take turns, in seconds of the process. The counts are
 exact. The script writes results/host.json.
 """
 
@@ -24,8 +23,7 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from machine import device_name
-from record import head, options, write
+from record import device_name, head, options, write
 from timm.models.vision_transformer import VisionTransformer
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
@@ -49,10 +47,7 @@ class Compiled:
         self.name, self.launches = name, launches
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        def launch(*args: Any) -> None:
-            self.launches[self.name] += 1
-
-        return launch
+        return lambda *args: self.launches.update([self.name])
 
 
 def _bound(kernel: Kernel, launches: Counter[str]) -> Callable[..., Compiled]:
@@ -126,7 +121,7 @@ class Calls(TorchDispatchMode):
 
 def counts() -> dict[str, Any]:
     """The launches and calls of a step of razor, and the calls of a step of full."""
-    counts_by_method: dict[str, Any] = {}
+    every: dict[str, Any] = {}
     for name, ratio in (("razor", RATIO), ("full", None)):
         with card() as launches:
             step = stepper(ratio)
@@ -134,9 +129,9 @@ def counts() -> dict[str, Any]:
             launches.clear()
             with Calls() as calls:
                 step()
-        counts_by_method[name] = {"launches": launches.total(), "op_calls": 0, **calls.found}
-        counts_by_method[name]["by_kernel"] = dict(launches.most_common())
-    return counts_by_method
+        every[name] = {"launches": launches.total(), "op_calls": 0, **calls.found}
+        every[name]["by_kernel"] = dict(launches.most_common())
+    return every
 
 
 def timed(steps: int) -> dict[str, list[float]]:

@@ -24,9 +24,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-import turns
-from pages import Row, figures
-from record import Attempts
+from pages import MIB, Row
+from record import Attempts, run_in_turns
 from torch import Tensor, nn
 
 from razorctl import Recipe, restore, sparsify
@@ -84,16 +83,17 @@ WORKLOADS = {
     "cuda": Workload(128, ("bf16", "fp32"), turns=7, calls=20),
     "cpu": Workload(8, ("fp32",), turns=5, calls=1),
 }
+COLUMNS = (  # that are printed, in milliseconds and MiB
+    *(("forward_seconds", 1e-3, ".2f"), ("forward_vs_full", 1, ".2f")),
+    *(("both_seconds", 1e-3, ".2f"), ("both_vs_full", 1, ".2f")),
+    *(("saved_bytes", MIB, ",.2f"), ("weight_gradient_cosine", 1, ".4f")),
+)
 SMOKE = {"batch_size": 2, "turns": 1, "calls": 1, "ratios": (0.5, 0.95), "width": 512}
 
 
 @dataclass
 class Run(Attempts):
-    """A method at a ratio in a precision, with its figures.
-
-    forward, both: seconds of a forward pass, and of one with its backward pass, one figure for each
-    turn. cosine: of the weight gradient to the exact one.
-    """
+    """A method at a ratio in a precision; forward, both: seconds of passes, one for each turn."""
 
     method: str
     ratio: float
@@ -211,37 +211,10 @@ def as_row(run: Run, group: list[Run]) -> Row:
     return {**row, "error": run.error or late}
 
 
-def as_text(rows: list[Row]) -> str:
-    """The result as a table, without the libraries that a bare GPU machine may lack."""
-    columns = {
-        "forward ms": ("forward_seconds", 1e-3, ".2f"),
-        "vs full": ("forward_vs_full", 1, ".2f"),
-        "both ms": ("both_seconds", 1e-3, ".2f"),
-        "vs full ": ("both_vs_full", 1, ".2f"),
-        "kept MiB": ("saved_bytes", 2**20, ",.2f"),
-        "dW cosine": ("weight_gradient_cosine", 1, ".4f"),
-    }
-    lines = [f"{'ratio and method':27}" + "".join(f"{name:>11}" for name in columns)]
-    for row in rows:
-        cells = "".join(f"{figure:>11}" for figure in figures(row, columns.values()))
-        line = f"{row['ratio']:<6g}{row['method']:16}{row['precision']:5}{cells}"
-        lines.append(f"{line}  {row['error'] or ''}".rstrip())
-    return "\n".join(lines)
-
-
 def main() -> None:
-    turns.main(
-        "linear",
-        __doc__,
-        workloads=WORKLOADS,
-        smoke=SMOKE,
-        build=Bench,
-        groups=groups,
-        as_row=as_row,
-        as_text=as_text,
-        libraries=("torch",),
-        published_ms={str(ratio): times for ratio, times in PUBLISHED.items()},
-    )
+    published = {str(ratio): times for ratio, times in PUBLISHED.items()}
+    rest = groups, as_row, ("ratio", "method", "precision", "error"), COLUMNS, ("torch",)
+    run_in_turns("linear", __doc__, WORKLOADS, SMOKE, Bench, *rest, published_ms=published)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 RESULTS = HERE / "results"
 GIB, MIB = 2**30, 2**20
-LOSS_EVERY = 10  # steps between two losses that accuracy.py keeps
 
 Row = dict[str, Any]
 Cells = Sequence[object]
@@ -24,10 +23,6 @@ LABELS = {
     "torchao int8": "torchao's int8 mixed precision",
     "torchao int8 mixed precision, compiled": "torchao's int8 mixed precision, compiled",
 }
-# How long a command takes, if its script does not say.
-TAKES = {"step_cpu": "ten minutes", "frontier_cpu": "ten minutes"}
-# Results that need the extra of that name.
-BENCH = ("step_cpu", "gradients")
 ORDER = (
     *("full", "accumulate", "checkpoint", "lora", "bias", "head"),
     *("backrazor", "prebackrazor-", "prebackrazor"),
@@ -55,12 +50,6 @@ def ordered(cases: Iterable[str]) -> list[str]:
     )
 
 
-def ranged(row: Row, form: str, over: float = 1.0) -> str:
-    """The predicted seconds of a step over some others, from least to most if they differ."""
-    low, high = (format(row[f"step_seconds_{end}"] / over, form) for end in ("low", "high"))
-    return low if low == high else f"{low} to {high}"
-
-
 def figures(row: Row, columns: Iterable[Column]) -> list[str]:
     """The figures of a row as text, "-" for those that it lacks."""
     return [
@@ -74,18 +63,9 @@ def table(head: Cells, rows: Iterable[Cells]) -> str:
     return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
 
 
-def source(name: str, document: Row) -> str:
-    """The list above a table: file, date, command, device, versions."""
-    command, _, remark = document.get("command", f"scripts/bench/{name}.py").partition("; ")
-    command = command if ".sh" in command else f".venv/bin/python {command}"
-    notes = [
-        remark,
-        "needs the `bench` extra" if name in BENCH or name.startswith("accuracy") else "",
-    ]
-    notes.append(f"takes {TAKES[name]}" if name in TAKES else "")
-    versions = ", ".join(f"{k} {v}" for k, v in document["versions"].items() if k != "razorctl")
-    return (
-        f"- file: [`results/{name}.json`](results/{name}.json), {document['date']}\n"
-        f"- command: {', '.join([f'`{command}`', *filter(None, notes)])}\n"
-        f"- device: {document.get('device', 'none: traced')}; {versions}\n\n"
+def listing(rows: Iterable[Row], names: Sequence[str], columns: Sequence[Column]) -> str:
+    """The rows as a table of entries by name and of figures, for the terminal."""
+    heads = [*names, *(key for key, *_ in columns)]
+    return table(
+        heads, [[*(row.get(n, "") for n in names), *figures(row, columns)] for row in rows]
     )

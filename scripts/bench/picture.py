@@ -1,4 +1,4 @@
-"""Draws the pictures of README.md and of this folder's README.md.
+"""Draws the pictures of README.md and of gradients.md.
 
     .venv/bin/python scripts/bench/picture.py [--check]
 
@@ -100,9 +100,8 @@ def bytes_error(pyplot: Any, mode: str) -> Any:
     for (width, title), axes in zip(WIDTHS.items(), both, strict=True):
         for level, (text, colors, form) in LEVELS.items():
             shares, errors = zip(*fronts()[width, level], strict=True)
-            axes.plot(
-                [100 * share for share in shares], errors, form, color=colors[mode], label=text
-            )
+            percents = [100 * share for share in shares]
+            axes.plot(percents, errors, form, color=colors[mode], label=text)
         axes.set(xscale="log", yscale="log", xlim=(1, 30), xticks=TICKS, ylim=(0.01, 1))
         axes.set_xticks([], minor=True)
         axes.set_xticklabels([f"{tick} %" for tick in TICKS])
@@ -159,7 +158,7 @@ def main() -> int:
     old = [p for n, m in every if not (p := path(n, m)).exists() or words(n) not in p.read_text()]
     for file in old:
         print(f"{file.relative_to(ROOT)} is of other results; run scripts/bench/picture.py.")
-    return 1 if old else 0
+    return int(bool(old))
 
 
 if __name__ == "__main__":

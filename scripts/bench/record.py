@@ -1,19 +1,28 @@
-"""Options, results and errors of all benches."""
+"""Shared by the benches: options, results, errors, the machine, and runs that take turns."""
 
 import argparse
 import datetime
 import json
+import os
+import platform
 import shlex
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import patch
 
-from pages import RESULTS, Row
+import torch
+from pages import RESULTS, Column, Row, listing
 
+from razorctl.layers.kinds.linear import Linear
+from razorctl.ops import kernels
+from razorctl.planning.detect import Detected, preset_for
+from razorctl.planning.gpus import Gpu
 from razorctl.version import __version__
 
 
@@ -23,6 +32,13 @@ def options(description: str | None, result: str | None = None) -> argparse.Argu
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=result and RESULTS / f"{result}.json")
+    return parser
+
+
+def on_a_device(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """The parser with --device, which is a CUDA device if there is one."""
+    default = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", choices=("cpu", "cuda"), default=default)
     return parser
 
 
@@ -44,6 +60,22 @@ def versions(*libraries: str) -> dict[str, str]:
     """The versions of razorctl, which need not be installed, and of libraries that are."""
     installed = {name: version(name) for name in libraries if find_spec(name)}
     return {"razorctl": __version__, **installed}
+
+
+def device_name(device: str = "cpu") -> str:
+    """The card, or the cores of the CPU and what their GEMMs run on: with VNNI int8 is faster."""
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    capability = torch.backends.cpu.get_cpu_capability()
+    vnni = " with VNNI" if torch.cpu._is_vnni_supported() else ""
+    return f"{os.cpu_count()} CPU cores, {platform.machine()}, {capability}{vnni}"
+
+
+def preset() -> Gpu | None:
+    """The preset of the current CUDA device, found by its properties in torch."""
+    card = torch.cuda.get_device_properties(torch.cuda.current_device())
+    capability = f"{card.major}.{card.minor}"
+    return preset_for(Detected(card.name, card.total_memory, 0, capability, ()))
 
 
 def write(file: Path, document: Row) -> None:
@@ -75,3 +107,94 @@ class Attempts:
             action(self, *args)
         except Exception as error:  # running out of memory too
             self.error = reason(error)
+
+
+class Result:
+    """The JSON file of runs that take turns: the head, and a row for each run.
+
+    groups: of runs; the first of a group is that of full, which the others are compared with.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        document: Row,
+        groups: list[list[Any]],
+        as_row: Callable[[Any, list[Any]], Row],
+    ) -> None:
+        self.out, self.document, self.groups, self.as_row = out, document, groups, as_row
+
+    def write(self) -> list[Row]:
+        """Writes the file, and returns its rows."""
+        rows = [self.as_row(run, group) for group in self.groups for run in group]
+        write(self.out, {**self.document, "rows": rows})
+        return rows
+
+
+def take_turns(bench: Any, result: Result, start: float, seconds: float) -> None:
+    """Checks, measures and times all runs in turns; writes the result after each.
+
+    Nothing starts so many seconds after `start` but what full is compared with, and nothing is
+    compiled after half of them.
+    """
+    exact: list[list[torch.Tensor]] = [[] for _ in result.groups]
+    for turn in range(bench.workload.turns):
+        for group, outputs in zip(result.groups, exact, strict=True):
+            for run in group:
+                passed = time.monotonic() - start
+                if passed > seconds and (turn or run is not group[0]):
+                    continue
+                if turn == 0:
+                    if run.compiled and passed > seconds / 2:
+                        run.error = "not compiled in the seconds given"
+                    run.attempt(bench.check, outputs)
+                    run.attempt(bench.measure)
+                run.attempt(bench.time)
+                result.write()
+
+
+def run_in_turns(
+    script: str,
+    description: str | None,
+    workloads: Mapping[str, Any],
+    smoke: Mapping[str, Any],
+    build: Callable[[Any, torch.device], Any],
+    groups: Callable[[Any], list[list[Any]]],
+    as_row: Callable[[Any, list[Any]], Row],
+    names: tuple[str, ...],
+    columns: tuple[Column, ...],
+    libraries: tuple[str, ...],
+    **about: Any,
+) -> None:
+    """Runs a script whose runs take turns, so that all meet the same machine.
+
+    Args:
+        workloads: kind of device -> what is timed there, of which `--smoke` changes some fields.
+        build: makes a bench of a workload and a device.
+        groups: makes the runs of a bench.
+        as_row: makes the row of a run and its group.
+        names, columns: of the rows that are printed, see `listing`.
+        about: more entries of the result.
+    """
+    start, parser = time.monotonic(), on_a_device(options(description))
+    when = "after which nothing starts; nothing is compiled after half of them"
+    parser.add_argument("--seconds", type=float, default=1e9, help=when)
+    parser.add_argument("--smoke", action="store_true", help="a tiny model and one turn")
+    args = parser.parse_args()
+    workload, device = workloads[args.device], torch.device(args.device)
+    workload = replace(workload, **smoke) if args.smoke else workload
+    bench = build(workload, device)
+    document = {
+        **head(device_name(args.device), *libraries),
+        "kernels": kernels.state(device),
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        **asdict(workload),
+        **about,
+    }
+    out = args.out or RESULTS / f"{script}_{args.device}.json"
+    result = Result(out, document, groups(bench), as_row)
+    # No layer of a tiny model is large enough for int8.
+    with patch.object(Linear, "SMALLEST", 0 if args.smoke else Linear.SMALLEST):
+        take_turns(bench, result, start, args.seconds)
+    print(listing(result.write(), names, columns))
+    print(f"written to {out}")

@@ -1,170 +1,127 @@
-"""Writes every table from results/*.json: scripts/bench/README.md, and those in README.md.
+"""Writes every table, and every figure in prose, from results/*.json into the pages.
 
     .venv/bin/python scripts/bench/report.py [--check]
 
+Pages are README.md, this folder's README.md and one for each topic: memory.md, time.md,
+gradients.md, accuracy.md, models.md. In them `<!-- NAME: scripts/bench/report.py -->` begins what
+the function of that name returns, given what follows a hyphen. Other prose is written in the pages.
 `--check` writes nothing and exits with 1 if a page differs from what the results say.
 """
 
 import argparse
+import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import product
+from statistics import median
+from textwrap import fill
+from typing import Any
 
-from breadth import architectures, foreign
-from pages import GIB, HERE, MIB, RESULTS, ROOT, Row, label, load, ordered, ranged, source, table
-from quality import accuracies, branches, gradients, paper_figures, papers, way
-from times import frontiers, linear_layers, packed, whole_steps
+import pages
+from pages import GIB, HERE, MIB, RESULTS, ROOT, Column, Row, label, load, ordered, table
 
-PAGE, FRONT = HERE / "README.md", ROOT / "README.md"
+PAGES = [ROOT / "README.md", HERE / "README.md"]
+PAGES += [HERE / f"{topic}.md" for topic in ("memory", "time", "gradients", "accuracy", "models")]
 NONE = "\N{EN DASH}"
+BENCH = ("step_cpu", "gradients", "allocate")  # results that need the extra of that name
+BOTH = ("fp32", "bf16")
+PAIR = (("saved_bytes", MIB, ",.0f"), ("peak_bytes", MIB, ",.0f"))
 
 
-def memory() -> str:
-    document = load("memory")
-    row_of = {(r["model"], r["precision"], r["case"]): r for r in document["rows"]}
-    every: dict[tuple[str, str], list[str]] = {}
-    for r in document["rows"]:
-        every.setdefault((r["model"], r["precision"]), []).append(r["case"])
-    most = max(map(len, every.values()))
-    whole = [column for column, cases in every.items() if len(cases) == most]
-    few = [column for column in every if column not in whole]
-
-    def cells(columns: list[tuple[str, str]], unit: float, form: str) -> str:
-        name = "GiB" if unit == GIB else "MiB"
-
-        def cell(row: Row | None) -> str:
-            keys = ("saved_bytes", "peak_bytes")
-            return " / ".join(format(row[key] / unit, form) for key in keys) if row else ""
-
-        cases = ordered(case for column in columns for case in every[column])
-        return table(
-            [f"kept / peak, {name}", *(f"{model}, {precision}" for model, precision in columns)],
-            [[label(c), *(cell(row_of.get((*column, c))) for column in columns)] for c in cases],
-        )
-
+def made(name: str) -> str:
+    """The command that made a result, its file, date, device and versions."""
+    document = load(name)
+    versions = (f"{k} {v}" for k, v in document["versions"].items() if k != "razorctl")
+    more = ", needs the `bench` extra" if name in BENCH else ""
+    device = document.get("device", "any CPU")
     return (
-        "The bytes that a step with SGD and momentum keeps between its forward and backward pass, "
-        f"and its peak, at ratio {document['ratio']}.\nA peak here counts tensors only; `plan` "
-        "also counts what kernels allocate inside.\n\n"
-        + source("memory", document)
-        + cells(whole, GIB, ".2f")
-        + "\nOther models. For ProxylessNAS-Mobile at 224 px, batch 8, Tables 2 and 4 of Back "
-        "Razor say that `full` keeps 366 MB and\nBack Razor 42 MB. The step of the decoder is the "
-        "one that `plan` traces, which includes the loss.\n\n" + cells(few, MIB, ",.0f")
+        f"- command: `.venv/bin/python {document['command']}`{more}\n"
+        f"- result: [`results/{name}.json`](results/{name}.json), {document['date']}\n"
+        f"- device: {device}\n- versions: {', '.join(versions)}\n"
     )
 
 
-def listed() -> str:
-    """The share that `razor` keeps on every listed model."""
-    document = load("memory")
-    every = document["listed"]
-    row_of = {(r["model"], r["task"], r["precision"]): r for r in every["rows"]}
-    places = list(dict.fromkeys((r["model"], r["task"]) for r in every["rows"]))
+def prose(text: str) -> str:
+    return fill(text, 118, break_long_words=False, break_on_hyphens=False) + "\n"
 
-    def cell(row: Row) -> str:
-        full = f"{row['full_saved_bytes'] / MIB:,.0f} MiB"
-        if row["error"]:
-            return f"{full}; {row['error']}"
-        return f"{full}; {row['saved_bytes'] / row['full_saved_bytes']:.1%}"
 
-    return (
-        "The bytes that a step of `full` keeps on every listed model, and the share of them that "
-        f"`razor` keeps at ratio {document['ratio']}.\nWhere `finetune` refuses that ratio, its "
-        f"reason is in the table. Batches have {every['batch_size']} images of the model's own "
-        f"size, or texts of {every['tokens']}\ntokens.\n\n"
-        + table(
-            ["model", "task", "fp32", "bf16"],
-            [
-                [f"`{model}`", task, *(cell(row_of[model, task, p]) for p in ("fp32", "bf16"))]
-                for model, task in places
-            ],
-        )
-    )
+def folded(summary: str, text: str) -> str:
+    return f"\n<details><summary>{summary}</summary>\n\n{text}\n</details>\n"
 
 
 def percent(share: float, digits: int = 2) -> str:
     return f"{round(100 * share, digits) + 0.0:+.{digits}f} %"  # + 0.0: no -0.00
 
 
-def planned() -> Iterator[str]:
-    for path in sorted(RESULTS.glob("planning_*.json")):
-        document = load(path.stem)
-        on_cpu = path.stem.endswith("cpu")
-        groups: dict[tuple[str, str], list[float]] = {}
-        for row in document["rows"]:
-            case = row["point"].split()[1]
-            groups.setdefault((row["model"], case), []).append(row["over"])
-        yield (
-            f"By how much predicted peaks exceed measured ones, in {len(document['rows'])} "
-            f"training steps: {percent(document['least_over'])} to\n"
-            f"{percent(document['most_over'])}, and {percent(document['mean_over'])} in the mean."
-            f"{ON_A_CPU if on_cpu else ''}\n\n"
-            + source(path.stem, document)
-            + table(
-                ["model", "method", "steps", "least over measured", "most"],
-                [
-                    [model, label(case), len(over), percent(min(over)), percent(max(over))]
-                    for (model, case), over in groups.items()
-                ],
-            )
-        )
+def span(values: Iterable[float], form: str) -> str:
+    values = sorted(values)
+    return f"{values[0]:{form}} to {values[-1]:{form}}"
 
 
-def published() -> str:
-    document = load("published")
-    document["device"] = f"none: predicted; measured rates: {document['source']}"
-    row_of = {
-        (r["gpu"], r["phase"], r["model"]): f"{r['predicted']:,.0f} of {r['rate']:,.0f} "
-        f"({percent(r['over'], 1)})"
-        for r in document["rows"]
-    }
-    columns = list(dict.fromkeys((r["gpu"], r["phase"]) for r in document["rows"]))
-    phases = {"train": "training", "infer": "inference"}
-    return (
-        "Images per second: the predicted rate, of the rate that timm published, and the "
-        "difference in parentheses.\n\n"
-        + source("published", document)
-        + table(
-            ["model", *(f"{gpu}, {phases[phase]}" for gpu, phase in columns)],
-            [
-                [f"`{model}`", *(row_of.get((*column, model), "") for column in columns)]
-                for model in dict.fromkeys(r["model"] for r in document["rows"])
-            ],
-        )
+def cells(row: Row, *columns: Column) -> list[str]:
+    """The figures of a row, empty where it has none."""
+    return ["" if cell == "-" else cell for cell in pages.figures(row, columns)]
+
+
+def grid(
+    corner: str, rows: dict[str, Any], columns: dict[str, Any], cell: Callable[[Any, Any], str]
+) -> str:
+    """A table of cells by what rows and columns stand for, each by its name."""
+    places = columns.values()
+    return table([corner, *columns], [[n, *(cell(r, c) for c in places)] for n, r in rows.items()])
+
+
+def bytes_of(whole: bool, unit: float, form: str) -> str:
+    """Stored and peak bytes; whole: of models with all cases, rather than of the others."""
+    rows = load("memory")["rows"]
+    row_of = {(r["model"], r["precision"], r["case"]): r for r in rows}
+    count = Counter((r["model"], r["precision"]) for r in rows)
+    some = [column for column in count if (count[column] == max(count.values())) == whole]
+    pair = [(key, unit, form) for key in ("saved_bytes", "peak_bytes")]
+    return grid(
+        f"stored / peak, {'GiB' if unit == GIB else 'MiB'}",
+        {label(c): c for c in ordered(case for *column, case in row_of if tuple(column) in some)},
+        {", ".join(column): column for column in some},
+        lambda case, column: " / ".join(cells(row_of.get((*column, case), {}), *pair)).strip(" /"),
     )
 
 
-def choices() -> str:
-    document = load("choices")
-    rows = document["rows"]
-    row_of = {(r["model"], r["gpu"], r["memory_gib"], r["prefer"]): r for r in rows}
-    prefers = list(dict.fromkeys(r["prefer"] for r in rows))
-    approximate = sum(row["exact"] is False for row in rows)
-    faults = [fault for row in rows for fault in row["faults"]]
+def methods() -> str:
+    return bytes_of(True, GIB, ".2f")
 
-    def cell(row: Row | None) -> str:
-        if row is None:
-            return ""
-        if row["label"] is None:
-            return "nothing fits"
-        return f"{row['label']}, {ranged(row, '.2f')} s"
 
-    verdict = "all fit, no listed way dominates one, and more memory makes none\nslower"
-    return (
-        "What `plan` chooses, and the predicted time of a step, which is a range where no card "
-        f"has run the kernels.\nOf {len(rows)} choices "
-        + (f"{len(faults)} are faulty" if faults else verdict)
-        + f". {approximate} of them are ways whose gradient is approximate.\n\n"
-        + source("choices", document)
-        + "<details><summary>Every choice</summary>\n\n"
-        + table(
-            ["model", "card", "GiB", *(f"`{prefer}`" for prefer in prefers)],
-            [
-                [*place, *(cell(row_of.get((*place, prefer))) for prefer in prefers)]
-                for place in dict.fromkeys((r["model"], r["gpu"], r["memory_gib"]) for r in rows)
-            ],
-        )
-        + "\n</details>\n"
+def other_models() -> str:
+    return bytes_of(False, MIB, ",.0f")
+
+
+def memory_answer() -> str:
+    document, plans = load("memory"), load("planning_cpu")
+    name = document["rows"][0]["model"]
+    row_of = {(r["precision"], r["case"]): r for r in document["rows"] if r["model"] == name}
+
+    def of(key: str) -> str:
+        ours, full = ([row_of[p, case][key] / GIB for p in BOTH] for case in ("razor", "full"))
+        both = zip(ours, full, BOTH, strict=True)
+        return " and ".join(f"{one:.2f} of {whole:.2f} GiB in {p}" for one, whole, p in both)
+
+    return prose(
+        f"At ratio {document['ratio']} `razor` stores {of('saved_bytes')} for backward, on {name}. "
+        f"The peak of a step, with weights, gradients and momentum, is {of('peak_bytes')}. Peaks "
+        f"that `plan` predicts differ from measured ones by {percent(plans['least_over'])} to "
+        f"{percent(plans['most_over'])}."
     )
+
+
+def planned() -> str:
+    groups: dict[tuple[str, str], list[float]] = {}
+    for row in load("planning_cpu")["rows"]:
+        groups.setdefault((row["model"], row["point"].split()[1]), []).append(row["over"])
+    lines = [
+        [model, label(case), len(over), percent(min(over)), percent(max(over))]
+        for (model, case), over in groups.items()
+    ]
+    return table(["model", "method", "steps", "least over measured", "most"], lines)
 
 
 def fits() -> str:
@@ -172,281 +129,516 @@ def fits() -> str:
     document = load("fits")
     rows = document["rows"]
     row_of = {(r["model"], r["gpu"]): r for r in rows}
-    cards = {r["gpu"]: f"`{r['gpu']}`, {r['memory_gib']:.0f} GB" for r in rows}
-    other = {r["model"]: r["ratio"] for r in rows if r["ratio"] != document["ratio"]}
+    ratios = {r["model"]: r["ratio"] for r in rows}
+    other = {m: f", ratio {r:g}" for m, r in ratios.items() if r != document["ratio"]}
 
-    def name(model: str) -> str:
-        return f"`{model}`, ratio {other[model]:g}" if model in other else f"`{model}`"
-
-    def cell(row: Row) -> str:
+    def cell(model: str, gpu: str) -> str:
+        row = row_of[model, gpu]
         if row["full"] is row["razor"] is None:
             return NONE
         each = (f"{row[m] or NONE}{'*' * (m in row['lean'])}" for m in ("full", "razor"))
         return " → ".join(each)
 
-    return table(
-        ["model", *cards.values()],
-        [
-            [name(model), *(cell(row_of[model, gpu]) for gpu in cards)]
-            for model in dict.fromkeys(r["model"] for r in rows)
-        ],
-    )
+    models = {f"`{model}`{other.get(model, '')}": model for model in ratios}
+    cards = {f"`{r['gpu']}`, {r['memory_gib']:.0f} GB": r["gpu"] for r in rows}
+    return grid("model", models, cards, cell)
 
 
-def which_fits() -> str:
-    document = load("fits")
-    jobs: dict[str, list[str]] = {}
-    for row in document["rows"]:
-        job = f"{row['data']}, `--input-size {row['input_size']}`, {row['optimizer']}"
-        models = jobs.setdefault(job, [])
-        models += [] if row["model"] in models else [row["model"]]
-    return (
-        "The largest batch that is predicted to fit in all of a card's memory, of `full` → of "
-        f"`razor` at ratio {document['ratio']}, in bf16, in one pass.\nIt is the power of two that "
-        f"`--batch-size auto` takes, up to {document['most']:,}. `{NONE}` means that nothing fits, "
-        f"`*` that it fits only with\n`{document['lean']}`. No card has run these steps. The jobs "
-        "are\n"
-        + ";\n".join(f"{job}: {', '.join(models)}" for job, models in jobs.items())
-        + ".\n\n"
-        + source("fits", document)
-        + fits()
-    )
-
-
-def killed() -> str:
-    """The table of runs that were killed at random instants."""
-    document = load("crash")
-    return (
-        f"Runs of `{document['job']['model']}` on {document['job']['dataset']} take "
-        f"{document['steps']} steps and write a checkpoint every {document['job']['save_every']} "
-        "steps. They got SIGKILL at random instants,\nand were resumed with `--resume`. Their "
-        "final weights equal those of a run that was never killed, to the bit.\n\n"
-        + source("crash", document)
-        + table(
-            ["method", "kills", "in preparation", "in a save", "between saves", "same weights"],
-            [
-                [
-                    name,
-                    row["kills"],
-                    row["kills_in_preparation"],
-                    row["kills_in_a_save"],
-                    row["kills_between_saves"],
-                    "yes" if row["bit_identical"] else "NO",
-                ]
-                for name, row in document["cases"].items()
-            ],
+def papers() -> str:
+    """Each table of the papers with what `plan` predicts for its rows."""
+    document, parts = load("papers"), []
+    for one in document["tables"]:
+        rows = [row for row in document["rows"] if row["table"] == one["name"]]
+        times = [f"{one['time']}, paper"] * bool(one["time"])
+        accurate = any(any(row["accuracies"]) for row in rows)
+        data = [f"{name}, paper" for name in one["data"]] if accurate else []
+        lines = []
+        for row in rows:
+            full = row["step_seconds"] / row["step_seconds_vs_full"]
+            ends = (f"{row[f'step_seconds_{end}'] / full:.2f}" for end in ("low", "high"))
+            said = [row["memory"], *[row["time"]] * len(times), *row["accuracies"][: len(data)]]
+            sizes = [f"{size} MiB" for size in cells(row, *PAIR)]
+            lines.append([row["method"], *said, *sizes, " to ".join(dict.fromkeys(ends))])
+        parts.append(
+            f"**{one['name']}**: `{one['model']}`, {one['gpu']}.\nMemory in the paper: "
+            f"{one['memory']}. The first row:\n`{rows[0]['command']}`\n\n"
+            + table(["row", "memory, paper", *times, *data, "stored", "peak", "step"], lines)
         )
+    return "\n".join(parts)
+
+
+def taken(document: Row, precision: str) -> list[Row]:
+    """The rows of a precision that there was time for."""
+    rows = [row for row in document["rows"] if row["precision"] == precision]
+    return [row for row in rows if "in the seconds given" not in (row["error"] or "")]
+
+
+def time_answer() -> str:
+    cpu, card = (
+        {r["case"]: cells(r, ("step_time_vs_full", 1, ".2f"))[0] for r in rows}
+        for rows in (taken(d, d["precisions"][0]) for d in (load("step_cpu"), load("step_cuda")))
+    )
+    over = [row["over"] for row in load("published")["rows"]]
+    steps = {row["case"]: row["step_seconds"] for row in load("phases_cuda")["rows"]}
+    of_full = {name: f"{seconds / steps['full']:.2f}" for name, seconds in steps.items()}
+    return prose(
+        f"On two CPU cores with VNNI a step of ViT-S/16 by `razor` takes {cpu['razor']} of the "
+        f"time of full fine-tuning, and {cpu['razor, int8 forward']} with the int8 forward pass; "
+        f"checkpointing takes {cpu['checkpoint']}. On an H100 a step of ViT-B/16 in bf16 takes "
+        f"{of_full['razor, CUDA graphs']} of the time of full fine-tuning, which takes "
+        f"{of_full['full, compiled']} compiled. Without CUDA graphs `razor` takes "
+        f"{of_full['razor']}, since the host is slower than the card. Checkpointing took "
+        f"{card['checkpoint']} on an H200. For other cards times are predicted, "
+        f"{percent(min(over), 0)} to {percent(max(over), 0)} off the "
+        "rates that timm published."
     )
 
 
-def failed_calls() -> str:
-    """The table of commands of which each system call on a file has failed."""
-    document = load("faults")
-    return (
-        "Each system call on a file below the working directory has failed once with each error "
-        "that it may have, or the command\nwas killed there. Afterwards nothing of the user was "
-        "lost, the output was whole or absent, the exit code was one of the\nlisted codes, and a "
-        "resumed run ended with the same weights.\n\n"
-        + source("faults", document)
-        + table(
-            ["command", "system calls", "faults", "wrong"],
-            [
-                [name, row["calls"], f"{row['faults']:,}", len(row["wrong"])]
-                for name, row in document["commands"].items()
-            ],
-        )
+def kernel_groups() -> str:
+    rows = load("phases_cuda")["rows"]
+    full = next(row for row in rows if row["case"] == "full")["step_seconds"]
+    groups = dict.fromkeys(name for row in rows for name in row["groups"])
+    lines = [[name, *(f"{1e3 * r['groups'].get(name, 0):.1f}" for r in rows)] for name in groups]
+    lines.append(["a step", *(f"{1e3 * row['step_seconds']:.1f}" for row in rows)])
+    lines.append(["of `full`", *(f"{row['step_seconds'] / full:.2f}" for row in rows)])
+    for name in ("peak", "reserved"):
+        cells = (f"{row[f'{name}_bytes'] / MIB:,.0f}" for row in rows)
+        lines.append([f"{name}, MiB", *cells])
+    return table(["ms", *(label(row["case"]) for row in rows)], lines) + "\n" + made("phases_cuda")
+
+
+def in_turns(stem: str, table_of: Callable[[list[Row]], str]) -> str:
+    """A table for each device and precision that steps were timed on."""
+    parts = []
+    for path in sorted(RESULTS.glob(f"{stem}_*.json")):
+        document = load(path.stem)
+        for precision in document["precisions"]:
+            if not (rows := taken(document, precision)):
+                continue
+            about = [document["model"], f"{document['image_size']} px", precision]
+            about += [f"batch {document['batch_size']}"]
+            about += [f"ratio {document['ratio']}"] if "ratio" in document else []
+            how = "traced" if "CPU" in document["device"] else "measured"
+            if how == "traced" and any(", compiled" in row["case"] for row in rows):
+                how += ", but those of compiled cases are measured"
+            text = f"**{document['device']}**: {', '.join(about)}. Times are medians of at most "
+            text += f"{document['turns']} turns. Peaks are {how}."
+            parts += [prose(text), table_of(rows), made(path.stem)]
+    return "\n".join(parts)
+
+
+def whole_steps() -> str:
+    def table_of(rows: list[Row]) -> str:
+        row_of = {row["case"]: row for row in rows}
+        keys = ["step_time_vs_full", "step_time_vs_full_compiled"]
+        keys = [key for key in keys if any(row.get(key) for row in rows)]
+        sizes = [(key, MIB, ".0f") for key in ("saved_bytes", "peak_bytes")]
+
+        def line(row: Row) -> list[str]:
+            if row["error"]:  # a case that failed its check has no time
+                return [row["error"], "", *("" for _ in keys)]
+            ratios = cells(row, *((key, 1, ".2f") for key in keys))
+            return [*(f"{size} MiB" for size in cells(row, *sizes)), *ratios]
+
+        head = ["method", "stored for backward", "peak of a step", "step time vs `full`"]
+        head += ["vs `full`, compiled"] * (len(keys) - 1)
+        return table(head, [[label(case), *line(row_of[case])] for case in ordered(row_of)])
+
+    return in_turns("step", table_of)
+
+
+def frontiers() -> str:
+    def table_of(rows: list[Row]) -> str:
+        row_of = {(row["case"].partition(" at ")[0], row["ratio"]): row for row in rows}
+        ratios = sorted({row["ratio"] for row in rows} - {None})
+
+        def cell(case: str, ratio: float | None) -> str:
+            row = row_of.get((case, ratio), {"error": ""})
+            figures = cells(row, PAIR[1], ("step_time_vs_full", 1, ".2f"))
+            return row["error"] or ", ".join(filter(None, figures))
+
+        columns = {f"ratio {ratio}": ratio for ratio in ratios} | {"no ratio": None}
+        return grid("method", {label(c): c for c in ordered(c for c, _ in row_of)}, columns, cell)
+
+    return in_turns("frontier", table_of)
+
+
+def linear_layer() -> str:
+    document = load("linear_cpu")
+    keys = "forward_vs_full", "both_vs_full"
+    row_of = {(row["method"], row["ratio"]): row for row in document["rows"]}
+    names = list(dict.fromkeys(method for method, _ in row_of if method != "full"))
+    gains = {  # how many times as fast keeping columns is as keeping elements
+        r: [row_of["backrazor", r][key] / row_of["prebackrazor", r][key] for key in keys]
+        for r in document["ratios"]
+        if not row_of["backrazor", r]["error"] and not row_of["prebackrazor", r]["error"]
+    }
+    paper = {float(r): (t[0] / t[1], t[2] / t[3]) for r, t in document["published_ms"].items()}
+
+    def cell(ratio: float, column: Any) -> str:
+        if isinstance(column, dict):
+            return " / ".join(f"{times:.2f}" for times in column.get(ratio, ()))
+        row = row_of[column, ratio]
+        why = "cannot be met" if "cannot be met" in (row["error"] or "") else row["error"]
+        return why or " / ".join(cells(row, *((key, 1, ".2f") for key in keys)))
+
+    text = (
+        f"Keeping columns (`prebackrazor`) is {span([g for _, g in gains.values()], '.2f')} times "
+        "as fast as keeping elements (`backrazor`) over both passes; in Tab. 3 of Sheared "
+        "Backpropagation, on an RTX 4090 at batch 128, "
+        f"{span([g for _, g in paper.values()], '.2f')} times."
+    )
+    columns: dict[str, Any] = {f"`{name}`": name for name in names}
+    columns |= {"columns over elements": gains, "Tab. 3": paper}
+    lines = grid("ratio", {str(r): r for r in document["ratios"]}, columns, cell)
+    return f"{prose(text)}\n{lines}"
+
+
+def published() -> str:
+    rows = load("published")["rows"]
+    row_of = {(r["model"], r["gpu"], r["phase"]): r for r in rows}
+    phases = {"train": "training", "infer": "inference"}
+
+    def cell(model: str, column: tuple[str, str]) -> str:
+        if (row := row_of.get((model, *column))) is None:
+            return ""
+        return f"{row['predicted']:,.0f} of {row['rate']:,.0f} ({percent(row['over'], 1)})"
+
+    columns = {f"{r['gpu']}, {phases[r['phase']]}": (r["gpu"], r["phase"]) for r in rows}
+    return grid("model", {f"`{r['model']}`": r["model"] for r in rows}, columns, cell)
+
+
+# Gradients
+
+SUBJECTS = {"fashion": "ViT-S/14", "r8": "BERT", "squeezenet": "SqueezeNet"}
+SUBJECTS |= {"mobilenet": "MobileNetV2", "decoder": "decoder"}
+
+
+def way(row: Row) -> str:
+    """The case of a row of gradients.json."""
+    return f"{row['method']}, int8 forward" if row.get("int8_forward") else row["method"]
+
+
+def whole(row: Row) -> float:
+    cosine: float = row["closeness"]["all"]["cosine"]
+    return cosine
+
+
+def gradients_answer() -> str:
+    rows = {(r["task"], r["precision"], way(r), r["ratio"]): r for r in load("gradients")["rows"]}
+
+    def of(ratio: float, *tasks: str) -> str:
+        return f"{min(whole(rows[t, p, 'razor', ratio]) for t in tasks for p in BOTH):.3f}"
+
+    attention = ("fashion", "r8", "decoder")
+    cases = ("fashion", "bf16", "razor", 0.9), ("fashion", "bf16", "full", None)
+    razor, full = (f"{rows[case]['update']['cosine']:.3f}" for case in cases)
+    return prose(
+        f"The cosine of `razor`'s whole gradient to the exact one is {of(0.9, *attention)} or more "
+        f"at ratio 0.9 and {of(0.97, *attention)} at 0.97, on a ViT, a BERT and a small decoder, "
+        f"in bf16 and fp32; of SqueezeNet it is {of(0.9, 'squeezenet')} and "
+        f"{of(0.97, 'squeezenet')}. The cosine of AdamW's update over 20 steps of the ViT, in bf16 "
+        f"at 0.9, is {razor}, and {full} of full fine-tuning in bf16. MobileNetV2 is the hardest: "
+        f"in bf16 `full` itself has {whole(rows['mobilenet', 'bf16', 'full', None]):.3f}."
     )
 
 
-def run_costs() -> str:
-    """The tables of the time that checkpoints and loading take of a run on a CPU."""
-    document = load("run_costs")
-    saves = [
-        [
-            f"`{row['model']}`",
-            label(row["case"]),
-            f"{row['save_seconds']:.2f} s",
-            f"{1000 * row['copy_seconds']:.1f} ms",
-            f"{row['step_seconds']:.2f} s",
-            f"{row['interval']:,}",
-            f"{row['share_of_steps']:.1%} / {row['share_of_all']:.1%}",
-            f"every {row['steps_per_save_at_5_percent']:.0f} steps",
-        ]
-        for row in document["saving"]
-    ]
-    loads = [
-        [
-            f"`{row['model']}`, batch {row['batch_size']}",
-            row["data"],
-            f"{row['step_seconds']:.2f} s",
-            f"{row['step_seconds_in_memory']:.2f} s",
-            f"{1000 * row['loading_seconds']:.0f} ms",
-            f"{percent(row['loading_share'], 1)}",
-            f"{percent(row['ratio'] - 1, 1)} ({percent(row['least_ratio'] - 1, 1)} to "
-            f"{percent(row['most_ratio'] - 1, 1)})",
-        ]
-        for row in document["loading"]
-    ]
-    return (
-        "The time of a checkpoint, and of the copy of random states and buffers that each step "
-        "makes. The share is that of both in the\ntime of training steps / in that of the whole "
-        "run, with checkpoints at the default interval. The interval of the ViT-S/16\nis that of "
-        "`vit-b16`.\n\n"
-        + source("run_costs", document)
-        + table(
-            ["model", "method", "save", "copy", "step", "interval", "share", "saves take 5 %"],
-            saves,
-        )
-        + "\nRuns that load their rows from files take turns with runs that have the same rows in "
-        "memory. Times are means over a run; the\nlast column is the median of all turns (least "
-        "to most). The wait for the rows is what loading adds to a step. Photos are\nJPEGs of "
-        "500 x 375 pixels, which are cropped and flipped at random.\n\n"
-        + table(
-            ["model", "data", "step", "in memory", "wait", "wait adds", "runs differ by"], loads
-        )
+def cosines(precision: str) -> str:
+    """The cosines at one precision, a row for each method."""
+    rows = [row for row in load("gradients")["rows"] if row["precision"] == precision]
+    cosine_of = {(r["task"], way(r), r["ratio"]): f"{whole(r):.3f}" for r in rows}
+    ratios = sorted({r["ratio"] for r in rows if r["ratio"] is not None})
+
+    def cell(case: str, ratio: float | None) -> str:
+        figures = [cosine_of.get((task, case, ratio), "-") for task in SUBJECTS]
+        return " / ".join(figures) if any(figure != "-" for figure in figures) else ""
+
+    return grid(
+        f"cosine in {precision}, {' / '.join(SUBJECTS.values())}",
+        {label(case): case for case in map(way, rows)},
+        {f"ratio {ratio}": ratio for ratio in ratios} | {"no ratio": None},
+        cell,
     )
 
 
-INTRO = """# Measurements
-
-`report.py` writes this page from the files in [`results/`](results). Each file names the script
-that made it. The words are those of the [README](../../README.md): *kept* are the bytes that
-autograd holds between forward and backward pass, *peak* is the most that a training step has
-allocated, *ratio* is the share that is pruned; for `razor` it is a byte budget.
-"""
-ON_A_CPU = """ The differences
-come from kernels of PyTorch. In half of the steps of the larger models, the peak is that of the
-optimizer, whatever the method."""
-CUDA = """
-On a CUDA machine `scripts/bench/gpu.sh OUT` takes a training step by every method beside full, runs
-the tests of layers and kernels, and times whole steps of ViT-B/16 by every method, one linear
-layer, steps at every ratio, and kernels, beside the times that their bytes and operations imply
-(`roofline.py`). `scripts/bench/planning.py` compares predictions with what steps take. Not yet
-measured on a GPU are one linear layer, kernels one by one, compiled steps, steps in fp32, any card
-but an H200, and whether plans hold in all of their grid.
-"""
+def updates() -> str:
+    """The cosines of updates and of worst parameters."""
+    lines = []
+    for row in load("gradients")["rows"]:
+        if "update" in row and not row["int8_forward"]:
+            vectors = row["update"], row["update"]["worst"], row["worst"]
+            names = f"{row['task']}, {row['precision']}", f"{way(row)} {row['ratio'] or ''}".strip()
+            lines.append([*names, *(f"{vector.get('cosine', 1):.3f}" for vector in vectors)])
+    return table(["task, precision", "case", "update", "its worst", "worst gradient"], lines)
 
 
 def on_a_gpu() -> str:
     """The first steps on a card, by method."""
-    document = load("first_cuda")
-    cosines = ("cosine to full, fp32", "cosine to full")
-
-    def cells(row: Row) -> list[str]:
-        some = ["" if row.get(name) is None else f"{row[name]:.4f}" for name in cosines]
-        far = row.get("logits_distance")
-        return [label(row["case"]), *some, "" if far is None else f"{far:.1e}"]
-
+    columns = (("cosine to full, fp32", 1, ".4f"), ("cosine to full", 1, ".4f"))
+    columns += (("logits_distance", 1, ".1e"),)
+    lines = [[label(row["case"]), *cells(row, *columns)] for row in load("first_cuda")["rows"]]
     head = ["method", "gradient to `full`, fp32", "to `full`, bf16", "logits to `full`, bf16"]
-    return (
-        "A training step of ViT-B/16 with random weights on 32 images in bf16, at ratio 0.9 but "
-        "where another is named:\ncosines of the whole gradient, and the relative distance of "
-        "logits. Fused kernels round norms in another order than PyTorch.\n\n"
-        + source("first_cuda", document)
-        + table(head, [cells(row) for row in document["rows"]])
-        + CUDA
+    return table(head, lines)
+
+
+def trained() -> dict[tuple[str, str, str], tuple[str, Row, Row]]:
+    """Task, precision and case -> the name of a file, its document, and the row.
+
+    Of several rows the one with the most seeds is taken, and of these the first.
+    """
+    found: dict[tuple[str, str, str], tuple[str, Row, Row]] = {}
+    for path in sorted(RESULTS.glob("accuracy-*.json")):
+        document = load(path.stem)
+        settings = document["settings"]
+        for row in document["rows"]:
+            key = row["task"], settings["job"]["precision"], row["case"]
+            if key not in found or settings["seeds"] > found[key][1]["settings"]["seeds"]:
+                found[key] = path.stem, document, row
+    return found
+
+
+def accuracy_answer() -> str:
+    """How far razor is from full, beside the spread of their seeds."""
+    row_of = {key: row for key, (*_, row) in trained().items() if not row["error"]}
+    pairs = [(row, row_of[t, p, "full"]) for (t, p, case), row in row_of.items() if case == "razor"]
+    near = [abs(r["delta_vs_full"]) <= max(r["accuracy_std"], f["accuracy_std"]) for r, f in pairs]
+
+    def points(case: str) -> str:
+        rows = [row for (*_, one), row in row_of.items() if one == case]
+        scores = [100 * r["delta_vs_full"] for r in rows if r["metric"] != "perplexity"]
+        return span(scores, "+.1f")
+
+    texts = [(r, f) for r, f in pairs if r["metric"] == "perplexity"]
+    most = max(abs(r["delta_vs_full"]) / f["accuracy_mean"] for r, f in texts)
+    tasks, decoders = (len({r["task"] for r, _ in some}) for some in (pairs, texts))
+    return prose(
+        f"Fine-tuned by `razor` at ratio 0.9, models end {points('razor')} points from full "
+        f"fine-tuning on {tasks - decoders} tasks, in fp32 and bf16; on {decoders} tasks of a "
+        f"decoder the perplexity changes by at most {most:.2%}. In {sum(near)} of {len(near)} "
+        "comparisons the difference is within the standard deviation over seeds. By "
+        f"`backrazor` at 0.9 models end {points('backrazor')} points from full fine-tuning."
     )
 
 
-def page() -> str:
-    """scripts/bench/README.md."""
-    sections: dict[str, Iterable[str]] = {
-        "Memory": [memory(), listed()],
-        "Whole steps": whole_steps(),
-        "Packed conversations": [packed()],
-        "Every ratio": frontiers(),
-        "One linear layer": linear_layers(),
-        "Gradients": [gradients()],
-        "On a GPU": [on_a_gpu()],
-        "Accuracy": accuracies(),
-        "Residual branches": branches(),
-        "Peaks: predicted and measured": planned(),
-        "Rates: predicted and published": [published()],
-        "The papers' tables": papers(),
-        "The papers' figures": paper_figures(),
-        "Architectures": [architectures()],
-        "Models that nobody fitted razor to": [foreign()],
-        "Killed runs": [killed()],
-        "Failed system calls": [failed_calls()],
-        "Checkpoints and loading": [run_costs()],
-        "What plan chooses": [choices()],
-        "Which model fits which card": [which_fits()],
-    }
-    bodies = {title: "\n".join(body) for title, body in sections.items()}
-    return "\n".join([INTRO, *(f"## {title}\n\n{body}" for title, body in bodies.items() if body)])
+def accuracies() -> str:
+    """A table for each task."""
+    tables: dict[str, tuple[str, list[list[object]]]] = {}
+    for (task, precision, case), (_, document, row) in trained().items():
+        job, metric = document["settings"]["job"], row.get("metric", "")
+        about = f"**{document['summary']}**: {job['steps']} steps of AdamW, batch "
+        about += f"{job['batch_size']}; {metric.replace('_', ' ')}."
+        _, lines = tables.setdefault(task, (about, []))
+        if row["error"]:
+            lines.append([precision, label(case), *[""] * 3, row["error"], *[""] * 4])
+            continue
+        form = ".2f" if metric == "perplexity" else ".4f"
+        tried = {run["rate"] for run in document["runs"] if run["case"] == case}
+        rate = f"{row['learning_rate']:g}{'*' * (len(tried) > 1)}"
+        stored = f"{row['saved_bytes'] / row['full_saved_bytes']:.0%}"
+        score = f"{row['accuracy_mean']:{form}} ± {row['accuracy_std']:{form}}"
+        step, time = (
+            cells(row, (f"{k}_vs_full", 1, ".2f"))[0] for k in ("step_time", "time_to_target")
+        )
+        line = [precision, label(case), len(row["seeds"]), rate, stored, score]
+        line += [
+            f"{row['delta_vs_full']:+{form}}",
+            step,
+            row["steps_to_target"] or "not reached",
+            time,
+        ]
+        lines.append(line)
+    head = ["precision", "method", "seeds", "learning rate", "stored", "test score"]
+    head += ["minus full's", "step vs `full`", "steps to target", "time vs `full`"]
+    return "\n".join(f"{about}\n\n{table(head, lines)}" for about, lines in tables.values())
 
 
-def case_of(row: Row, ratio: float) -> str:
-    """The case of a row of gradients.json, which names its ratio if it is another one."""
-    return way(row) if row["ratio"] in (ratio, None) else f"{way(row)}, ratio {row['ratio']:g}"
+def accuracy_files() -> str:
+    head = ["result", "date", "torch", "command, after `.venv/bin/python scripts/bench/`"]
+    documents = {name: document for name, document, _ in trained().values()}
+    lines = [
+        [f"[`{name}`](results/{name}.json)", d["date"], d["versions"]["torch"], d["command"][14:]]
+        for name, d in documents.items()
+    ]
+    return table(head, [[*line, f"`{command}`"] for *line, command in lines])
 
 
-def front() -> str:
+# Models
+
+SHARES = (0.1, 0.15, 0.25, 0.5, 10)  # of full's bytes, upper ends
+WAYS = {"`sparsify`": "0.9", "`sparsify_within`": "within"}
+# Type of an error -> why a model is left out.
+CAUSES = {
+    "SizeError": "is larger than 20 million parameters",
+    "InputsError": "runs with none of the inputs that are known",
+    "UnsteadyError": "does not repeat itself",
+    "TimeoutError": "takes too long",
+}
+
+
+def models_answer() -> str:
+    every, timm, foreign = load("memory")["listed"]["rows"], load("architectures"), load("foreign")
+    shares = (r["saved_bytes"] / r["full_saved_bytes"] for r in every if not r["error"])
+    met = sum(bool(row.get("share_within")) for row in foreign["rows"])
+    clean = sum(not row["faults"] for row in foreign["rows"])
+    same = sum(not any("forward pass" in fault for fault in r["faults"]) for r in timm["rows"])
+    return prose(
+        f"On every listed model and task `razor` at ratio 0.9 stores {span(shares, '.1%')} of what "
+        f"full fine-tuning stores for backward. Of {len(timm['rows'])} models, one of each of "
+        f"timm's files, the forward pass of {same} is stock's to the bit. Of "
+        f"{len(foreign['rows'])} small models that nobody fitted `razor` to, `sparsify_within` "
+        f"meets the ratio on {met} in fp32, and {clean} have no fault in fp32 or bf16."
+    )
+
+
+def listed() -> str:
+    """The share that `razor` stores on every listed model."""
+    every = load("memory")["listed"]["rows"]
+    row_of = {(r["model"], r["task"], r["precision"]): r for r in every}
+
+    def cell(row: Row) -> str:
+        full, share = row["full_saved_bytes"], (row["saved_bytes"] or 0) / row["full_saved_bytes"]
+        return f"{full / MIB:,.0f} MiB; {row['error'] or f'{share:.1%}'}"
+
+    places = dict.fromkeys((r["model"], r["task"]) for r in every)
+    lines = [[f"`{m}`", task, *(cell(row_of[m, task, p]) for p in BOTH)] for m, task in places]
+    return table(["model", "task", *BOTH], lines)
+
+
+def architectures() -> str:
+    document = load("architectures")
+    rows = sorted(document["rows"], key=lambda row: row["cosine"])
+    faults = [f"`{row['model']}`: {', '.join(row['faults'])}" for row in rows if row["faults"]]
+    text = f"{sum(bool(row['options']) for row in rows)} of {len(rows)} are cut down further. The "
+    text += f"cosine of the whole gradient is {rows[0]['cosine']:.5f} or more."
+    text += f" Faults: {'; '.join(faults)}." if faults else ""
+    head = ["model", "pixels", "swapped modules", "cosine", "worst parameter"]
+    lines = []
+    for row in rows:
+        worst = cells(row.get("worst") or {}, ("cosine", 1, ".4f"))
+        name, cosine = f"`{row['model']}`", f"{row['cosine']:.5f}"
+        lines.append([name, row["pixels"], row["swapped"], cosine, *worst])
+    return prose(text) + folded("Every model, lowest cosine first", table(head, lines))
+
+
+def part(row: Row, precision: str) -> Row:
+    """The part of a row for a precision, empty if the stock model has no step in it."""
+    return row if precision == "fp32" else row.get("bf16") or {}
+
+
+def shares(library: str, rows: list[Row]) -> Iterator[list[object]]:
+    """The models of a library by the share that they store, those that are refused last."""
+    for precision, (name, key) in product(BOTH, WAYS.items()):
+        if own := [p for row in rows if (p := part(row, precision)).get("full")]:
+            stored = [row.get(f"share_{key}") for row in own]
+            ends = Counter(next(e for e in SHARES if share <= e) for share in stored if share)
+            refused = sum(not share for share in stored) or ""
+            yield [library, len(own), precision, name, *(ends[e] or "" for e in SHARES), refused]
+
+
+def closeness(library: str, rows: list[Row]) -> Iterator[list[object]]:
+    """The cosines of a library by precision and way, and of full's own gradient in bf16."""
+    for precision, (name, key) in product(BOTH, [*WAYS.items(), ("`full` to fp32", "full")]):
+        every = [part(row, precision).get(f"cosine_{key}") for row in rows]
+        if known := sorted(cosine for cosine in every if cosine is not None):
+            low = f"{known[0]:.4f}", sum(cosine < 0.98 for cosine in known)
+            yield [library, precision, name, f"{median(known):.5f}", *low]
+
+
+def foreign() -> str:
+    document = load("foreign")
+    rows, out = document["rows"], document["left_out"]
+    other = "cannot be made from its usual configuration"
+    causes = Counter(CAUSES.get(e.partition(":")[0], other) for e in out.values())
+    text = (
+        f"{len(rows) + len(out)} of {sum(document['listed'].values())} models have been tried, of "
+        f"which {len(out)} are left out: "
+        f"{', '.join(f'{n} x {cause}' for cause, n in causes.most_common())}. "
+        f"{sum('bf16' not in row for row in rows)} rows are of earlier code, without bf16."
+    )
+    of = {library: [r for r in rows if r["library"] == library] for library in document["listed"]}
+    ends = ("to 10 %", *(f"to {end:.0%}" for end in SHARES[1:-1]), "more", "refused")
+    bad = []
+    for row in rows:
+        refusals = dict.fromkeys(part(row, precision).get("refusal") for precision in BOTH)
+        if why := "; ".join([*row["faults"], *filter(None, refusals)]).replace("|", "\\|"):
+            kept = [part(row, p).get(f"share_{way}") for p in BOTH for way in WAYS.values()]
+            stored = (f"{share:.1%}" if share else "-" for share in kept)
+            bad.append([f"{row['library']} `{row['model']}`", *stored, why])
+    cosine = ["library", "precision", "cosine of", "median", "lowest", "below 0.98"]
+    share = ["library", "models", "precision", "by", *ends]
+    tables = [
+        table(head, [line for one in of.items() for line in lines(*one)])
+        for head, lines in ((share, shares), (cosine, closeness))
+    ]
+    every = table(["model", *(f"{way}, {p}" for p in BOTH for way in WAYS), "why"], bad)
+    about = "Faults, refusals and what stores more than a tenth"
+    return "\n".join([prose(text), *tables]) + folded(about, every)
+
+
+def failed_calls() -> str:
+    """The table of commands of which each system call on a file has failed."""
+    lines = [
+        [name, row["calls"], f"{row['faults']:,}", len(row["wrong"])]
+        for name, row in load("faults")["commands"].items()
+    ]
+    return table(["command", "system calls", "faults", "wrong"], lines)
+
+
+def figures() -> str:
     """The table of README.md: what exact methods take, and what razor does."""
-    memory, steps, cosines = load("memory"), load("frontier_cpu"), load("gradients")
-    model = memory["rows"][0]["model"]
-    row_of = {
-        (r["precision"], r["case"]): r["peak_bytes"] / GIB
-        for r in memory["rows"]
-        if r["model"] == model
-    }
+    memory, steps = load("memory"), load("frontier_cpu")
+    rows = [row for row in memory["rows"] if row["model"] == memory["rows"][0]["model"]]
+    row_of = {(r["precision"], r["case"]): r["peak_bytes"] / GIB for r in rows}
     named = {"backrazor at 0.9": "backrazor", "razor at 0.9": "razor"}
     # Micro-batches of a quarter were timed, those of an eighth are traced.
     named |= {"accumulate 2": "accumulate 8", "razor at 0.97": "razor, ratio 0.97"}
     times = {named.get(r["case"], r["case"]): r["step_time_vs_full"] for r in steps["rows"]}
     close = {
-        (r["precision"], case_of(r, memory["ratio"])): r["closeness"]["all"]["cosine"]
-        for r in cosines["rows"]
-        if r["task"] == "fashion"
+        (r["precision"], way(r) + (f", ratio {r['ratio']:g}" if r["ratio"] == 0.97 else "")): r
+        for r in load("gradients")["rows"]
+        if r["task"] == "fashion" and r["ratio"] in (memory["ratio"], 0.97, None)
     }
     pruned = ("backrazor", "razor", "razor, ratio 0.97")
+
+    def line(case: str) -> Iterator[str]:
+        yield label(case)
+        for precision in ("bf16", "fp32"):
+            yield f"{row_of[precision, case]:.2f} GiB"
+            exact = "of adapters" if case == "lora" else "exact"
+            yield f"{whole(close[precision, case]):.3f}" if case in pruned else exact
+        yield f"{times[case]:.2f}" if case in times else "not timed"
+
+    head = ["ratio 0.9", "peak, bf16", "gradient, bf16", "peak, fp32", "gradient, fp32"]
     cases = ("full", "accumulate 8", "checkpoint", "lora", *pruned)
-
-    def cells(precision: str, case: str) -> Iterator[str]:
-        yield f"{row_of[precision, case]:.2f} GiB"
-        if case in pruned:
-            yield f"{close[precision, case]:.3f}"
-        else:
-            yield "of adapters" if case == "lora" else "exact"
-
-    return table(
-        [
-            *("ratio 0.9", "peak, bf16", "gradient, bf16", "peak, fp32", "gradient, fp32"),
-            "step, fp32, on a CPU",
-        ],
-        [
-            [
-                *(label(case), *cells("bf16", case), *cells("fp32", case)),
-                f"{times[case]:.2f}" if case in times else "not timed",
-            ]
-            for case in cases
-        ],
-    )
+    return table([*head, "step, fp32, on a CPU"], map(line, cases))
 
 
-def with_tables(text: str) -> str:
-    """README.md with each table between its two marks, if it has them."""
-    for name, text_of in (("figures", front), ("fits", fits)):
-        begin, end = f"<!-- {name}: scripts/bench/report.py -->\n", f"<!-- /{name} -->\n"
-        before, mark, rest = text.partition(begin)
-        if mark:
-            text = before + begin + text_of() + end + rest.partition(end)[2]
-    return text
+MARKS = re.compile(r"(<!-- (\S+): scripts/bench/report.py -->\n).*?(<!-- /\2 -->)", flags=re.DOTALL)
+
+
+def with_blocks(text: str) -> str:
+    """A page with each block between its two marks."""
+
+    def written(mark: re.Match[str]) -> str:
+        begin, name, end = mark.groups()
+        function, _, more = name.partition("-")
+        return f"{begin}{globals()[function](*more.split())}{end}"
+
+    return MARKS.sub(written, text)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing, compare")
     check = parser.parse_args().check
-    wanted = {PAGE: page(), FRONT: with_tables(FRONT.read_text())}
-    stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
-    if not check:
-        for path in stale:
-            path.write_text(wanted[path])
-        return 0
+    wanted = {path: with_blocks(path.read_text()) for path in PAGES}
+    stale = [path for path, text in wanted.items() if path.read_text() != text]
     for path in stale:
-        print(f"{path.relative_to(ROOT)} is not what the results say; run scripts/bench/report.py.")
-    return 1 if stale else 0
+        if check:
+            print(f"{path.relative_to(ROOT)} differs from the results; run scripts/bench/report.py")
+        else:
+            path.write_text(wanted[path])
+    return int(check and bool(stale))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from pathlib import Path
-from statistics import median
 
 from pages import Row, figures
 
@@ -19,12 +19,12 @@ def figure(row: Row, key: str, unit: float = 1, form: str = ".2f") -> str:
     return figures(row, [(key, unit, form)])[0]
 
 
-def kernels(rows: Iterable[Row]) -> Iterator[str]:
-    rows = list(rows)
-    ratios = [row["measured_vs_implied"] for row in rows if row["measured_vs_implied"]]
-    took = f", {median(ratios):.2f} of the implied time (median)" if ratios else ""
-    yield f"{len(ratios)} of {len(rows)} kernels are timed{took}"
-    yield from (f"  {row['op']} {row['of']}: {row['error']}" for row in rows if row["error"])
+def phases(rows: Iterable[Row]) -> Iterator[str]:
+    for row in rows:
+        groups = sorted(row.get("groups", {}).items(), key=itemgetter(1), reverse=True)
+        longest = ", ".join(f"{name} {1e3 * seconds:.1f}" for name, seconds in groups[:5])
+        took = figure(row, "step_seconds", 1e-3, ".1f")
+        yield f"  {row['case']:28}{took:>7}  {row['error'] or longest}"
 
 
 def layers(rows: Iterable[Row]) -> Iterator[str]:
@@ -99,7 +99,8 @@ def text(name: str, document: Row) -> Iterator[str]:
         yield "every ratio: time vs full / peak MiB"
         yield from frontier(rows)
     else:
-        yield from kernels(rows)
+        yield "milliseconds of a step and of its kernels"
+        yield from phases(rows)
 
 
 if __name__ == "__main__":

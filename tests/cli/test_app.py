@@ -105,7 +105,7 @@ def test_a_model_in_which_nothing_can_be_swapped(monkeypatch):
         transform=lambda _, size: micro.transform(micro.build(2)),
         example=lambda _, batch, size: micro.example(micro.build(2), batch, size),
     )
-    monkeypatch.setitem(models.models(), "odd", models.Named.single(odd))
+    monkeypatch.setitem(models.models(), "odd", models.ModelEntry.single(odd))
     result = razorctl("finetune", "odd", "digits", "--method", "backrazor", *QUICK)
     assert result.exit_code == 2
     assert_ends_with_an_error(result, "error: no layer of Sequential can be pruned by")

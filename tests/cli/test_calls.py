@@ -2,21 +2,27 @@
 
 import inspect
 import json
+import pydoc
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from math import ceil
 from pathlib import Path
+from types import NoneType
+from typing import Any, get_args, get_origin
 
 import pytest
 import torch
-import typer
 from torch import nn
 
 import razorctl
 from razorctl import Job, Recipe, errors, saved_bytes, sparsify
 from razorctl.cli import calls, compare, finetune, plan, profile
 from razorctl.cli.views import common as views
+from razorctl.config.keywords import TrainingSettings
+from razorctl.config.settings import types_in
+from razorctl.planning import plan as planner
 from razorctl.planning.gpus import load
 from razorctl.units import size
 
@@ -27,6 +33,7 @@ COMMANDS = {
     "compare": compare.compare,
     "profile": profile.profile,
 }
+SETTINGS = {each.name: each.type for kind in (Job, Recipe) for each in fields(kind)}
 
 
 def html(result) -> str:
@@ -36,19 +43,69 @@ def html(result) -> str:
     return text
 
 
+# Parameters that only say how a command prints, and keywords that no command line can give.
+PRINTING = {"json", "csv", "explain"}
+OF_PYTHON = {"progress", "inputs", "forward", "what"}
+
+
+def kinds(annotation: Any) -> set[Any]:
+    """The types of an annotation; str for all that a command takes as text."""
+    types = (get_origin(each) or each for each in types_in(annotation))
+    numbers = {int: int, float: float, bool: bool, object: object}
+    return {numbers.get(each, str) for each in types} - {object}
+
+
+def parameters(name: str) -> dict[str, inspect.Parameter]:
+    """The parameters of a command by the keywords of its function."""
+    table = {}
+    for parameter in inspect.signature(COMMANDS[name]).parameters.values():
+        info = get_args(parameter.annotation)[1] if get_args(parameter.annotation) else None
+        if parameter.name not in PRINTING and info is not None:
+            flags = [
+                each for each in (info.default, *(info.param_decls or ())) if "--" in str(each)
+            ]
+            keyword = flags[0][2:].replace("-", "_") if flags else parameter.name
+            table[keyword] = parameter
+            if parameter.name in SETTINGS:
+                table[parameter.name] = parameter
+    return table
+
+
 @pytest.mark.parametrize("name", COMMANDS)
-def test_keywords_are_the_options(name):
-    app = typer.Typer(add_completion=False)
-    app.command()(COMMANDS[name])
-    function = getattr(razorctl, name)
-    shown = inspect.signature(function).parameters
-    for option in typer.main.get_command(app).params:
-        if option.name in calls.PRINTING:
-            continue
-        flags = [flag for flag in option.opts if flag.startswith("--")]
-        for keyword in [flag[2:].replace("-", "_") for flag in flags] or [option.name]:
-            assert keyword in shown, keyword
-            assert keyword in function.__doc__
+def test_the_function_and_the_command_take_the_same(name):
+    function, command = getattr(razorctl, name), parameters(name)
+    own, settings = calls.types(function)
+    assert not own.keys() & settings.keys()
+    written = {**own, **settings}
+    assert written.keys() - OF_PYTHON == command.keys() - OF_PYTHON
+    for keyword in command.keys() - OF_PYTHON:
+        plain, info = get_args(command[keyword].annotation)[:2]
+        taken = kinds(plain) | ({str} if info.parser else set())
+        if not isinstance(written[keyword], str):  # a quoted one also takes a module and its inputs
+            assert taken <= kinds(written[keyword]), keyword
+            assert taken == kinds(written[keyword]) or str in taken, keyword
+        if keyword in own:
+            default = inspect.signature(function).parameters[keyword].default
+            assert (default or None) == (command[keyword].default or None), keyword
+        else:
+            assert command[keyword].default is None, keyword
+        assert keyword in function.__doc__
+
+
+def test_the_settings_are_those_of_a_job_and_a_recipe():
+    settings = TrainingSettings.__annotations__
+    assert settings.keys() == SETTINGS.keys() - {"model", "dataset"} | {"lr"}
+    for name in settings.keys() - {"lr"}:
+        assert kinds(SETTINGS[name]) - {NoneType} <= kinds(settings[name]), name
+        assert NoneType in types_in(settings[name]), name
+
+
+def test_help_lists_every_keyword_with_its_type():
+    page = pydoc.render_doc(razorctl.finetune, renderer=pydoc.plaintext)
+    assert "recipe: razorctl.config.recipe.Recipe | str | os.PathLike[str] | None = None" in page
+    assert re.search(r"\*\*settings: .*razorctl\.config\.keywords\.TrainingSettings", page)
+    assert ") -> razorctl.cli.results.Result" in page
+    assert re.search(r"^ +label_smoothing: float \| None$", page, re.M)
 
 
 def test_finetune_trains_and_shows_what_it_found(capsys):
@@ -68,11 +125,9 @@ def test_finetune_trains_and_shows_what_it_found(capsys):
     assert "<img" not in html(result)
 
 
-def test_objects_are_taken_as_before():
-    run = razorctl.finetune(Job("vit-micro", "digits", 16, 1), Recipe("full"), device="cpu")
-    assert [step.step for step in run] == [1]
-    planned = razorctl.plan(Job("vit-micro", "digits"), load("t4"))
-    by_name = razorctl.plan("vit-micro", "digits", gpu="t4", progress=False)
+def test_a_plan_is_that_of_the_same_job():
+    planned = planner.plan(Job("vit-micro", "digits"), load("t4"))
+    by_name = razorctl.plan("vit-micro", Path("digits"), gpu="t4", progress=False)
     assert planned.document()["chosen"] == by_name["chosen"]
     recipe = Recipe("backrazor", 0.5)
     known = razorctl.plan("vit-micro", "digits", recipe=recipe, gpu="t4", progress=False)
@@ -143,7 +198,7 @@ def test_refusals_are_errors_of_one_sentence(case):
     with pytest.raises(errors.UsageError) as error:
         razorctl.finetune("vit-micro", "digits", **given)
     assert sentence in str(error.value)
-    assert len(error.traceback) == 3  # this test, the function, and what it calls
+    assert len(error.traceback) == 2  # this test, and the function
     assert not list(Path().iterdir())
 
 
@@ -152,6 +207,7 @@ def test_refusals_are_errors_of_one_sentence(case):
     [
         (lambda: razorctl.plan("bert-base", "digits", gpu="t4"), errors.UsageError),
         (lambda: razorctl.compare("vit-micro"), errors.UsageError),
+        (lambda: razorctl.finetune(Job("vit-micro", "digits")), errors.UsageError),
         (lambda: razorctl.compare("vit-micro", "digits", method="full"), errors.UsageError),
         (lambda: razorctl.profile("vit-mikro"), errors.UsageError),
         (lambda: razorctl.finetune("vit-micro", "hf:nobody/nothing"), errors.MissingError),
@@ -181,7 +237,7 @@ def test_a_refused_call_loads_no_torch():
         "import sys, razorctl\n"
         "assert 'rich' not in sys.modules and 'typer' not in sys.modules\n"
         "try: razorctl.finetune('vit-micro', 'digits', ratio=2)\n"
-        "except razorctl.cli.calls.UsageError: pass\n"
+        "except razorctl.errors.UsageError: pass\n"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

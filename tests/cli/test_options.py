@@ -11,13 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 from razorctl.cli.app import COMMANDS, app, loaded
-from razorctl.cli.options import PLANNING
+from razorctl.cli.options import PLANS
 from razorctl.cli.views import common as views
 from razorctl.cli.views.terminal import CleanConsole
 from razorctl.config.job import Job
+from razorctl.config.keywords import Prefer
 from razorctl.config.recipe import Recipe
 from razorctl.methods import METHODS
-from razorctl.planning.search import Prefer
 from razorctl.training.trackers import TRACKERS
 from tests.cli.commands import razorctl
 
@@ -110,7 +110,7 @@ def test_an_option_says_what_it_takes_and_its_default(name):
 
 
 def test_choices_are_those_that_there_are():
-    prefer = get_args(PLANNING["prefer"])[1].metavar
+    prefer = get_args(PLANS["prefer"])[1].metavar
     assert set(prefer.strip("[]").split("|")) == set(get_args(Prefer))
     (tracker,) = (each for each in loaded("finetune").params if each.name == "tracker")
     assert set(tracker.metavar.strip("[]").split("|")) == set(TRACKERS)

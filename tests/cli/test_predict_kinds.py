@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 
 from razorctl.cli.app import app
 from razorctl.data.own import read
-from razorctl.data.own.ask import Ask
+from razorctl.data.own.request import DataRequest
 from razorctl.system.documents import size_and_checksum
 from razorctl.training.predicting import inference, masks
 from tests.cli.commands import assert_ends_with_an_error, razorctl
@@ -155,7 +155,7 @@ def test_masks_are_of_the_size_of_images_and_read_back(monkeypatch):
         counts = np.bincount(values.ravel())
         assert row["label"] == run.classes[counts.argmax()]
         assert float(row["share"]) == pytest.approx(counts.max() / values.size, abs=1e-5)
-    raw = read.raw(Ask("top", "mask", task="segmentation"))
+    raw = read.raw(DataRequest("top", "mask", task="segmentation"))
     assert raw.class_names == run.classes
     assert len(raw.splits["train"]) == 2
     assert not any(raw.splits["train"]["fault"])

@@ -34,6 +34,7 @@ def test_given_values_win_over_the_models_and_those_over_ours():
             "patience",
             "save_every",
             "workers",
+            "cuda_graphs",
             "activation_memory_budget",
             "image_column",
             "text_column",

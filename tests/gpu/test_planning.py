@@ -25,7 +25,7 @@ def as_users_run():
 
 @pytest.mark.parametrize("point", planning.grid("cuda"), ids=lambda point: point.name)
 def test_a_step_takes_what_is_predicted(point):
-    row = planning.row(point, "cuda", planning.preset())
+    row = planning.row(point, "cuda", planning.record.preset())
     predicted = row["predicted"]["peak_bytes"]
     allocated = row["measured"]["allocated_bytes"]
     assert row["over"] >= 0

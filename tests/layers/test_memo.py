@@ -13,7 +13,6 @@ from razorctl import Recipe, sparsify
 from razorctl.layers.base import RazorLayer
 from razorctl.layers.kinds.linear import Linear
 from razorctl.layers.shared_copies import memo
-from razorctl.layers.shared_copies.memo import Memo
 from razorctl.rules.prune import TopK
 
 WIDTH = 32
@@ -177,14 +176,14 @@ def gradients(net: nn.Module, *inputs: object) -> list[Tensor]:
 @pytest.fixture
 def shared(monkeypatch) -> list[bool]:
     """Of each input that a linear layer was to pack, whether it was packed already."""
-    found, pack = list[bool](), Memo.pack
+    found, stock = list[bool](), RazorLayer.shared
 
     def noting(self, *args):
-        result = pack(self, *args)
+        result = stock(self, *args)
         found.append(result[1])
         return result
 
-    monkeypatch.setattr(Memo, "pack", noting)
+    monkeypatch.setattr(RazorLayer, "shared", noting)
     return found
 
 

@@ -83,7 +83,7 @@ def test_the_gradient_is_that_of_the_stock_layer_at_the_values_of_the_copy():
     assert isinstance(layer, Adapter)
     x, dy = torch.randn(4, 16, 32, requires_grad=True), torch.randn(4, 16, 64)
     parameters = [p for p in layer.parameters() if p.requires_grad]
-    values = layer.copy_rows(x).values().view(x.shape).requires_grad_()
+    values = layer.copy_rows(x, x).values().view(x.shape).requires_grad_()
     torch.manual_seed(1)
     wanted = torch.autograd.grad(layer.stock(values), [values, *parameters], dy)
     torch.manual_seed(1)

@@ -15,7 +15,7 @@ from razorctl import ops, registry
 from razorctl.memory.costs import OpCost, cost
 from razorctl.memory.trace_cache import KernelWork
 from razorctl.ops import gemm, kernels
-from scripts.bench.peaks import allocated_on_cpu
+from scripts.bench.passes import allocated_on_cpu
 from tests.ops.calls import CALLS, Size, op_of
 
 registry.modules(ops.__name__, ops.__path__)  # each registers its own

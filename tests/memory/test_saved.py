@@ -17,7 +17,7 @@ from razorctl.methods import METHODS
 from razorctl.models import find
 from razorctl.sampling.joint import Blocks
 from razorctl.surgery.byte_budget import sparsify_within
-from scripts.bench.peaks import peak_bytes
+from scripts.bench.passes import peak_bytes
 from tests.kept import held_bytes
 from tests.models import bert as small_bert
 

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from razorctl import units
 from razorctl.config.job import Job
+from razorctl.config.keywords import Prefer
 from razorctl.config.recipe import Recipe
 from razorctl.errors import NoFitError, UsageError
 from razorctl.methods import METHODS
 from razorctl.planning import gpus, refusal
 from razorctl.planning.candidates import CONTEXT, FRAGMENTATION, Candidate, Predicted
 from razorctl.planning.plan import Plan, plan
-from razorctl.planning.search import ALIKE, BRANCHES, INT8, PAYS, SAME, Prefer, Search
+from razorctl.planning.search import ALIKE, BRANCHES, INT8, PAYS, SAME, Search
 
 GIB = 2**30
 JOB = Job("vit-micro", "cifar100", batch_size=3, steps=10, precision="fp32")

@@ -19,7 +19,7 @@ from razorctl.planning.times import (
     on_host,
     step_seconds,
 )
-from scripts.bench import published
+from scripts.bench import planning
 
 GPU = gpus.load("rtx-4090")
 
@@ -134,14 +134,14 @@ def test_what_calls_take_the_host_is_what_was_measured():
 
 @pytest.mark.parametrize(
     "row",
-    [row for row in published.ROWS if row.held],
+    [row for row in planning.RATES if row.held],
     ids=lambda row: f"{row.gpu} {row.phase} {row.model}",
 )
 def test_predicted_rates_are_near_the_published(row):
-    assert published.predicted(row) == pytest.approx(row.rate, rel=published.BARS[row.phase])
+    assert planning.predicted(row) == pytest.approx(row.rate, rel=planning.BARS[row.phase])
 
 
 def test_a_t4_does_not_outrun_a_2080_ti():
-    trace = published.traced("vit_base_patch16_224", "train", 192, depth=1)
+    trace = planning.traced("vit_base_patch16_224", "train", 192, depth=1)
     t4, ti = (on_card(trace, gpus.load(name)).likely for name in ("t4", "rtx-2080-ti"))
     assert t4 > 1.5 * ti

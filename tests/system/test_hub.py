@@ -18,7 +18,7 @@ from razorctl import data, models
 from razorctl.cli.app import app
 from razorctl.config.job import Job
 from razorctl.data.own import read
-from razorctl.data.own.ask import Ask
+from razorctl.data.own.request import DataRequest
 from razorctl.errors import DataError, MissingError, UsageError
 from razorctl.planning import job_trace
 from razorctl.system import hub as razor_hub
@@ -160,7 +160,7 @@ def write_films(snapshot):
 def test_of_any_data_set_only_the_files_that_are_used_are_fetched(server, hub, monkeypatch):
     local_hub.cache(server, "dataset", "films/reviews", write_films)
     job = Job("bert-base", "hf:films/reviews:raw")
-    source = data.of(job)
+    source = data.source_of(job)
     assert (source.modality, source.classes, source.train_examples) == ("text", 2, 18)
     (snapshot,) = hub.glob("datasets--films--reviews/snapshots/*")
     assert sorted(path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*.*")) == [
@@ -169,16 +169,16 @@ def test_of_any_data_set_only_the_files_that_are_used_are_fetched(server, hub, m
         "raw/train-00000-of-00001.parquet",
     ]
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    splits = data.of(job).load()
+    splits = data.source_of(job).load()
     assert splits.classes == ("bad", "good")
     assert [len(split) for split in (splits.train, splits.validation, splits.test)] == [18, 2, 20]
     assert splits.test[3] == {"text": "raw test film 3", "label": 1}
     with pytest.raises(UsageError, match="several configs, plain, raw; name one, as in hf:films"):
-        data.of(Job("bert-base", "hf:films/reviews"))
+        data.source_of(Job("bert-base", "hf:films/reviews"))
     with pytest.raises(UsageError, match="hf:films/reviews 'row'; known: plain, raw"):
-        data.of(Job("bert-base", "hf:films/reviews:row"))
+        data.source_of(Job("bert-base", "hf:films/reviews:row"))
     with pytest.raises(MissingError, match="is not in the local cache and the hub cannot be reach"):
-        data.of(Job("bert-base", "hf:films/reviews:plain"))
+        data.source_of(Job("bert-base", "hf:films/reviews:plain"))
 
 
 def test_a_data_set_is_read_by_the_columns_of_a_run(server, hub):
@@ -188,7 +188,7 @@ def test_a_data_set_is_read_by_the_columns_of_a_run(server, hub):
 
     local_hub.cache(server, "dataset", "films/columns", write)
     job = Job("bert-base", "hf:films/columns")
-    raw = read.raw(Ask.of(job, replace(job, text_column="two", label_column="kind")))
+    raw = read.raw(DataRequest.of(job, replace(job, text_column="two", label_column="kind")))
     assert raw.splits["train"][0] == {"text": "a dog sat", "label": "x"}
 
 
@@ -203,7 +203,7 @@ def write_described(snapshot, text="text", rows=20):
 def test_what_a_card_says_is_planned_for_without_the_data(server, hub, monkeypatch):
     local_hub.cache(server, "dataset", "films/described", write_described)
     job = Job("bert-base", "hf:films/described")
-    source = data.of(job)
+    source = data.source_of(job)
     (snapshot,) = hub.glob("datasets--films--described/snapshots/*")
     assert [path.name for path in snapshot.iterdir()] == ["README.md"]
     assert (source.modality, source.classes) == ("text", 2)
@@ -217,7 +217,7 @@ def test_what_a_card_says_is_planned_for_without_the_data(server, hub, monkeypat
     assert splits.classes == ("bad", "good")
     assert [len(split) for split in (splits.train, splits.validation, splits.test)] == [18, 2, 20]
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert data.of(job).details == source.details
+    assert data.source_of(job).details == source.details
 
 
 def test_a_plan_fetches_no_data(server, hub, monkeypatch):
@@ -257,21 +257,21 @@ def test_a_card_that_leaves_it_open_is_no_use(settings, server, hub):
     """Only the values of a column that is called otherwise say that it is text."""
     write = partial(write_described, text="body", rows=7)
     local_hub.cache(server, "dataset", "films/odd", write)
-    source = data.of(Job("bert-base", "hf:films/odd", **settings))
+    source = data.source_of(Job("bert-base", "hf:films/odd", **settings))
     fetched = bool(list(hub.rglob("train.parquet")))
     assert (fetched, source.train_examples) == ((True, 18) if not settings else (False, 6))
 
 
 def test_a_data_set_that_the_hub_does_not_have(server, hub):
     with pytest.raises(MissingError, match="the hub answers 404 for films/none; try again later"):
-        data.of(Job("bert-base", "hf:films/none"))
+        data.source_of(Job("bert-base", "hf:films/none"))
 
 
 def test_the_code_of_a_data_set_is_never_run(hub, tmp_path):
     code = f"import pathlib; pathlib.Path({str(tmp_path / 'ran')!r}).touch()"
     local_hub.cache(hub, "dataset", "films/code", lambda s: (s / "code.py").write_text(code))
     with pytest.raises(DataError, match="needs code of its own, which razorctl never runs"):
-        data.of(Job("bert-base", "hf:films/code"))
+        data.source_of(Job("bert-base", "hf:films/code"))
     assert not (tmp_path / "ran").exists()
 
 
@@ -286,12 +286,12 @@ def test_the_code_of_a_data_set_is_never_run(hub, tmp_path):
 def test_files_that_are_no_tables_are_not_read(file, message, hub):
     local_hub.cache(hub, "dataset", "films/odd", lambda s: (s / file).write_bytes(b"cos\n"))
     with pytest.raises(DataError, match=message):
-        data.of(Job("bert-base", "hf:films/odd"))
+        data.source_of(Job("bert-base", "hf:films/odd"))
 
 
 def test_images_of_a_repository(hub):
     local_hub.cache(hub, "dataset", "films/stills", lambda s: own.photos(s / "train"))
-    source = data.of(Job("vit-micro", "hf:films/stills"))
+    source = data.source_of(Job("vit-micro", "hf:films/stills"))
     splits = source.load()
     assert splits.classes == own.CLASSES
     assert splits.train[0]["image"].size == (12, 9)
@@ -314,7 +314,7 @@ def test_a_repository_cannot_name_other_files(path, hub):
         DataError,
         match=r"hf:films/paths has 4 bad rows: train, row 0, .* .(outside the|an address)",
     ):
-        data.of(Job("vit-micro", "hf:films/paths", skip_bad=True)).load()
+        data.source_of(Job("vit-micro", "hf:films/paths", skip_bad=True)).load()
 
 
 def test_splits_without_labels_are_not_used(hub):
@@ -325,10 +325,10 @@ def test_splits_without_labels_are_not_used(hub):
             rows.cast_column("label", kinds).to_parquet(snapshot / f"{split}.parquet")
 
     local_hub.cache(hub, "dataset", "films/contest", write)
-    source = data.of(Job("bert-base", "hf:films/contest"))
+    source = data.source_of(Job("bert-base", "hf:films/contest"))
     assert source.details[0].endswith(
         "text in sentence, label in label, without test, which has no labels"
     )
     assert source.load().test is None
     with pytest.raises(DataError, match=r"2 bad rows: test, row 0, test, row 1 .no label: -1"):
-        data.of(Job("bert-base", "hf:films/contest", split="train,validation,test"))
+        data.source_of(Job("bert-base", "hf:films/contest", split="train,validation,test"))

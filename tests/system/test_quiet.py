@@ -7,7 +7,7 @@ import pytest
 from torch import nn, zeros
 
 from razorctl.system.quiet import LOGGED, hush
-from scripts.bench.peaks import peak_bytes
+from scripts.bench.passes import peak_bytes
 
 
 @pytest.mark.parametrize("name", LOGGED)

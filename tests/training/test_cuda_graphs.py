@@ -9,7 +9,7 @@ from torch import nn
 
 from razorctl import Recipe, data, models, sparsify
 from razorctl.config.job import Job
-from razorctl.data.own import packed
+from razorctl.data.own import text_lengths
 from razorctl.errors import UsageError
 from razorctl.ops import kernels
 from razorctl.training import cuda_graphs
@@ -19,6 +19,8 @@ from razorctl.training.doctor import graphs as trial
 from razorctl.training.feed import Feed, sequenced
 from razorctl.training.learner import Learner
 from razorctl.training.profiler import PHASES, profile
+from razorctl.training.recovery import Recovery, Relief, reliefs
+from razorctl.training.run import finetune
 from tests import graphs
 from tests.cli import kinds
 
@@ -136,8 +138,8 @@ def test_conversations_have_one_shape(stand_in, caplog, tmp_path, monkeypatch):
     for graphed in (False, True):
         family, source = data.pair(job)
         splits = sequenced(source.load(), family.fed(None), job, lambda _: None)
-        texts = packed.of_rows(splits.train, family, job)
-        own, _ = texts.settle(replace(job, cuda_graphs=graphed).resolved(family.defaults, 28))
+        texts = text_lengths.of_rows(splits.train, family, job)
+        own, _ = texts.resolve(replace(job, cuda_graphs=graphed).resolved(family.defaults, 28))
         assert own.packing is not graphed  # packed unless graphs need one shape
         family = family.fed(own.packing)
         torch.manual_seed(0)
@@ -155,7 +157,7 @@ def test_conversations_have_one_shape(stand_in, caplog, tmp_path, monkeypatch):
     assert stand_in[0].captured == 1
     assert said(caplog) == []
     with pytest.raises(UsageError, match="leave --packing or --cuda-graphs out"):
-        texts.settle(replace(own, packing=True))
+        texts.resolve(replace(own, packing=True))
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -212,11 +214,11 @@ def test_graphs_are_forgotten_after_an_error(stand_in):
 )
 def test_what_changes_outside_of_a_graph_is_refused(job, recipe, mend):
     with pytest.raises(UsageError, match=mend):
-        refuse_uncompilable(replace(JOB, cuda_graphs=True, **job), recipe, torch.device("cuda"))
+        refuse_uncompilable(replace(JOB, cuda_graphs=True, **job), recipe)
 
 
 def test_a_profile_has_both_passes_in_one_phase(monkeypatch, stand_in):
-    monkeypatch.setattr("razorctl.training.profiler.refuse_uncompilable", lambda *args: None)
+    monkeypatch.setattr("razorctl.training.profiler._check_graphs", lambda *args: None)
     found = profile("vit-micro", RAZOR, batch_size=4, steps=2, device="cpu", cuda_graphs=True)
     assert stand_in[0].captured == 1
     assert found.phases.forward_s > 10 * found.phases.backward_s
@@ -242,3 +244,49 @@ def test_doctor_tries_a_graph(wrong, state, found, monkeypatch):
         monkeypatch.setattr(graphs.Graphs, "capture", fails)
     check = trial(torch.device("cpu"))
     assert (check.state, found in check.found) == (state, True)
+
+
+@pytest.mark.parametrize(
+    ("job", "joint_budget", "one_shape", "why"),
+    [
+        ({}, 1.0, True, ""),
+        ({"compile": True}, 1.0, True, ""),
+        ({"steps": 19}, 1.0, True, "a run of 19 steps is too short"),
+        ({"processes": 2}, 1.0, True, "several processes"),
+        ({"optimizer_in_backward": True}, 1.0, True, "in the backward pass"),
+        ({}, 0.5, True, "a joint budget"),
+        ({}, 1.0, False, "several lengths"),
+    ],
+)
+def test_graphs_are_the_default_on_a_card(job, joint_budget, one_shape, why):
+    job = replace(JOB, **{"steps": 20, "cuda_graphs": None, **job})
+    recipe = Recipe(joint_budget=joint_budget)
+    settled, note = cuda_graphs.settle(job, recipe, torch.device("cuda"), one_shape)
+    assert settled.captured is (why == "" and not job.compile)
+    assert (why in note) if why else note == ""
+    asked, note = cuda_graphs.settle(
+        replace(job, cuda_graphs=False), recipe, torch.device("cuda"), True
+    )
+    assert (asked.cuda_graphs, note) == (False, "")
+
+
+def test_a_run_on_a_cpu_that_asks_for_graphs_says_that_it_has_none(tmp_path):
+    run = finetune(replace(JOB, cuda_graphs=True), RAZOR, out=tmp_path / "run", device="cpu")
+    assert "CUDA graphs need a CUDA device; steps run without." in run.notes
+    plain = finetune(JOB, RAZOR, out=tmp_path / "plain", device="cpu")
+    assert [step.loss for step in run] == [step.loss for step in plain]
+
+
+def test_a_lack_of_memory_gives_up_graphs_first(stand_in):
+    """Later reliefs, such as joint budgets, capture none."""
+    job = replace(JOB, cuda_graphs=True, batch_size=4)
+    some = list(reliefs(job, RAZOR))
+    assert some[0] == Relief()
+    assert some[0].describe(job) == "without CUDA graphs"
+    assert not any(relief.captured for relief in some)
+    assert Recovery(job, RAZOR).relief.captured
+    it = learner(job, RAZOR)
+    it.relieve(some[0])
+    for step in range(STEPS):
+        it.step(batches(job, step))
+    assert not stand_in

@@ -191,7 +191,7 @@ def test_a_run_takes_no_more_space_than_was_asked_for(settings, tmp_path, accura
     accuracies(0.9, 0.1, 0.1, 0.1)
     run = begin(tmp_path / "run", replace(JOB, evaluate_every=1, **settings))
     needed, most = space.needed(run.model, run.job), 0
-    write, of = state.write, summary.of
+    write, summary_of = state.write, summary.summary_of
 
     def measure() -> None:
         nonlocal most
@@ -204,10 +204,10 @@ def test_a_run_takes_no_more_space_than_was_asked_for(settings, tmp_path, accura
 
     def summed(run: Any) -> Any:
         measure()
-        return of(run)
+        return summary_of(run)
 
     monkeypatch.setattr(state, "write", written)
-    monkeypatch.setattr(summary, "of", summed)
+    monkeypatch.setattr(summary, "summary_of", summed)
     list(run)
     assert needed - most < 3 * space.REST
     assert most <= needed

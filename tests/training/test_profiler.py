@@ -170,12 +170,12 @@ def test_what_cannot_be_is_refused_before_anything_runs(case, monkeypatch, tmp_p
     assert not list(tmp_path.iterdir())
 
 
-def _unbuildable() -> models.Named:
+def _unbuildable() -> models.ModelEntry:
     def bare(*_):
         raise AssertionError("was built")
 
     odd = replace(models.find("vit-micro"), bare=bare, example=bare)
-    return models.Named.single(odd)
+    return models.ModelEntry.single(odd)
 
 
 class TestSampling:

@@ -54,7 +54,8 @@ def test_smaller_micro_batches_give_the_same_weights(tmp_path, memory, caplog):
     run = ended(tmp_path / "run")
     assert same(tmp_path / "small/model.safetensors", tmp_path / "run/model.safetensors")
     assert run.result()["out_of_memory"] == [
-        {"step": 1, "parts": parts, "ratio": None, "joint_budget": None} for parts in (2, 4)
+        {"step": 1, "parts": parts, "ratio": None, "joint_budget": None, "captured": False}
+        for parts in (2, 4)
     ]
     assert "out of memory at step 1; from now on, steps run in micro-batches of 4" in caplog.text
 
@@ -66,9 +67,9 @@ def test_then_the_ratio_rises_and_the_joint_budget_falls(tmp_path, memory):
     steps, *changes = zip(*(e.values() for e in run.result()["out_of_memory"]), strict=True)
     assert set(steps) == {1}
     assert list(zip(*changes, strict=True)) == [
-        *((parts, None, None) for parts in (2, 4, 8)),
-        *((8, ratio, None) for ratio in (0.75, 0.9)),
-        *((8, 0.9, budget) for budget in (0.5, 0.25)),
+        *((parts, None, None, False) for parts in (2, 4, 8)),
+        *((8, ratio, None, False) for ratio in (0.75, 0.9)),
+        *((8, 0.9, budget, False) for budget in (0.5, 0.25)),
     ]
     assert run.recipe == RAZOR  # as it was begun
 

@@ -167,7 +167,7 @@ def register(monkeypatch, build) -> None:
         transform=lambda _, size: micro.transform(micro.build(2)),
         example=lambda _, rows, size: torch.zeros(rows, 1, 28, 28),
     )
-    monkeypatch.setitem(models.models(), "odd", models.Named.single(odd))
+    monkeypatch.setitem(models.models(), "odd", models.ModelEntry.single(odd))
 
 
 @pytest.mark.parametrize(

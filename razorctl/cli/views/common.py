@@ -94,7 +94,7 @@ def run_length(job: Mapping[str, Any], per_epoch: int | None) -> str:
 def packing_summary(gain: Mapping[str, int], packing: bool) -> str:
     """The tokens that an epoch computes, and would compute in the other way.
 
-    gain: a `models.packing.Gain`. packing: whether texts are packed.
+    gain: a `models.joined_texts.Gain`. packing: whether texts are packed.
     """
     names = ("packed", "padded", "grouped")
     packed, padded, grouped = (units.count(gain[name], "token") for name in names)

@@ -164,8 +164,9 @@ def _column(
     return f"{head}\n{unit}", size, "{:,.1f}" if size == units[0][1] else "{:,.2f}"
 
 
-def print_csv(rows: list[dict[str, Any]]) -> None:
+def show_csv(document: dict[str, Any]) -> None:
     """Prints the rows as CSV, with all columns that are no lists."""
+    rows = document["rows"]
     names = [name for name, value in rows[0].items() if not isinstance(value, list)]
     writer = csv.DictWriter(data_stream(), names, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()

@@ -89,9 +89,9 @@ def show_ways(document: Mapping[str, Any]) -> None:
         remarks += ", and communication takes more time"
     views.out.print(
         f"All predicted{remarks}. Times are ranges where no measurement exists; of all GPUs, "
-        "an H200 alone has run the kernels of razorctl. ≈: approximate gradient. model: weights, "
-        "gradients and optimizer state. kept: activations for backward. other: inputs, "
-        f"temporaries, and {reserve} for context and fragmentation. room: memory left.",
+        "an H100 and an H200 have run the kernels of razorctl. ≈: approximate gradient. "
+        "model: weights, gradients and optimizer state. kept: activations for backward. other: "
+        f"inputs, temporaries, and {reserve} for context and fragmentation. room: memory left.",
         highlight=False,
         style="dim",
     )

@@ -7,11 +7,13 @@ from razorctl import units
 from razorctl.config.job import Job
 from razorctl.config.tasks import ENTITY_TAG, LANGUAGE, Task
 from razorctl.data.own import read
-from razorctl.data.own.ask import Ask
+from razorctl.data.own.raw import RawRows
 from razorctl.data.own.read import hub
-from razorctl.data.own.splitting import Checked, checked, held_out_count
+from razorctl.data.own.read.table_columns import TableColumns
+from razorctl.data.own.request import DataRequest
+from razorctl.data.own.splitting import SplitRows, check_rows, held_out_count
 from razorctl.data.source import Source, Splits
-from razorctl.models import Modality, Progress
+from razorctl.models import Progress
 
 
 def find(job: Job, trained: Job | None = None, classes: Sequence[str] = ()) -> Source:
@@ -24,93 +26,74 @@ def find(job: Job, trained: Job | None = None, classes: Sequence[str] = ()) -> S
     trained: the job of a finished run, whose columns are used where tables have them.
     classes: the class names of that run, which are classes even if they look like no label.
     """
-    ask = replace(Ask.of(job, trained), classes=tuple(classes))
-    card = hub.card(ask) if read.on_hub(ask) and trained is None else None
-    return _of_rows(checked(ask, read.raw(ask))) if card is None else _of_card(ask, card)
+    request = DataRequest.of(job, trained, classes=tuple(classes))
+    card = hub.card(request) if read.on_hub(request) and trained is None else None
+    return (
+        _of_rows(check_rows(request, read.raw(request)))
+        if card is None
+        else _of_card(request, card)
+    )
 
 
-def _of_rows(rows: Checked) -> Source:
-    ask, raw = rows.ask, rows.raw
-    counts = rows.counts()
-    source = _described(ask, raw.modality, raw.details, rows.classes, counts, rows.load, raw.task)
-    if "messages" in raw.splits["train"].column_names:
-        return replace(source, conversations=True)
-    return _of_blocks(source) if "text" in raw.splits["train"].column_names else source
+def _of_rows(rows: SplitRows) -> Source:
+    name, raw = rows.request.name, rows.raw
+    columns = raw.splits["train"].column_names
+    return _described(name, raw, raw.details, rows.classes, rows.counts(), columns, rows.load)
 
 
-def _of_card(ask: Ask, card: hub.DatasetCard) -> Source:
-    """The data set as the hub's card has it; what is wrong with its rows is found by loading it."""
+def _of_card(request: DataRequest, card: hub.DatasetCard) -> Source:
+    """The data set as the hub's card has it; faults of its rows are found by loading it."""
     counts = {**card.counts}
-    counts["held out"] = held_out_count(counts["train"], ask.share(counts))
+    counts["held out"] = held_out_count(counts["train"], request.share(counts))
     counts["train"] -= counts["held out"]
 
     def load(progress: Progress = lambda _: None) -> Splits:
-        return checked(ask, hub.raw(ask)).load(progress)
+        return check_rows(request, hub.raw(request)).load(progress)
 
-    columns = card.columns
+    name, columns = request.name, card.columns
     details = columns.details(", as its card says")
-    source = _described(ask, columns.modality, details, card.classes, counts, load, columns.task)
-    if "messages" in columns.fields:
-        return replace(source, conversations=True)
-    return _of_blocks(source) if columns.get("text") else source
+    return _described(name, columns, details, card.classes, counts, columns.fields, load)
 
 
 def _described(
-    ask: Ask,
-    modality: Modality,
+    name: str,
+    data: RawRows | TableColumns,
     details: str,
     classes: Sequence[str],
     counts: Mapping[str, int],
+    columns: Sequence[str],
     load: Callable[..., Splits],
-    task: Task = "classification",
 ) -> Source:
-    evaluated = "test" if "test" in counts else "validation"
-    return Source(
-        name=ask.name,
+    """The data set with what was detected. counts: of rows. columns: of `RawRows`."""
+    task = data.task
+    held_out, validation, test = map(counts.get, ("held out", "validation", "test"))
+    parts = [f"{units.count(counts['train'], 'row')} to train on"]
+    parts += [f"{held_out:,} held out for validation"] if held_out else []
+    splits = (split for split in ("validation", "test") if split in counts)
+    parts += [f"{counts[split]:,} for {split}" for split in splits]
+    source = Source(
+        name=name,
         summary=details,
-        modality=modality,
+        modality=data.modality,
         classes=len(classes),
         train_examples=counts["train"],
-        test_examples=counts.get(evaluated) or counts.get("held out"),
+        test_examples=(validation if test is None else test) or held_out,
         load=load,
-        details=_details(ask.name, details, task, classes, counts),
+        details=(f"{name}: {details}", _learned(task, classes), ", ".join(parts)),
         metric="accuracy" if _names_no_entities(task, classes) else None,
         task=task,
-        validated="validation" in counts or bool(counts.get("held out")),
-        evaluated_examples=counts.get("validation") or counts.get("held out") or counts.get("test"),
+        validated=validation is not None or bool(held_out),
+        evaluated_examples=validation or held_out or test,
+        conversations="messages" in columns,
     )
-
-
-def _of_blocks(source: Source) -> Source:
-    """The data set without numbers of examples if these are blocks of tokens, not its texts."""
-    if source.task not in LANGUAGE:
+    if task not in LANGUAGE or "text" not in columns:
         return source
+    # Examples are blocks of tokens, not texts.
     return replace(source, train_examples=None, test_examples=None, evaluated_examples=None)
 
 
-def _details(
-    name: str,
-    details: str,
-    task: Task,
-    classes: Sequence[str],
-    counts: Mapping[str, int],
-) -> tuple[str, ...]:
-    """Lines on what was detected."""
-    parts = [f"{units.count(counts['train'], 'row')} to train on"]
-    if counts.get("held out"):
-        parts.append(f"{counts['held out']:,} held out for validation")
-    parts += [
-        f"{counts[split]:,} for {split}" for split in ("validation", "test") if split in counts
-    ]
-    return (
-        f"{name}: {details}",
-        _learned(task, classes),
-        ", ".join(parts),
-    )
-
-
 def _names_no_entities(task: Task, classes: Sequence[str]) -> bool:
-    """Whether these are tags of tokens alone, as parts of speech, which have no entities."""
+    """Whether tags are per token, such as parts of speech, and not of entities (B-, I-)."""
     return task == "token-classification" and not any(map(ENTITY_TAG.fullmatch, classes))
 
 

@@ -7,10 +7,11 @@ of the conversation), and `weight` 0 for an answer that is not learned.
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from razorctl.data.own.labels import UNSAID, halved
-from razorctl.data.own.raw import Reasons
+from razorctl.data.own.raw import Reasons, is_text
 from razorctl.errors import DataError
 from razorctl.models.chats import THOUGHTS
 
@@ -22,7 +23,7 @@ PARTS = ("messages", "prompt", "input", "answer", "system", "tools", "history")
 KEYS = ("role", "content")
 MORE = "more"
 SHARED = ("from", "value")  # the keys of ShareGPT
-# Words for roles, of ShareGPT and others, and those that templates know.
+# A role of ShareGPT and others -> the role that templates know.
 ROLES = {
     "human": "user",
     "gpt": "assistant",
@@ -32,12 +33,12 @@ ROLES = {
     "developer": "system",
 }
 CALLS, CALLING = "function_call", "tool_calls"
-WEIGHT = "weight"  # of OpenAI's answers; those of weight 0 are read and not learned
-# Keys that are kept in `more`: of any message, of those with calls and of tools, and of answers.
+WEIGHT = "weight"  # of OpenAI's answers; an answer of weight 0 is read and not learned
+# Keys that are kept in `more`: of messages with calls and of tools, and of answers.
 EXTRA = (CALLING, "tool_call_id", "name")
 SPOKEN = (*THOUGHTS, WEIGHT)
-KNOWN = ("system", "user", "assistant", "tool")
-# Role -> those that may follow; an empty one stands before the first message.
+CHAT_ROLES = ("system", "user", "assistant", "tool")
+# Role -> the roles that may follow; "" stands before the first message.
 FOLLOWING = {
     "": ("system", "user"),
     "system": ("user",),
@@ -74,8 +75,8 @@ def of_line(parts: Parts) -> tuple[Messages | None, str | None]:
 def of_arrays(parts: "Mapping[str, pa.Array]") -> tuple["pa.Array", Reasons | None]:
     """Conversations by columns of their PARTS, and what is wrong with each.
 
-    Messages of roles and contents alone stay as they are; so do values of any type that is not of
-    messages, which `faults` refuses.
+    Messages of roles and contents alone are returned unchanged. So are values of another type,
+    which `faults` refuses.
     """
     import pyarrow as pa
 
@@ -252,60 +253,40 @@ def _inner(values: "pa.DataType") -> dict[str, "pa.DataType"]:
     return {field.name: field.type for field in inner} if pa.types.is_struct(inner) else {}
 
 
-def _is_shared(values: "pa.DataType") -> bool:
-    """Whether messages of this type have the keys of ShareGPT, and not those of `KEYS`."""
-    names = _inner(values).keys()
-    return names >= {*SHARED} and not names & {*KEYS}
-
-
 def _has_messages(values: "pa.DataType") -> bool:
+    """Whether values of this type may be messages: JSON, or lists of objects with their keys."""
     import pyarrow as pa
 
     names = _inner(values).keys()
-    texts = pa.types.is_string(values) or pa.types.is_large_string(values)  # JSON
-    return _is_shared(values) or names >= {*KEYS} or pa.types.is_null(values) or texts
+    shared = names >= {*SHARED} and not names & {*KEYS}
+    return shared or names >= {*KEYS} or pa.types.is_null(values) or is_text(values)
+
+
+def _are_texts(inner: Mapping[str, "pa.DataType"]) -> bool:
+    """Whether roles and contents are texts. inner: keys and types of messages."""
+    return all(key in inner and is_text(inner[key]) for key in KEYS)
 
 
 def _is_plain(values: "pa.DataType") -> bool:
     """Whether messages of this type have the keys of `KEYS`, texts, and none that `more` needs."""
-    import pyarrow as pa
-
     inner = _inner(values)
-    texts = (inner.get(key, pa.null()) for key in KEYS)
-    written = all(pa.types.is_string(text) or pa.types.is_large_string(text) for text in texts)
-    return written and not {CALLING, *SPOKEN} & {*inner}
-
-
-def check(values: "pa.DataType") -> None:
-    """Raises DataError for another type than lists of roles and contents."""
-    import pyarrow as pa
-
-    inner = _inner(values)
-    texts = [inner[key] for key in KEYS if key in inner]
-    if len(texts) < 2 or not all(
-        pa.types.is_string(t) or pa.types.is_large_string(t) for t in texts
-    ):
-        raise DataError(
-            f"the column of messages has values of type {values}; give lists of role and content, "
-            "or choose another column with --text-column."
-        )
+    return _are_texts(inner) and not {CALLING, *SPOKEN} & {*inner}
 
 
 def faults(values: "pa.ChunkedArray", answered: bool) -> dict[int, str]:
-    """The conversations that cannot be used, and why; raises what `check` raises.
+    """The conversations that cannot be used, and why.
 
-    answered: whether they need an answer, or only a question.
+    Raises DataError for another type than lists of roles and contents. answered: whether they need
+    an answer, or only a question.
     """
-    check(values.type)
-    found: dict[int, str] = {}
-    start = 0
-    for chunk in values.chunks:
-        for row, messages in enumerate(chunk.to_pylist(), start):
-            reason = _fault(messages or (), answered)
-            if reason is not None:
-                found[row] = reason
-        start += len(chunk)
-    return found
+    if not _are_texts(_inner(values.type)):
+        raise DataError(
+            f"the column of messages has values of type {values.type}; give lists of role and "
+            "content, or choose another column with --text-column."
+        )
+    rows = chain.from_iterable(chunk.to_pylist() for chunk in values.chunks)
+    faults = ((row, _fault(messages or (), answered)) for row, messages in enumerate(rows))
+    return {row: fault for row, fault in faults if fault is not None}
 
 
 def _fault(messages: Sequence[Mapping[str, Any]], answered: bool) -> str | None:
@@ -314,8 +295,8 @@ def _fault(messages: Sequence[Mapping[str, Any]], answered: bool) -> str | None:
     before = ""
     for message in messages:
         role, content = message["role"], message["content"]
-        if role not in KNOWN:
-            return f"the role {role!r} is none of {', '.join(KNOWN)}"
+        if role not in CHAT_ROLES:
+            return f"the role {role!r} is none of {', '.join(CHAT_ROLES)}"
         if role not in FOLLOWING[before]:
             return ORDER
         if not (content or "").strip() and role != "tool":
@@ -324,7 +305,7 @@ def _fault(messages: Sequence[Mapping[str, Any]], answered: bool) -> str | None:
             if CALLING not in json.loads(message.get(MORE) or "{}"):
                 return "an empty answer"
         before = role
-    needed, without = (
-        ("assistant", "no answer of an assistant") if answered else ("user", "no question")
-    )
-    return None if any(message["role"] == needed for message in messages) else without
+    roles = {message["role"] for message in messages}
+    if answered:
+        return None if "assistant" in roles else "no answer of an assistant"
+    return None if "user" in roles else "no question"

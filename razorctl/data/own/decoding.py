@@ -1,4 +1,4 @@
-"""Images as they are decoded, for the check and for models: by a list of formats, upright."""
+"""The one way to decode images: by a list of formats, and upright."""
 
 from functools import cache
 from io import BytesIO

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl.data.own import chats
 from razorctl.data.own.labels import COMMA, MARKED, UNSAID, as_list, halved, is_missing
-from razorctl.data.own.raw import ADDRESS, NEVER_SKIPPED, OUTSIDE, Reasons
+from razorctl.data.own.raw import ADDRESS, NEVER_SKIPPED, OUTSIDE, Reasons, is_text
 from razorctl.errors import DataError
 from razorctl.system.folders import exists
 
@@ -30,7 +30,7 @@ def file_at(folder: Path, path: str) -> Path:
 
 @dataclass(frozen=True)
 class Field:
-    """A column of `Raw` without labels, here one of texts. name: as `Raw` calls it."""
+    """A column of `RawRows` without labels, here one of texts. name: as `RawRows` calls it."""
 
     name: str
 
@@ -43,7 +43,7 @@ class Field:
     def of_line(self, value: Any, column: str, folder: Path) -> tuple[Any, str | None]:
         """The value of a line as rows have it, and what is wrong with it.
 
-        column: what the file calls it. folder: that of the file.
+        column: its name in the file. folder: the folder of the file.
         """
         if value is None or isinstance(value, str):
             return value, None
@@ -52,12 +52,12 @@ class Field:
     def of_array(self, values: "pa.Array", folder: Path) -> tuple["pa.Array", Reasons | None]:
         """Typed values as rows have them, and what is wrong with each, None if nothing can be.
 
-        folder: that of the file.
+        folder: the folder of the file.
         """
         return values, None
 
     def of_each(self, values: "pa.Array", column: str, folder: Path) -> tuple["pa.Array", Reasons]:
-        """The values as `of_line` reads them."""
+        """The values as `of_line` reads them, and what is wrong with each."""
         import pyarrow as pa
 
         pairs = [self.of_line(value, column, folder) for value in values.to_pylist()]
@@ -66,12 +66,12 @@ class Field:
     def faults(self, values: "pa.ChunkedArray", answered: bool = True) -> Mapping[int, str]:
         """The rows whose values cannot be used, and why. Raises DataError for another type.
 
-        answered: whether an answer is needed: a label, or that of a conversation, which else needs
-        only a question.
+        answered: whether a label is needed, or an answer in a conversation; if not, a
+        conversation needs a question alone.
         """
         import pyarrow.compute as pc
 
-        if not _is_text(values.type):
+        if not is_text(values.type):
             raise DataError(
                 f"a text column has values of type {values.type}; choose another with "
                 "--text-column."
@@ -88,7 +88,7 @@ class Picture(Field):
         return (path, fault) if fault else self._at(path, folder)
 
     def of_array(self, values: "pa.Array", folder: Path) -> tuple["pa.Array", Reasons | None]:
-        return self.of_each(values, self.name, folder) if _is_text(values.type) else (values, None)
+        return self.of_each(values, self.name, folder) if is_text(values.type) else (values, None)
 
     def faults(self, values: "pa.ChunkedArray", answered: bool = True) -> Mapping[int, str]:
         """No rows: `images` opens the files."""
@@ -241,19 +241,13 @@ FIELDS = {
 
 
 def field_of(name: str) -> Field | None:
-    """The field of a column of `Raw`, of which there may be several, as flag.0 and flag.1."""
+    """The field of a column of `RawRows`, of which there may be several, as flag.0 and flag.1."""
     return FIELDS.get(name.partition(".")[0])
 
 
 def worse(one: str | None, other: str | None) -> str | None:
     """The fault of a row with two: one that is never left out, or else the first."""
     return other if other in NEVER_SKIPPED else one or other
-
-
-def _is_text(kind: "pa.DataType") -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _written(texts: Any) -> Any:

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -13,7 +14,7 @@ from threading import Condition
 from typing import Any
 
 from razorctl.data.own import contents
-from razorctl.data.own.raw import ADDRESS, OUTSIDE, Fault, Faults, Raw, content
+from razorctl.data.own.raw import ADDRESS, OUTSIDE, Fault, Faults, RawRows, content
 from razorctl.data.own.store import stamp
 from razorctl.errors import first_line, raise_lack
 from razorctl.models.images import MODES, WIDE, converted
@@ -52,14 +53,16 @@ class Room:
 DECODED = Room(256 << 20)  # of all images that are decoded at once
 
 
-def findings(raw: Raw, faults: Faults, progress: Callable[[str], None]) -> Findings:
+def findings(raw: RawRows, faults: Faults, progress: Callable[[str], None]) -> Findings:
     """The fault of each image, or "", with its content and the highest of its wide values.
 
     Rows with a fault are not looked at. The content is as of `contents.image_content`, 0 of a bad
     image; the highest value is None if the mode is not WIDE.
     """
     look = partial(_look, raw.root)
-    return cached_findings(raw, faults, progress, ("image",), look, tuple[str, int, float | None])
+    return Inspector(raw, faults, ("image",), look, tuple[str, int, float | None]).findings(
+        progress
+    )
 
 
 def image_faults(findings: Findings) -> dict[str, dict[int, str]]:
@@ -109,87 +112,98 @@ def _unconvertible(opened: Any) -> str | None:
     return None
 
 
-def cached_findings(
-    raw: Raw,
-    faults: Faults,
-    progress: Callable[[str], None],
-    columns: tuple[str, ...],
-    look: Callable[..., tuple[Any, ...]],
-    kind: Any,
-) -> Findings:
-    """The values that `look` returns for each row; they are kept in a file.
+@dataclass(frozen=True)
+class Inspector:
+    """The images or masks of rows, which are looked at once.
 
     Args:
         raw: the rows.
         faults: rows that are not looked at.
-        progress: called with what is being done.
-        columns: the columns whose paths or bytes are the arguments of `look`; the last one is what
-            is looked at.
+        columns: the columns whose paths or bytes are the arguments of `look`; the last is looked
+            at.
         look: returns values that JSON has.
         kind: the type of what `look` returns.
     """
-    file = _findings_file(raw, faults, columns)
-    findings = None if file is None else _cached(file, raw, faults, kind)
-    if findings is not None:
+
+    raw: RawRows
+    faults: Faults
+    columns: tuple[str, ...]
+    look: Callable[..., tuple[Any, ...]]
+    kind: Any
+
+    def findings(self, progress: Callable[[str], None]) -> Findings:
+        """The values that `look` returns for each row; they are kept in a file."""
+        file = self._file()
+        findings = None if file is None else self._kept(file)
+        if findings is not None:
+            return findings
+        findings = dict(self._looked_at(progress))
+        if file is not None:
+            with suppress(OSError):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                with atomic_file(file, replace=True) as partial:
+                    partial.write_text(documents.text(findings))
         return findings
-    findings = dict(_looked_at(raw, faults, progress, columns, look))
-    if file is not None:
-        with suppress(OSError):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_file(file, replace=True) as partial:
-                partial.write_text(documents.text(findings))
-    return findings
 
+    def _file(self) -> Path | None:
+        """The file of findings on these images; None if they cannot be told from others."""
+        files: list[Iterator[Any]] = []
+        for split, rows in self.raw.splits.items():
+            first: Any = next((images for _, images in self._items(split)), (b"",))
+            if all(isinstance(image, str) for image in first):
+                images = chain.from_iterable(images for _, images in self._items(split))
+                files.append(image for image in images if isinstance(image, str))
+            elif rows.cache_files:
+                files.append(iter([file["filename"] for file in rows.cache_files]))
+            else:
+                return None
+        sizes: Mapping[str, int] = {split: len(rows) for split, rows in self.raw.splits.items()}
+        bad = {split: sorted(rows) for split, rows in self.faults.items()}
+        more = [str(self.raw.root), *self.columns]
+        digest = stamp(map(Path, chain.from_iterable(files)), sizes, bad, more)
+        return folders.cache() / "images" / f"{digest}.json"
 
-def _cached(file: Path, raw: Raw, faults: Faults, kind: Any) -> Findings | None:
-    """The findings in a file; None if it is not there, or has anything else."""
-    document = documents.read_cached(file, dict[str, dict[str, kind]])
-    rows = {
-        split: {str(row) for row in range(len(of)) if row not in faults[split]}
-        for split, of in raw.splits.items()
-    }
-    if document is None or {split: of.keys() for split, of in document.items()} != rows:
-        return None
-    return {split: {int(row): of[row] for row in of} for split, of in document.items()}
+    def _kept(self, file: Path) -> Findings | None:
+        """The findings in a file; None if it is not there, or has anything else."""
+        document = documents.read_cached(file, dict[str, dict[str, self.kind]])  # type: ignore[name-defined]
+        rows = {
+            split: {str(row) for row in range(len(of)) if row not in self.faults[split]}
+            for split, of in self.raw.splits.items()
+        }
+        if document is None or {split: of.keys() for split, of in document.items()} != rows:
+            return None
+        return {split: {int(row): of[row] for row in of} for split, of in document.items()}
 
+    def _looked_at(
+        self, progress: Callable[[str], None]
+    ) -> Iterator[tuple[str, dict[int, tuple[Any, ...]]]]:
+        """Each split with its findings."""
+        from razorctl.data.own import decoding
 
-def _looked_at(
-    raw: Raw,
-    faults: Faults,
-    progress: Callable[[str], None],
-    columns: tuple[str, ...],
-    look: Callable[..., tuple[Any, ...]],
-) -> Iterator[tuple[str, dict[int, Any]]]:
-    """Each split with its findings; arguments are of `cached_findings`."""
-    from razorctl.data.own import decoding
+        total = sum(map(len, self.raw.splits.values()))
+        done = 0
+        # Set for all threads at once; images beyond the limit are found by their size.
+        with warnings.catch_warnings(), ThreadPoolExecutor(THREADS) as pool:
+            warnings.simplefilter("ignore")
+            decoding.formats()  # before several threads load PIL's decoders
+            for split in self.raw.splits:
+                findings: dict[int, Any] = {}
+                items = (item for item in self._items(split) if item[0] not in self.faults[split])
+                while batch := list(islice(items, BATCH)):
+                    progress(f"checking {self.columns[-1]}s, {done:,} of {total:,}")
+                    values = pool.map(lambda item: self.look(*item[1]), batch)
+                    findings |= {row: of for (row, _), of in zip(batch, values, strict=True)}
+                    done += len(batch)
+                yield split, findings
 
-    total = sum(map(len, raw.splits.values()))
-    done = 0
-    # Set for all threads at once; images beyond the limit are found by their size.
-    with warnings.catch_warnings(), ThreadPoolExecutor(THREADS) as pool:
-        warnings.simplefilter("ignore")
-        decoding.formats()  # before several threads load PIL's decoders
-        for split in raw.splits:
-            findings: dict[int, Any] = {}
-            items = (item for item in _items(raw, split, columns) if item[0] not in faults[split])
-            while batch := list(islice(items, BATCH)):
-                progress(f"checking {columns[-1]}s, {done:,} of {total:,}")
-                values = pool.map(lambda item: look(*item[1]), batch)
-                findings |= {row: of for (row, _), of in zip(batch, values, strict=True)}
-                done += len(batch)
-            yield split, findings
-
-
-def _items(
-    raw: Raw, split: str, columns: tuple[str, ...] = ("image",)
-) -> Iterator[tuple[int, tuple[Any, ...]]]:
-    """The number and the images of each row: paths, or bytes."""
-    rows = raw.splits[split].select_columns(list(columns)).with_format("arrow")
-    batches = (
-        zip(*(map(content, table[name].to_pylist()) for name in columns), strict=True)
-        for table in rows.iter(BATCH)
-    )
-    return enumerate(chain.from_iterable(batches))
+    def _items(self, split: str) -> Iterator[tuple[int, tuple[Any, ...]]]:
+        """The number and the images of each row: paths, or bytes."""
+        rows = self.raw.splits[split].select_columns(list(self.columns)).with_format("arrow")
+        batches = (
+            zip(*(map(content, table[name].to_pylist()) for name in self.columns), strict=True)
+            for table in rows.iter(BATCH)
+        )
+        return enumerate(chain.from_iterable(batches))
 
 
 def image_fault(
@@ -198,13 +212,10 @@ def image_fault(
     see: Callable[[Any], str | None] | None = None,
     values: bool = False,
 ) -> str | None:
-    """The fault of an image; None if there is none.
+    """The fault of an image by its path or its bytes; None if there is none.
 
-    Args:
-        root: the folder in which the file must be, links followed; None if it may be anywhere.
-        image: its path or its bytes.
-        see: as of `content_fault`.
-        values: as of `content_fault`.
+    root: the folder in which the file must be, links followed; None if it may be anywhere. see,
+    values: as of `content_fault`.
     """
     return place_fault(root, image) or content_fault(image, see, values)
 
@@ -250,14 +261,10 @@ def _unreadable(image: str) -> str | None:
 def content_fault(
     image: Any, see: Callable[[Any], str | None] | None = None, values: bool = False
 ) -> str | None:
-    """The fault of an image's content; None if there is none.
+    """The fault of the content of an image by its path or its bytes; None if there is none.
 
-    Waits until there is room in DECODED.
-
-    Args:
-        image: its path or its bytes.
-        see: called with the decoded image, unless it is bad; returns a fault too.
-        values: whether `see` looks at the value of each pixel.
+    Waits until there is room in DECODED. see: called with the decoded image, unless it is bad;
+    returns a fault too. values: whether `see` looks at the value of each pixel.
     """
     import PIL.Image
 
@@ -299,7 +306,7 @@ def content_fault(
 def unreadable_image(row: Mapping[str, Any]) -> str | None:
     """The first image or mask of a row that cannot be read now, with its fault; None if all can.
 
-    row: as it is stored, with paths, bytes or structs of both.
+    row: a stored row, with paths, bytes or structs of both.
     """
     for column in ("image", "mask"):
         value = row.get(column)
@@ -331,21 +338,3 @@ def _not_finite(image: Any) -> str | None:
         return None
     bad = np.count_nonzero(~np.isfinite(np.asarray(image)))
     return f"{bad:,} of its pixels are NaN or infinite" if bad else None
-
-
-def _findings_file(raw: Raw, faults: Faults, columns: tuple[str, ...]) -> Path | None:
-    """The file of findings on these images; None if they cannot be told from others."""
-    files: list[Iterator[Any]] = []
-    for split, rows in raw.splits.items():
-        first: Any = next((images for _, images in _items(raw, split, columns)), (b"",))
-        if all(isinstance(image, str) for image in first):
-            images = chain.from_iterable(images for _, images in _items(raw, split, columns))
-            files.append(image for image in images if isinstance(image, str))
-        elif rows.cache_files:
-            files.append(iter([file["filename"] for file in rows.cache_files]))
-        else:
-            return None
-    sizes: Mapping[str, int] = {split: len(rows) for split, rows in raw.splits.items()}
-    bad = {split: sorted(rows) for split, rows in faults.items()}
-    digest = stamp(map(Path, chain.from_iterable(files)), sizes, bad, [str(raw.root), *columns])
-    return folders.cache() / "images" / f"{digest}.json"

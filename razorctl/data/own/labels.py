@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from razorctl.config.tasks import NO_LABEL
-from razorctl.data.own.raw import Faults, Raw
+from razorctl.data.own.raw import Faults, RawRows
 from razorctl.errors import DataError, raise_lack
 from razorctl.system import documents
 
@@ -42,7 +42,7 @@ WRITTEN = re.compile(rf"\s*\[\s*(?:(?:{ITEM.pattern})(?:[\s,]+|(?=\s*\])))*\]\s*
 BRACKETS = re.compile(r"(?s)^\s*[({](\s*['\"].*)[)}]\s*$")  # of a tuple or a set of texts
 
 
-def class_numbers(raw: Raw, bad: Faults) -> tuple[tuple[str, ...], Numbers, list[str]]:
+def class_numbers(raw: RawRows, bad: Faults) -> tuple[tuple[str, ...], Numbers, list[str]]:
     """The class names, the number of each row's class, -1 without a label, and notes on labels.
 
     Classes come from their type, or from the labels of rows that are not bad, in order of numbers
@@ -117,7 +117,7 @@ def no_labels(values: Collection[Any], opinions: bool = True) -> set[Any]:
 
 
 def named_classes(
-    raw: Raw, counts: Mapping[Any, int]
+    raw: RawRows, counts: Mapping[Any, int]
 ) -> tuple[dict[Any, str], set[Any], list[str]]:
     """The class of each label, one for all its spellings; the labels that are none; notes on both.
 
@@ -161,7 +161,7 @@ def finder(classes: Sequence[str]) -> Callable[[str], int]:
 
 
 def class_name(value: Any) -> str:
-    """The name of the class that a label which is no number of a class stands for."""
+    """The class name for a label: True -> 'true', 3.0 -> '3'."""
     if isinstance(value, float):
         value = int(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -211,7 +211,7 @@ def in_order(names: set[str]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _ordered(raw: Raw, values: set[Any]) -> list[Any]:
+def _ordered(raw: RawRows, values: set[Any]) -> list[Any]:
     """The values in order; raises DataError if they are not classes."""
     if odd := [value for value in values if type(value) not in (str, int, bool, float)]:
         raise DataError(
@@ -279,7 +279,7 @@ def renumbered(
         labels: the numbers of the labels; -1 is none.
         names: the classes of the data set.
         classes: the classes of the run.
-        rows: those that count; None is all.
+        rows: the rows that count; None is all.
     """
     import numpy as np
 
@@ -303,8 +303,8 @@ def refuse_unknown(name: str, unknown: Sequence[str], classes: Sequence[str]) ->
 def class_names_in(folder: Path) -> tuple[str, ...] | None:
     """The names of the classes as a file in the folder has them; None without one.
 
-    classes.txt has a name on each line, the first that of the value 0; id2label.json an object of
-    values and names. Raises DataError if it cannot be used.
+    classes.txt has a name on each line, from the value 0 on; id2label.json is an object of values
+    and names. Raises DataError if it cannot be used.
     """
     file = folder / NAMES
     if not file.exists():

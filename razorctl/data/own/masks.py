@@ -1,4 +1,4 @@
-"""Masks of images: the classes in them, and those that cannot be used."""
+"""Masks of images: their classes, and masks that cannot be used."""
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
@@ -11,9 +11,9 @@ from razorctl import units
 from razorctl.config import mask_classes
 from razorctl.config.mask_classes import IGNORED, MOST, MaskClasses
 from razorctl.data.own import contents, images, rows
-from razorctl.data.own.ask import Ask
 from razorctl.data.own.images import Findings
-from razorctl.data.own.raw import NAMED, NEVER_SKIPPED, Faults, Raw, skip_or_refuse
+from razorctl.data.own.raw import NAMED, NEVER_SKIPPED, Faults, RawRows, skip_or_refuse
+from razorctl.data.own.request import DataRequest
 from razorctl.errors import DataError, raise_lack
 from razorctl.models import Progress, masks
 
@@ -24,23 +24,23 @@ COLORED = (
 DEEP = "of one channel, whose values are not colors: say them with --mask-values"
 
 
-def findings(raw: Raw, faults: Faults, progress: Progress = lambda _: None) -> Findings:
+def findings(raw: RawRows, faults: Faults, progress: Progress = lambda _: None) -> Findings:
     """The fault of each mask, or "", with its values in words and its content.
 
     A word is `3`, `3#ff0000` of a palette, `3#` of more than 8 bits, or `#ff0000` of colors. Rows
     with a fault are not looked at.
     """
     look = partial(_look, raw.root)
-    columns = ("image", "mask")
-    return images.cached_findings(raw, faults, progress, columns, look, tuple[str, str, int])
+    masks_of = images.Inspector(raw, faults, ("image", "mask"), look, tuple[str, str, int])
+    return masks_of.findings(progress)
 
 
-def with_classes(raw: Raw, ask: Ask) -> Raw:
-    """The rows with their classes: those that are said, or else the values of the training masks.
+def with_classes(raw: RawRows, request: DataRequest) -> RawRows:
+    """The rows with their classes: as options say, or else the values of the training masks.
 
     Reads the masks only in the second case. Raises DataError if they have no classes.
     """
-    said, names = ask.mask_classes, raw.class_names
+    said, names = request.mask_classes, raw.class_names
     if said is not None and names is not None and not said.named:
         if len(names) != len(said.names):
             raise DataError(
@@ -53,7 +53,7 @@ def with_classes(raw: Raw, ask: Ask) -> Raw:
     return _by_values(raw) if names is None else raw
 
 
-def _by_values(raw: Raw) -> Raw:
+def _by_values(raw: RawRows) -> RawRows:
     bad = rows.faults(raw)
     looked = findings(raw, bad)
     faults = mask_faults(raw, looked)
@@ -79,10 +79,10 @@ def _by_values(raw: Raw) -> Raw:
     return replace(raw, class_names=of.names, mask_classes=str(of), notes=notes)
 
 
-def mask_faults(raw: Raw, looked: Findings) -> dict[str, dict[int, str]]:
+def mask_faults(raw: RawRows, looked: Findings) -> dict[str, dict[int, str]]:
     """The rows whose masks cannot be used, by their findings.
 
-    raw: with the classes, as far as they are known. Raises DataError for palettes that differ, and
+    raw: has the classes, if they are known. Raises DataError for palettes that differ, and
     for 0 and 255 alone as the values of two classes with names.
     """
     if not raw.mask_classes:
@@ -141,7 +141,7 @@ def _color(word: str) -> int | None:
     return int(value) * 0x010101
 
 
-def _check_palettes(raw: Raw, looked: Findings) -> None:
+def _check_palettes(raw: RawRows, looked: Findings) -> None:
     """Raises DataError for a value that has one color in a file and another one in the next."""
     first: dict[str, tuple[str, str]] = {}
     for split, rows_of in looked.items():

@@ -1,4 +1,4 @@
-"""Rows as they are stored, and how bad ones are named, counted and refused."""
+"""Stored rows, and how bad rows are named, counted and refused."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,16 +13,11 @@ from razorctl.models import Modality
 from razorctl.system.folders import spelled
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from datasets import Dataset
 
 TEXT_COLUMNS = ("text", "text_pair")
-COLUMNS = (
-    "image",
-    "mask",
-    *TEXT_COLUMNS,
-    "messages",
-    "tokens",
-)  # that inputs, and masks, may be in
+COLUMNS = ("image", "mask", *TEXT_COLUMNS, "messages", "tokens")  # of inputs and masks
 # Never skipped: a table must not reach other files, or other machines.
 OUTSIDE = "outside the folder of its table"
 ADDRESS = "an address, not the path of a file"
@@ -50,7 +45,8 @@ def refusal(
 ) -> DataError:
     """The error for bad files and rows: few of each cause, and what mends it.
 
-    rows: how many rows there are, bad ones included. mend: ends the sentence.
+    name: what the data are called. rows: how many rows there are, bad ones included. mend: ends
+    the sentence.
     """
     left = "" if rows is None else f", which leaves {units.count(rows - len(faults), 'row')}"
     mend = mend or f"correct them, or leave them out with --skip-bad{left}"
@@ -75,13 +71,8 @@ def skip_or_refuse(
 ) -> tuple[str, ...]:
     """A line for each fault, whose rows are left out.
 
-    Raises DataError without `skip_bad`, and for rows that are never left out.
-
-    Args:
-        name: what the data are called.
-        faults: the faults.
-        skip_bad: whether bad rows are left out.
-        rows: as of `refusal`.
+    Raises DataError without `skip_bad`, and for rows that are never left out. name, rows: as of
+    `refusal`.
     """
     if outside := [fault for fault in faults if fault.reason in NEVER_SKIPPED]:
         mend = "name images by paths inside the folder of the table"
@@ -107,8 +98,8 @@ def walk(top: Path) -> Iterator[tuple[str, list[str], list[str]]]:
 
 
 @dataclass(frozen=True)
-class Raw:
-    """The rows of each split of a data set as they are stored.
+class RawRows:
+    """The stored rows of each split of a data set.
 
     A row has a `label` (regression: `number`, multi-label: `labels`, or a `flag.0` and so on for
     each class), and an `image` or a `text` and sometimes a `text_pair`. An image is a path, bytes,
@@ -175,3 +166,9 @@ def content(image: Any) -> Any:
     if isinstance(image, dict):
         return image["path"] if image["bytes"] is None else image["bytes"]
     return image
+
+
+def is_text(kind: "pa.DataType") -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))

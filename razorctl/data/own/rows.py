@@ -1,14 +1,15 @@
-"""Bad rows, as far as they are known without reading images; notes on good ones."""
+"""Bad rows that are known without reading images, and notes on good rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from unicodedata import category, normalize
 
 from razorctl import units
-from razorctl.data.own.ask import Ask
 from razorctl.data.own.fields import field_of
 from razorctl.data.own.labels import WHOLE, Numbers, is_missing, no_labels
-from razorctl.data.own.raw import Faults, Raw
+from razorctl.data.own.raw import Faults, RawRows
+from razorctl.data.own.request import DataRequest
+from razorctl.data.own.targets import Good, Targets
 from razorctl.errors import DataError
 
 if TYPE_CHECKING:
@@ -17,27 +18,25 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 Contents = Mapping[str, "np.ndarray[Any, Any]"]  # split -> the content of each row
-# The name of a split -> the split of `Raw` that its rows are of, and their numbers there.
+# The name of a split -> the split of `RawRows` that its rows are of, and their numbers there.
 Parts = Mapping[str, tuple[str, "np.ndarray[Any, Any]"]]
-LABELS = ("label", "number", "labels", "flag", "tags")  # columns of `Raw`
+LABELS = ("label", "number", "labels", "flag", "tags")  # columns of `RawRows`
 WITHOUT = ", without {}, which has no labels"
 
 
-def faults(raw: Raw, answered: bool = True) -> dict[str, dict[int, str]]:
-    """The bad rows of each split: those with a fault, or with an empty text or message.
+def faults(raw: RawRows, answered: bool = True) -> dict[str, dict[int, str]]:
+    """The bad rows of each split, which have a fault, or an empty text or message.
 
     answered: as of `Field.faults`.
     """
     return {split: _table_faults(rows.data, answered) for split, rows in raw.splits.items()}
 
 
-def with_unlabeled(
-    raw: Raw, bad: Faults, numbers: Numbers, of_labels: Faults
-) -> dict[str, dict[int, str]]:
-    """Bad rows of each split with those that have no label, number -1, or one that has a fault."""
+def with_unlabeled(raw: RawRows, bad: Faults, targets: Targets) -> dict[str, dict[int, str]]:
+    """Bad rows of each split with rows that have no label, number -1, or one that has a fault."""
     every = {}
-    for split, own in numbers.items():
-        data, found = raw.splits[split].data, {**of_labels.get(split, {}), **bad[split]}
+    for split, own in targets.numbers.items():
+        data, found = raw.splits[split].data, {**targets.faults.get(split, {}), **bad[split]}
         for row in _where(own < 0):
             value = data.column("label")[row].as_py()
             found.setdefault(row, "no label" if is_missing(value) else f"no label: {value}")
@@ -63,7 +62,7 @@ def _where(mask: "np.ndarray[Any, Any]") -> list[int]:
     return rows
 
 
-def good(numbers: Numbers, faults: Faults) -> dict[str, "np.ndarray[Any, Any]"]:
+def good(numbers: Numbers, faults: Faults) -> Good:
     """Split -> the rows that are not bad."""
     import numpy as np
 
@@ -79,26 +78,26 @@ def empty(name: str, split: str) -> DataError:
 
 
 def without_labels(rows: "Dataset") -> bool:
-    """Whether there are rows, with the columns of `Raw`, and none has a label, as in contests."""
+    """Whether there are rows, as in `RawRows`, and none has a label, as in contests."""
     columns = [rows.data.column(name) for name in rows.column_names if is_label(name)]
     return len(rows) > 0 < len(columns) and all(map(_says_nothing, columns))
 
 
-def unlabeled_out(ask: Ask, splits: dict[str, "Dataset"], names: dict[str, str]) -> str:
+def unlabeled_out(request: DataRequest, splits: dict[str, "Dataset"], names: dict[str, str]) -> str:
     """Leaves splits without labels out, but for the training rows and splits that are asked for.
 
     Returns what to say of that, as the end of a sentence. names: split -> what the data call it.
     """
     left = [split for split in splits if split != "train" and without_labels(splits[split])]
     said = ""
-    for split in left if ask.split is None else ():
+    for split in left if request.split is None else ():
         del splits[split]
         said += WITHOUT.format(names.pop(split))
     return said
 
 
 def is_label(name: str) -> bool:
-    """Whether a column of `Raw` is of labels."""
+    """Whether a column of `RawRows` is of labels."""
     return name.partition(".")[0] in LABELS
 
 
@@ -112,24 +111,15 @@ def _says_nothing(labels: "pa.ChunkedArray") -> bool:
     return len(no_labels(values)) == len(values)
 
 
-def check_enough(
-    raw: Raw,
-    classes: tuple[str, ...],
-    numbers: Numbers,
-    good: Mapping[str, "np.ndarray[Any, Any]"],
-) -> None:
+def check_enough(raw: RawRows, targets: Targets, good: Good) -> None:
     """Raises DataError if the good rows cannot be trained on and evaluated.
 
     No split may be empty. The training rows of a classifier must have several classes, of which
     one has several rows, and all classes of the other splits.
-
-    Args:
-        raw: the rows.
-        classes: the names of the classes.
-        numbers: the class of each row.
-        good: split -> the numbers of its good rows.
     """
     import numpy as np
+
+    classes, numbers = targets.classes, targets.numbers
 
     for split in raw.splits:
         if not len(good[split]):
@@ -160,41 +150,26 @@ def check_enough(
             )
 
 
-def notes(
-    raw: Raw,
-    classes: Sequence[str],
-    numbers: Numbers,
-    parts: Parts,
-    contents: Contents,
-) -> tuple[str, ...]:
-    """Notes on rows that are trained and evaluated on.
-
-    Args:
-        raw: all rows.
-        classes: the names of the classes, if there are any.
-        numbers: the class of each row.
-        parts: the rows that are used.
-        contents: the contents of all rows.
-    """
-    notes = [*raw.notes, *_shared_rows(raw, parts, contents)]
+def notes(raw: RawRows, targets: Targets, parts: Parts, contents: Contents) -> Iterator[str]:
+    """Notes on rows that are trained and evaluated on. contents: of all rows."""
+    yield from _alike_classes(targets.classes)
     if raw.task == "classification":
-        notes = [*_joined_classes(classes), *notes]
-    notes = [*_alike_classes(classes), *notes]
-    if classes:
-        notes += _several_labels(raw, classes, numbers, parts, contents)
-    return tuple(notes)
+        yield from _joined_classes(targets.classes)
+    yield from raw.notes
+    yield from _shared_rows(raw, parts, contents)
+    if targets.classes:
+        yield from _several_labels(raw, targets, parts, contents)
 
 
-def _alike_classes(classes: Sequence[str]) -> list[str]:
+def _alike_classes(classes: Sequence[str]) -> Iterator[str]:
     """A note on classes that differ in case, space or what is seen alike alone."""
     by_letters: dict[str, list[str]] = {}
     for name in classes:
         by_letters.setdefault(_letters(name), []).append(name)
     alike = [names for names in by_letters.values() if len(names) > 1]
-    if not alike:
-        return []
-    few = " and ".join(map(repr, alike[0]))
-    return [f"the classes {few} differ in case, space or form alone{_more(len(alike))}."]
+    if alike:
+        few = " and ".join(map(repr, alike[0]))
+        yield f"the classes {few} differ in case, space or form alone{_more(len(alike))}."
 
 
 def _letters(name: str) -> str:
@@ -204,20 +179,20 @@ def _letters(name: str) -> str:
     return (seen.lstrip("0") if seen.isdecimal() else seen.strip("'\"")) or seen
 
 
-def _joined_classes(classes: Sequence[str]) -> list[str]:
+def _joined_classes(classes: Sequence[str]) -> Iterator[str]:
     """A note on classes that are other classes with a sign between them."""
     for sign in "|;,":
         joined = [name for name in classes if sign in name]
         parts = {part.strip() for name in joined for part in name.split(sign)}
         if joined and (parts & {*classes} if sign in "|;" else parts <= {*classes}):
-            return [
+            yield (
                 f"the class {joined[0]!r} may be several labels of a row; a column of lists, such "
                 'as ["a", "b"], is learned as such.'
-            ]
-    return []
+            )
+            return
 
 
-def _shared_rows(raw: Raw, parts: Parts, contents: Contents) -> list[str]:
+def _shared_rows(raw: RawRows, parts: Parts, contents: Contents) -> list[str]:
     """A note for each split with rows that are trained on as well."""
     import numpy as np
 
@@ -235,26 +210,26 @@ def _shared_rows(raw: Raw, parts: Parts, contents: Contents) -> list[str]:
 
 
 def _several_labels(
-    raw: Raw, classes: Sequence[str], numbers: Numbers, parts: Parts, contents: Contents
-) -> list[str]:
+    raw: RawRows, targets: Targets, parts: Parts, contents: Contents
+) -> Iterator[str]:
     """A note on rows of one content with several labels."""
     import numpy as np
 
     splits = [split for split, rows in parts.values() for _ in rows]
     row_numbers = np.concatenate([rows for _, rows in parts.values()])
     content = np.concatenate([contents[split][rows] for split, rows in parts.values()])
-    label = np.concatenate([numbers[split][rows] for split, rows in parts.values()])
+    label = np.concatenate([targets.numbers[split][rows] for split, rows in parts.values()])
     order = np.lexsort((label, content))
     same = content[order][1:] == content[order][:-1]
     at = np.flatnonzero(same & (label[order][1:] != label[order][:-1]))
     if not len(at):
-        return []
+        return
     what = "image" if raw.modality == "image" else "text"
     both = " and ".join(
-        f"{raw.place(splits[row], row_numbers[row])} ({classes[label[row]]})"
+        f"{raw.place(splits[row], row_numbers[row])} ({targets.classes[label[row]]})"
         for row in (order[at[0]], order[at[0] + 1])
     )
-    return [f"the same {what} has two labels: {both}{_more(len(np.unique(content[order][at])))}."]
+    yield f"the same {what} has two labels: {both}{_more(len(np.unique(content[order][at])))}."
 
 
 def _more(count: int) -> str:

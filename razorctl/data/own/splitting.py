@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 from razorctl.config.tasks import LABELED, LANGUAGE
 from razorctl.data.catalog import place
 from razorctl.data.own import contents, images, masks, rows, targets
-from razorctl.data.own.ask import KNOWN, Ask
 from razorctl.data.own.images import Findings
 from razorctl.data.own.labels import no_labels
-from razorctl.data.own.raw import COLUMNS, Faults, Raw, skip_or_refuse
-from razorctl.data.own.targets import Targets
+from razorctl.data.own.raw import COLUMNS, Faults, RawRows, skip_or_refuse
+from razorctl.data.own.request import SPLIT_NAMES, DataRequest
+from razorctl.data.own.targets import Good, Targets
 from razorctl.data.source import Splits
 from razorctl.errors import DataError, UsageError
 from razorctl.models import Progress
@@ -50,10 +50,7 @@ def stratified(labels: "np.ndarray[Any, Any]", share: float, seed: int) -> "np.n
 
 
 def select_rows(
-    raw: Raw,
-    split: str,
-    numbers: "np.ndarray[Any, Any]",
-    **columns: "np.ndarray[Any, Any]",
+    raw: RawRows, split: str, numbers: "np.ndarray[Any, Any]", **columns: "np.ndarray[Any, Any]"
 ) -> Any:
     """The rows with these numbers, as `Splits` has them; columns: more of them, of all rows."""
     from razorctl.data.own.decoding import as_images
@@ -85,7 +82,7 @@ class Inspection:
     @property
     def white(self) -> int | None:
         """The level of white in the training rows, or else in others; None if no image needs it."""
-        tops = [images.highest(self.images[split]) for split in KNOWN if split in self.images]
+        tops = [images.highest(self.images[split]) for split in SPLIT_NAMES if split in self.images]
         return next((white(top) for top in tops if top is not None), None)
 
     def contents(self, split: str, rows: Any) -> "np.ndarray[Any, Any]":
@@ -114,11 +111,11 @@ class Inspection:
 
 
 @dataclass(frozen=True)
-class Checked:
+class SplitRows:
     """Rows with their labels, and the faults that are known without opening images."""
 
-    ask: Ask
-    raw: Raw
+    request: DataRequest
+    raw: RawRows
     targets: Targets
     faults: Faults
     looked: Findings = field(default_factory=dict)  # at images, if that was done
@@ -130,12 +127,12 @@ class Checked:
     def hold_out(self, rows: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
         """The numbers of the training rows to hold out; raises DataError if none can be.
 
-        rows: the numbers of those that are good.
+        rows: the numbers of good rows.
         """
-        share = self.ask.share(self.raw.splits)
+        share = self.request.share(self.raw.splits)
         if self.raw.cut:
             return rows[-1:]
-        positions = stratified(self.targets.numbers["train"][rows], share, self.ask.seed)
+        positions = stratified(self.targets.numbers["train"][rows], share, self.request.seed)
         if share and not len(positions):
             one = "row of each class" if self.raw.task == "classification" else "row"
             raise DataError(
@@ -146,21 +143,21 @@ class Checked:
         return held_out
 
     def counts(self) -> dict[str, int]:
-        """The rows of each split, and of what is held out, as far as they are known to be good."""
+        """The number of rows of each split, and of rows to hold out, without known bad rows."""
         good = self._enough(self.faults)
         counts = {split: len(of) for split, of in good.items()}
         counts["held out"] = len(self.hold_out(good["train"]))
         counts["train"] -= counts["held out"]
         return counts
 
-    def _enough(self, faults: Faults) -> dict[str, "np.ndarray[Any, Any]"]:
+    def _enough(self, faults: Faults) -> Good:
         """Split -> the good rows; raises DataError if they are not enough."""
         good = rows.good(self.targets.numbers, faults)
         for split, own in good.items():
             if not len(own) and faults.get(split):  # all rows are bad
                 bad = [*self.raw.with_places({split: faults[split]})]
                 skip_or_refuse(self.raw.name, bad, skip_bad=False)
-        rows.check_enough(self.raw, self.classes, self.targets.numbers, good)
+        rows.check_enough(self.raw, self.targets, good)
         targets.check(self.raw, self.targets, good)
         return good
 
@@ -179,7 +176,7 @@ class Checked:
                 faults[split] = dict(sorted({**bad, **faults[split]}.items()))
         lines = [*self.raw.nowhere, *self.raw.with_places(faults)]
         every = sum(map(len, self.raw.splits.values())) + len(self.raw.nowhere)
-        skipped = skip_or_refuse(self.raw.name, lines, self.ask.skip_bad, every)
+        skipped = skip_or_refuse(self.raw.name, lines, self.request.skip_bad, every)
         return Inspection(faults, skipped, on_images, on_masks)
 
     def load(self, progress: Progress = lambda _: None) -> Splits:
@@ -210,9 +207,9 @@ class Checked:
                 for part, (split, numbers) in parts.items()
             },
             white=inspection.white,
-            mask_classes="" if self.ask.mask_classes else self.raw.mask_classes,
+            mask_classes="" if self.request.mask_classes else self.raw.mask_classes,
             notes=(
-                *rows.notes(self.raw, self.classes, self.targets.numbers, parts, contents_of),
+                *rows.notes(self.raw, self.targets, parts, contents_of),
                 *targets.notes(self.raw, self.targets, good),
             ),
         )
@@ -229,50 +226,52 @@ class Checked:
         return select_rows(self.raw, split, numbers, **columns)
 
     def _record(self, held_out: "np.ndarray[Any, Any]", faults: Faults) -> dict[str, Any]:
-        """The document on rows in the run directory; they are counted from 0 as they are stored."""
+        """The document on rows in the run directory; stored rows are counted from 0."""
         return {
             "dataset": place(self.raw.name),
             "split": self.raw.names["train"],
-            "validation": self.ask.share(self.raw.splits),
-            "seed": self.ask.seed,
+            "validation": self.request.share(self.raw.splits),
+            "seed": self.request.seed,
             "rows": held_out.tolist(),
             "skipped": {self.raw.names[split]: list(bad) for split, bad in faults.items() if bad},
         }
 
 
-def checked(ask: Ask, raw: Raw) -> Checked:
+def check_rows(request: DataRequest, raw: RawRows) -> SplitRows:
     """The rows with their faults; refuses them at once if bad ones are known by now."""
     for split, name in raw.names.items():
         if not len(raw.splits[split]):
             raise DataError(f"{name} of {raw.name} has no rows; add some, or name other splits.")
-    if raw.task != "segmentation" and (ask.mask_values or ask.mask_colors):
+    if raw.task != "segmentation" and (request.mask_values or request.mask_colors):
         raise UsageError(f"{raw.name} has no masks; leave --mask-values and --mask-colors out.")
     if raw.task in LANGUAGE:
-        raw = _divided(ask, raw)
+        raw = _divided(request, raw)
     elif raw.task == "segmentation":
-        raw = masks.with_classes(raw, ask)
+        raw = masks.with_classes(raw, request)
     looked: Findings = {}
-    if ask.skip_bad and raw.modality == "image" and raw.task in LABELED:  # bad ones make no classes
+    if (
+        request.skip_bad and raw.modality == "image" and raw.task in LABELED
+    ):  # bad ones make no classes
         looked = images.findings(raw, rows.faults(raw), lambda _: None)
-    checked_rows = Checked(ask, raw, *read_labels(ask, raw, looked), looked)
-    if not ask.skip_bad and (any(checked_rows.faults.values()) or raw.nowhere):
+    checked_rows = SplitRows(request, raw, *read_labels(request, raw, looked), looked)
+    if not request.skip_bad and (any(checked_rows.faults.values()) or raw.nowhere):
         checked_rows.inspect(lambda _: None)
     return checked_rows
 
 
-def read_labels(ask: Ask, raw: Raw, looked: Findings) -> tuple[Targets, Faults]:
+def read_labels(request: DataRequest, raw: RawRows, looked: Findings) -> tuple[Targets, Faults]:
     """The labels of rows, by the classes of good ones, and the faults of all.
 
-    looked: the findings on images, as far as they are known.
+    looked: the findings on images, if they are known.
     """
-    raw = replace(raw, sorted=raw.sorted or bool(no_labels(ask.classes)))
+    raw = replace(raw, sorted=raw.sorted or bool(no_labels(request.classes)))
     of_images = images.image_faults(looked)
     bad = {split: {**of_images.get(split, {}), **own} for split, own in rows.faults(raw).items()}
-    found = targets.of(raw, bad)
-    return found, rows.with_unlabeled(raw, bad, found.numbers, found.faults)
+    labels = targets.targets_of(raw, bad)
+    return labels, rows.with_unlabeled(raw, bad, labels)
 
 
-def _divided(ask: Ask, raw: Raw) -> Raw:
+def _divided(request: DataRequest, raw: RawRows) -> RawRows:
     """The rows with a single training text as two, if its end is to be held out.
 
     It is cut at a line break, or else at a space. Raises DataError if it has none.
@@ -281,7 +280,7 @@ def _divided(ask: Ask, raw: Raw) -> Raw:
     from datasets import Dataset
 
     train = raw.splits["train"]
-    part = ask.share(raw.splits)
+    part = request.share(raw.splits)
     if "text" not in train.column_names or len(train) != 1 or not part:
         return raw
     text = train[0]["text"] or ""

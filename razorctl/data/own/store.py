@@ -33,7 +33,9 @@ def stamp(files: Iterable[Path], *more: Any) -> str:
     return digest.hexdigest()[:32]
 
 
-def packed(rows: Iterable[Mapping[str, Any]], schema: "pa.Schema") -> Iterator["pa.RecordBatch"]:
+def batches_of(
+    rows: Iterable[Mapping[str, Any]], schema: "pa.Schema"
+) -> Iterator["pa.RecordBatch"]:
     """Rows as batches; what a row lacks is null."""
     import pyarrow as pa
 
@@ -48,10 +50,10 @@ def text_table(rows: Iterable[Mapping[str, Any]], *names: str) -> "Dataset":
     import pyarrow as pa
 
     schema = pa.schema([(name, pa.string()) for name in names])
-    return datasets.Dataset(pa.Table.from_batches(packed(rows, schema), schema))
+    return datasets.Dataset(pa.Table.from_batches(batches_of(rows, schema), schema))
 
 
-def stored(
+def stored_rows(
     files: Sequence[Path],
     schema: "pa.Schema",
     batches: Callable[[], Iterator["pa.RecordBatch"]],

@@ -18,7 +18,7 @@ from razorctl.data.own.labels import (
     refuse_unknown,
     renumbered,
 )
-from razorctl.data.own.raw import Faults, Raw
+from razorctl.data.own.raw import Faults, RawRows
 from razorctl.errors import DataError
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 OUTSIDE = "O"  # the tag of tokens outside of entities, which comes first
+Good = Mapping[str, "np.ndarray[Any, Any]"]  # split -> the numbers of its good rows
 LARGE, SMALL = 100, 0.01  # labels of a regression that are all outside of this give a note
 
 
@@ -38,7 +39,7 @@ class Targets:
         numbers: split -> the number of each row's class, by which rows are held out; 0 of other
             tasks, and -1 without a label.
         labels: split -> the `label` of each row, as `Splits` has it; empty of tasks without.
-        faults: the rows whose labels cannot be used, beside those without one.
+        faults: the rows whose labels cannot be used; rows without a label are no part.
         notes: sentences on labels that are none, or are spelled in several ways.
     """
 
@@ -49,20 +50,18 @@ class Targets:
     notes: Sequence[str] = ()
 
 
-def of(raw: Raw, bad: Faults) -> Targets:
-    """The labels of rows, by the classes of those that are not bad.
+def targets_of(raw: RawRows, bad: Faults) -> Targets:
+    """The labels of rows; classes come from the rows that are not bad.
 
     Raises DataError for labels that their task cannot use.
     """
     return READERS[raw.task](raw, bad)
 
 
-def of_run(
-    raw: Raw, targets: Targets, classes: Sequence[str], good: Mapping[str, "np.ndarray[Any, Any]"]
-) -> Targets:
+def targets_of_run(raw: RawRows, targets: Targets, classes: Sequence[str], good: Good) -> Targets:
     """The labels of rows by the classes of a run.
 
-    good: as of `check`. Raises DataError for labels of these rows that are no classes of the run.
+    Raises DataError for labels of good rows that are no classes of the run.
     """
     if raw.task == "multi-label":
         return _several_of_run(raw, targets, classes, good)
@@ -77,11 +76,8 @@ def of_run(
     return Targets(tuple(classes), numbers, numbers)
 
 
-def check(raw: Raw, targets: Targets, good: Mapping[str, "np.ndarray[Any, Any]"]) -> None:
-    """Raises DataError for training rows that have one number, or no label at all.
-
-    good: split -> the numbers of its good rows.
-    """
+def check(raw: RawRows, targets: Targets, good: Good) -> None:
+    """Raises DataError for training rows that have one number, or no label at all."""
     if raw.task == "multi-label" and not targets.labels["train"][good["train"]].any():
         raise DataError(f"no training row of {raw.name} has a label; give some.")
     if raw.task == "regression":
@@ -93,8 +89,8 @@ def check(raw: Raw, targets: Targets, good: Mapping[str, "np.ndarray[Any, Any]"]
             )
 
 
-def notes(raw: Raw, targets: Targets, good: Mapping[str, "np.ndarray[Any, Any]"]) -> list[str]:
-    """Notes on labels of rows that are trained on; good: as of `check`."""
+def notes(raw: RawRows, targets: Targets, good: Good) -> list[str]:
+    """Notes on labels of rows that are trained on."""
     if raw.task not in ("regression", "multi-label"):
         return [*targets.notes]
     values = targets.labels["train"][good["train"]]
@@ -111,16 +107,16 @@ def notes(raw: Raw, targets: Targets, good: Mapping[str, "np.ndarray[Any, Any]"]
     return []
 
 
-def _unlabeled(raw: Raw, bad: Faults) -> Targets:
+def _unlabeled(raw: RawRows, bad: Faults) -> Targets:
     return Targets(*class_numbers(raw, bad)[:2])
 
 
-def _classes(raw: Raw, bad: Faults) -> Targets:
+def _classes(raw: RawRows, bad: Faults) -> Targets:
     names, numbers, notes = class_numbers(raw, bad)
     return Targets(names, numbers, numbers, notes=notes)
 
 
-def _numbers(raw: Raw, bad: Faults) -> Targets:
+def _numbers(raw: RawRows, bad: Faults) -> Targets:
     values = {
         split: rows.data.column("number").to_numpy().astype("float64")
         for split, rows in raw.splits.items()
@@ -128,7 +124,7 @@ def _numbers(raw: Raw, bad: Faults) -> Targets:
     return replace(_unlabeled(raw, bad), labels=values)
 
 
-def _several(raw: Raw, bad: Faults) -> Targets:
+def _several(raw: RawRows, bad: Faults) -> Targets:
     """Labels [rows, classes], fp32, 0 or 1."""
     numbers = _unlabeled(raw, bad).numbers
     if "labels" not in raw.splits["train"].column_names:
@@ -224,10 +220,8 @@ def _unused(classes: Sequence[str], values: "np.ndarray[Any, Any]") -> list[str]
     return [f"{units.count(len(unused), 'label')} of {len(classes)} on no training row: {few}."]
 
 
-def _several_of_run(
-    raw: Raw, targets: Targets, classes: Sequence[str], good: Mapping[str, "np.ndarray[Any, Any]"]
-) -> Targets:
-    """Several labels by the classes of a run; see `of_run`."""
+def _several_of_run(raw: RawRows, targets: Targets, classes: Sequence[str], good: Good) -> Targets:
+    """Several labels by the classes of a run; see `targets_of_run`."""
     import numpy as np
 
     own = targets.classes
@@ -244,7 +238,7 @@ def _several_of_run(
     return replace(targets, classes=tuple(classes), labels=labels)
 
 
-def _tags(raw: Raw, bad: Faults) -> Targets:
+def _tags(raw: RawRows, bad: Faults) -> Targets:
     """The numbers of the tags of each row's tokens, lists; NO_LABEL of tags that are none."""
     columns = {
         split: [rows.data.column(name).to_pylist() for name in ("tokens", "tags")]
@@ -303,10 +297,8 @@ def _numbered_tags(
     return labels, faults
 
 
-def _tags_of_run(
-    raw: Raw, targets: Targets, classes: Sequence[str], good: Mapping[str, "np.ndarray[Any, Any]"]
-) -> Targets:
-    """Tags by the classes of a run; see `of_run`."""
+def _tags_of_run(raw: RawRows, targets: Targets, classes: Sequence[str], good: Good) -> Targets:
+    """Tags by the classes of a run; see `targets_of_run`."""
     import numpy as np
 
     own = {number: finder(classes)(name) for number, name in enumerate(targets.classes)}
@@ -322,7 +314,7 @@ def _tags_of_run(
     return replace(targets, classes=tuple(classes), labels=labels)
 
 
-READERS: Mapping[Task, Callable[[Raw, Faults], Targets]] = {
+READERS: Mapping[Task, Callable[[RawRows, Faults], Targets]] = {
     **dict.fromkeys(TASKS, _unlabeled),
     "classification": _classes,
     "regression": _numbers,

@@ -1,4 +1,4 @@
-"""Rows as a trained model takes them: nothing is held out, and labels are its classes' or none."""
+"""Data for predict and evaluate: nothing is held out; labels are the model's classes, or absent."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl.config.job import Job
 from razorctl.data.own import read, rows, targets
-from razorctl.data.own.ask import STDIN, Ask
-from razorctl.data.own.raw import Fault, Raw, content, refusal
-from razorctl.data.own.splitting import Checked, Inspection, read_labels, select_rows
+from razorctl.data.own.raw import Fault, RawRows, content, refusal
+from razorctl.data.own.request import STDIN, DataRequest
+from razorctl.data.own.splitting import Inspection, SplitRows, read_labels, select_rows
 from razorctl.data.own.targets import Targets
 from razorctl.errors import DataError, UsageError
 from razorctl.models import Modality, Progress
@@ -30,21 +30,21 @@ def labeled(
 ) -> tuple["Dataset", str | None, tuple[str, ...]]:
     """All rows of the test split of a job's data, or else of the validation split, or else all.
 
-    Returns the rows, the split's name in the data, which is None if there are none, and a line for
-    each bad row that is left out. Raises DataError for labels without a class too.
+    Returns the rows, the split's name in the data, which is None if there are no splits, and a line
+    for each bad row that is left out. Raises DataError for labels without a class too.
 
     Args:
-        job: names the data; with `split`, the one to take.
+        job: names the data, and may name the split.
         modality: what the model takes.
-        classes: the names that the numbers of the labels are of.
+        classes: the classes of the model; labels are their numbers.
         progress: called with what is being done.
-        white: the level of white in the images that the model was trained on; None is that of
-            these.
-        trained: the job whose columns are used where a table has them and none is given.
+        white: the level of white in the images that the model was trained on; None is the level
+            in these images.
+        trained: the job of the run, whose columns are used where a table has them.
     """
-    asked = Ask.of(replace(job, task=job.task or "classification"), trained)
-    ask = replace(asked, classes=tuple(classes))
-    raw = read.raw(ask)
+    job = replace(job, task=job.task or "classification")
+    request = DataRequest.of(job, trained, classes=tuple(classes))
+    raw = read.raw(request)
     if raw.modality != modality:
         raise UsageError(
             f"{job.model} takes {modality}s, and {raw.name} has {raw.modality}s; name other data, "
@@ -55,10 +55,10 @@ def labeled(
     if not len(raw.splits[split]):
         raise rows.empty(raw.name, raw.names[split])
     raw = replace(raw, splits={split: raw.splits[split]}, names={split: raw.names[split]})
-    found, faults = read_labels(ask, raw, {})
+    found, faults = read_labels(request, raw, {})
     # Before images are read.
-    of_run = targets.of_run(raw, found, classes, rows.good(found.numbers, faults))
-    inspection = Checked(ask, raw, of_run, faults).inspect(progress)
+    of_run = targets.targets_of_run(raw, found, classes, rows.good(found.numbers, faults))
+    inspection = SplitRows(request, raw, of_run, faults).inspect(progress)
     good = rows.good(found.numbers, inspection.faults)[split]
     if not len(good):
         raise DataError(f"{raw.name} has only bad rows; correct some.")
@@ -81,11 +81,11 @@ def whitened(data: "Dataset", white: int | None) -> "Dataset":
 class UnlabeledRows:
     """Good rows without labels: of one table or text file, or of image files.
 
-    raw: the rows as they are stored, as its test split. kept: the numbers of the good ones, counted
+    raw: the stored rows, as its test split. kept: the numbers of the good ones, counted
     from 0. white: the level of white in images.
     """
 
-    raw: Raw
+    raw: RawRows
     kept: "np.ndarray[Any, Any]"
     white: int | None = None
 
@@ -104,7 +104,7 @@ class UnlabeledRows:
         return ((self.raw.name, int(row)) for row in self.kept)
 
     def place(self, row: int) -> str:
-        """The place of a row by its number as it is stored, for a sentence."""
+        """The place of a stored row by its number, for a sentence."""
         return self.raw.place("test", row)
 
     @property
@@ -141,34 +141,24 @@ def unlabeled(
     Raises UsageError for what does not exist or is of another kind, and DataError for bad rows that
     the job does not skip.
 
-    Args:
-        files: tables and folders of them; for images also images and folders of them; for texts
-            also files of texts, whose empty lines do not count, and folders of those. STDIN stands
-            for the lines in `stdin`.
-        job: has the columns that are asked for.
-        modality: what the model takes.
-        stdin: texts, or paths of images.
-        progress: called with what is being done.
-        white: as of `labeled`.
-        trained: as of `labeled`.
+    files: tables, images or files of texts, whose empty lines do not count, and folders of these;
+    STDIN stands for the lines in `stdin`, texts or paths of images. Others: as of `labeled`.
     """
     _check_files(files, job, modality)
     parts: list[UnlabeledRows] = []
     bad: list[Fault] = []
-    count = 0
-    whites: list[int] = []
-    ask = replace(Ask.of(job, trained), skip_bad=True)
-    for raw in read.unlabeled(ask, files, modality, stdin):
-        part, inspection = _good(ask, raw, progress)
+    count, whites = 0, set[int | None]()
+    request = DataRequest.of(job, trained, skip_bad=True)
+    for raw in read.unlabeled(request, files, modality, stdin):
+        part, inspection = _good(request, raw, progress)
         parts.append(part)
         bad += raw.with_places(inspection.faults)
         count += len(raw.splits["test"])
-        if inspection.white is not None:
-            whites.append(inspection.white)
+        whites.add(inspection.white)
     if bad and not job.skip_bad:
         name = spelled(files[0]) if len(files) == 1 and files[0] != STDIN else "the list of files"
         raise refusal(name, bad, count)
-    white = max(whites, default=None) if white is None else white
+    white = max(filter(None, whites), default=None) if white is None else white
     return [replace(part, white=white) for part in parts], tuple(map(str, bad))
 
 
@@ -183,7 +173,9 @@ def _check_files(files: Sequence[str], job: Job, modality: Modality) -> None:
         raise UsageError(f"{', '.join(map(spelled, absent))} {verb}; name files that do.")
 
 
-def _good(ask: Ask, raw: Raw, progress: Progress) -> tuple[UnlabeledRows, Inspection]:
+def _good(
+    request: DataRequest, raw: RawRows, progress: Progress
+) -> tuple[UnlabeledRows, Inspection]:
     """The good rows, and all that was seen; blank lines are neither good nor bad."""
     import numpy as np
 
@@ -194,6 +186,6 @@ def _good(ask: Ask, raw: Raw, progress: Progress) -> tuple[UnlabeledRows, Inspec
     numbers = {"test": np.zeros(len(stored), np.int64)}
     faults = rows.faults(raw, answered=False)["test"]
     faults = {row: reason for row, reason in faults.items() if row not in blank}
-    inspection = Checked(ask, raw, Targets((), numbers), {"test": faults}).inspect(progress)
+    inspection = SplitRows(request, raw, Targets((), numbers), {"test": faults}).inspect(progress)
     good = np.setdiff1d(rows.good(numbers, inspection.faults)["test"], sorted(blank))
     return UnlabeledRows(raw, good), inspection

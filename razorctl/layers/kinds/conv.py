@@ -132,7 +132,7 @@ class Conv(WeightLayer):
         """The stock convolution, which keeps `input` by a rule."""
         x = to_compute_dtype(input)
         layout = layouts.of_patches(x.dtype, self.patch)
-        weight, p, copy = self.pack(input, layout, lambda: self.copy(x.detach()))
+        weight, p, copy = self.pack(input, x, layout)
         weight = self.convolved(weight)
         y: Tensor = ConvFunction.apply(x, weight, self.bias, self, p, copy)
         return y
@@ -143,12 +143,12 @@ class Conv(WeightLayer):
 
     @property
     def patch(self) -> tuple[int, ...] | None:
-        """The size of the patches whose values `copy` packs; None if a row is a pixel."""
+        """The size of the patches whose values are packed; None if a row is a pixel."""
         return None
 
-    def copy(self, x: Tensor) -> Packed:
+    def copy_rows(self, input: Tensor, x: Tensor) -> Packed:
         """The copy of a batch of images [batch, channels, ...], as rows [pixels, channels]."""
-        return copy_of_images(x, self.rules)
+        return copy_of_images(x.detach(), self.rules)
 
     def rows_of_patches(self, dy: Tensor, shape: torch.Size, form: torch.memory_format) -> bool:
         """Whether dW is that of a linear layer on patches of images of a shape and a format."""
@@ -217,8 +217,10 @@ class Conv2d(Conv):
     def patch(self) -> tuple[int, ...] | None:
         return self.kernel_size if _by_patches(self) and not _pointwise(self) else None
 
-    def copy(self, x: Tensor) -> Packed:
-        return super().copy(x) if self.patch is None else copy_of(self.patches(x), self.rules)
+    def copy_rows(self, input: Tensor, x: Tensor) -> Packed:
+        if self.patch is None:
+            return super().copy_rows(input, x)
+        return copy_of(self.patches(x.detach()), self.rules)
 
     def patches(self, x: Tensor) -> Tensor:
         """A batch of images as rows [patches, values of a patch]."""

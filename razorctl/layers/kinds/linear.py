@@ -27,7 +27,6 @@ from razorctl.layers.once_differentiable import once_differentiable
 from razorctl.layers.shared_copies import layouts
 from razorctl.layers.shared_copies.int8_cost import Int8Cost
 from razorctl.layers.shared_copies.int8_gradients import Int8, Int8Gradient
-from razorctl.layers.shared_copies.memo import copy_of
 from razorctl.ops import weight_copies
 from razorctl.ops.cast import cast_weight
 from razorctl.ops.gemm import int8_linear, scaled_gemm
@@ -272,11 +271,7 @@ class Linear(WeightLayer):
     def multiplied(self, input: Tensor, bias: Tensor | None) -> Tensor:
         """The forward pass that keeps, with a bias in place of the layer's own."""
         x = to_compute_dtype(input)
-        weight, p, copy = self.pack(
-            input,
-            layouts.of_rows(x.dtype),
-            lambda: self.derived_rows(input) or copy_of(flat(x.detach()), self.rules),
-        )
+        weight, p, copy = self.pack(input, x, layouts.of_rows(x.dtype))
         int8 = None
         if self.int8_forward and self.large(x):
             int8 = self.int8_rows(input, flat(x.detach()))

@@ -102,7 +102,7 @@ class LayerCode(CodeAgain):
         if rows.images:
             return owner.rules.of(x.dtype).pack_images(x.detach(), x.dtype)
         if owner.kind == "linear":
-            return owner.shared(x, layouts.of_rows(dtype), lambda: owner.copy_rows(x))[0]
+            return owner.shared(x, x, layouts.of_rows(dtype))[0]
         if derived := owner.derived(x):
             return derived[0]
         if owner.memo is not None:

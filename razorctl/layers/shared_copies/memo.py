@@ -12,7 +12,7 @@ share the int8 copy of y for the GEMMs of the forward pass.
 """
 
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -110,31 +110,16 @@ class Memo:
         self._calls = TensorCache[Any](last=True)  # nor may the input of a linear layer wait
         self.handover = Handover()
 
-    def pack(
-        self, x: Tensor, layout: Hashable, make: Callable[[], Packed], by: object
-    ) -> tuple[Packed, bool]:
-        """Returns the copy of `x`, and whether there was one already; if not, makes it.
-
-        Args:
-            x: the activation as the layer `by` received it; after a change in place its copy is
-                not found.
-            layout: of `layouts`.
-            make: makes the copy.
-            by: the layer.
-        """
-        copy = self.find(x, layout, by)
-        if copy is not None:
-            return copy, True
-        copy = make()
-        self.offer(x, layout, copy, by)
-        return copy, False
-
-    def offer(self, x: Tensor, layout: Hashable, copy: Packed, by: object = None) -> None:
+    def offer(self, x: Tensor, layout: Hashable, copy: Packed, by: object = None) -> Packed:
         """Makes `copy` the copy of `x` in that layout; `by` is the layer that has it already."""
         self._put(self._copies, x, layout, copy, by)
+        return copy
 
     def find(self, x: Tensor, layout: Hashable, by: object) -> Packed | None:
-        """The copy of `x` in that layout for the layer `by`, if there is one."""
+        """The copy of `x` for the layer `by`, if there is one and x has not changed in place since.
+
+        layout: of `layouts`.
+        """
         return self._get(self._copies, x, layout, by)
 
     def _put(self, cache: TensorCache[P], x: Tensor, layout: Hashable, copy: P, by: object) -> None:

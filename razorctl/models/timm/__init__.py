@@ -8,7 +8,7 @@ from typing import Any
 
 from razorctl import registry
 from razorctl.config.tasks import OF_ROWS, Task
-from razorctl.models import Model, Named
+from razorctl.models import Model, ModelEntry
 from razorctl.models.timm.classification import Architecture, classifier, in_folder
 from razorctl.models.timm.micro import MICRO
 from razorctl.models.timm.proxyless import PROXYLESS
@@ -27,7 +27,7 @@ VIT_DEFAULTS = {
 }
 
 
-def of(architecture: Architecture, summary: str, defaults: Mapping[str, Any]) -> Named:
+def entry_of(architecture: Architecture, summary: str, defaults: Mapping[str, Any]) -> ModelEntry:
     """The entry of an architecture."""
 
     def model(task: Task) -> Model:
@@ -36,15 +36,15 @@ def of(architecture: Architecture, summary: str, defaults: Mapping[str, Any]) ->
         check = None if architecture.folder is None else architecture.check
         return replace(made, task=task, files=architecture.files, check=check)
 
-    return Named(architecture.name, summary, "image", (*OF_ROWS, "segmentation"), model)
+    return ModelEntry(architecture.name, summary, "image", (*OF_ROWS, "segmentation"), model)
 
 
-def from_hub(name: str, summary: str, timm_name: str, defaults: Mapping[str, Any]) -> Named:
+def from_hub(name: str, summary: str, timm_name: str, defaults: Mapping[str, Any]) -> ModelEntry:
     """The entry of an architecture whose weights are on the hub."""
-    return of(Architecture(name, timm_name), f"{summary}; from the hub", defaults)
+    return entry_of(Architecture(name, timm_name), f"{summary}; from the hub", defaults)
 
 
-def named(name: str) -> Named:
+def named(name: str) -> ModelEntry:
     """The entry of `timm:NAME`; raises UsageError, with the nearest name, if there is none."""
     from timm import is_model, list_models
 
@@ -82,15 +82,15 @@ def origin(folder: Path) -> tuple[str | None, str | None]:
     return known and known.hf_hub_id, pretrained.get("license")
 
 
-def local(name: str, folder: Path, config: Mapping[str, Any]) -> Named:
+def local(name: str, folder: Path, config: Mapping[str, Any]) -> ModelEntry:
     """The entry of a local folder; raises DataError if timm cannot build its model."""
     if "library" in config:
-        return Named.single(continued(name, folder, config))
-    return of(in_folder(name, folder, config), f"a model of timm in {folder}", {})
+        return ModelEntry.single(continued(name, folder, config))
+    return entry_of(in_folder(name, folder, config), f"a model of timm in {folder}", {})
 
 
 MODELS = (
-    Named.single(MICRO),
+    ModelEntry.single(MICRO),
     from_hub(
         "vit-b16",
         "ViT-B/16, 224 px, pretrained on ImageNet-21k",
@@ -125,5 +125,5 @@ MODELS = (
     from_hub(
         "mobilenetv2", "MobileNetV2, 224 px, ImageNet-1k", "mobilenetv2_100.ra_in1k", VIT_DEFAULTS
     ),
-    Named.single(PROXYLESS),
+    ModelEntry.single(PROXYLESS),
 )

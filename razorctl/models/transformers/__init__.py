@@ -8,7 +8,7 @@ from typing import Any
 
 from razorctl.config.tasks import LABELED, OF_ROWS, Task
 from razorctl.errors import UsageError
-from razorctl.models import Modality, Model, Named
+from razorctl.models import Modality, Model, ModelEntry
 from razorctl.models.transformers.classification import classifier
 from razorctl.models.transformers.language import language_model
 from razorctl.models.transformers.pretrained_files import PretrainedFiles
@@ -121,12 +121,12 @@ def modality_of(pretrained: PretrainedFiles) -> Modality:
     return "image" if any(pretrained.config.model_type in names for names in pictures) else "text"
 
 
-def of(
+def entry_of(
     pretrained: PretrainedFiles,
     summary: str,
     modality: Modality,
     tasks: tuple[Task, ...],
-) -> Named:
+) -> ModelEntry:
     """The entry of a pretrained model."""
 
     def model(task: Task) -> Model:
@@ -141,7 +141,7 @@ def of(
             return classifier(pretrained, task, summary, TEXT_DEFAULTS)
         return language_model(pretrained, task, summary, LANGUAGE_DEFAULTS)
 
-    return Named(pretrained.name, summary, modality, tasks, model)
+    return ModelEntry(pretrained.name, summary, modality, tasks, model)
 
 
 def from_hub(
@@ -151,13 +151,13 @@ def from_hub(
     config: Mapping[str, Any],
     tasks: tuple[Task, ...] = ENCODER,
     modality: Modality = "text",
-) -> Named:
+) -> ModelEntry:
     """The entry of a repository on the hub, whose `config` lets it be planned for offline."""
     pretrained = PretrainedFiles(name, repo, config)
-    return of(pretrained, f"{summary}; from the hub", modality, tasks)
+    return entry_of(pretrained, f"{summary}; from the hub", modality, tasks)
 
 
-def named(name: str) -> Named:
+def named(name: str) -> ModelEntry:
     """The entry of `hf:ORG/NAME`, by its config; raises what reading that raises."""
     repo = name.removeprefix(PREFIX)
     if repo.count("/") > 1 or not all(repo.split("/")):
@@ -182,13 +182,13 @@ def owns(config: Mapping[str, Any]) -> bool:
     return "model_type" in config
 
 
-def local(name: str, folder: Path, _: Mapping[str, Any]) -> Named:
+def local(name: str, folder: Path, _: Mapping[str, Any]) -> ModelEntry:
     """The entry of a local folder."""
     return _described(PretrainedFiles(name, folder), f"a model of transformers in {folder}")
 
 
-def _described(pretrained: PretrainedFiles, summary: str) -> Named:
-    return of(pretrained, summary, modality_of(pretrained), tasks_of(pretrained))
+def _described(pretrained: PretrainedFiles, summary: str) -> ModelEntry:
+    return entry_of(pretrained, summary, modality_of(pretrained), tasks_of(pretrained))
 
 
 MODELS = tuple(from_hub(name, **entry) for name, entry in REPOSITORIES.items())

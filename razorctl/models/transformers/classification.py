@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from razorctl import units
 from razorctl.config.tasks import Task
 from razorctl.models import Model, Rows, prepared
-from razorctl.models.packing import rounded
+from razorctl.models.joined_texts import rounded
 from razorctl.models.tokens import around, cut_texts, unframed
 from razorctl.models.transformers.pretrained_files import (
     PretrainedFiles,

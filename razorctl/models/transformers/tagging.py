@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from razorctl.config.tasks import NO_LABEL, Task
 from razorctl.errors import UsageError
 from razorctl.models import Model, Rows
-from razorctl.models.packing import rounded
+from razorctl.models.joined_texts import rounded
 from razorctl.models.tokens import cut_texts
 from razorctl.models.transformers import classification
 from razorctl.models.transformers.classification import FRESH, TOKENS

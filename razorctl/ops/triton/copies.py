@@ -27,6 +27,7 @@ FURTHEST = constexpr(op.FURTHEST)
 # the ends of tiles would take more shuffles.
 TWO = constexpr(2)
 COLUMNS = 16  # columns of each strip that a program quantizes
+BYTES_COLUMNS, BYTES_WARPS = 32, 2  # of a program for codes of 8 bits
 HELD = (64, 128, 256)  # rows of a tile that a program holds at once
 ONLY_LONG = HELD[-1] + 1
 # Strips of a tile that are held or being loaded.
@@ -40,6 +41,18 @@ REGISTERS = 128  # of a thread, so that 16 warps fit a multiprocessor
 def limited(x, LIMIT: tl.constexpr):
     """`x` within the limit, and 0 for NaN."""
     return tl.minimum(tl.maximum(tl.where(x == x, x, 0.0), -LIMIT), LIMIT)
+
+
+@triton.jit
+def _wider(low, high, other_low, other_high):
+    return tl.minimum(low, other_low), tl.maximum(high, other_high)
+
+
+@triton.jit
+def ends(values, LIMIT: tl.constexpr):
+    """The least and the largest value of each column, limited, by one reduction."""
+    low, high = tl.reduce((values, values), 0, _wider)
+    return limited(low, LIMIT), limited(high, LIMIT)
 
 
 @triton.jit
@@ -150,7 +163,7 @@ def quantize_tile(
         at = local[:, None] * columns + column[None, :]
         if y is not None and FUNCTION is None:
             _store_output(output, at, inside, values, weight, bias, column, wide, FUNCTION)
-        low, high = limited(tl.min(values, 0), LIMIT), limited(tl.max(values, 0), LIMIT)
+        low, high = ends(values, LIMIT)
         if CLIP is not None:
             center = tl.sum(tl.where(inside, values, 0.0), 0) / count
             apart = tl.where(inside, values - center[None, :], 0.0)
@@ -167,6 +180,39 @@ def quantize_tile(
         tl.store(to + plane * strip, word.to(tl.uint8), mask=inside & full)
         word &= tl.where(full, -256, -1)
     store_others(to, word, strip, inside, BITS)
+
+
+@launchable
+def quantize_bytes(
+    x, mean, rstd, weight, bias, seed, y, packed, zero_point, scale,
+    rows, columns, stride, tile_rows,
+    BITS: tl.constexpr, CLIP: tl.constexpr, LIMIT: tl.constexpr, FUNCTION: tl.constexpr,
+    R: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """`quantize_tile` for codes of 8 bits, whole bytes: a program copies C columns of a tile."""
+    blocks = tl.cdiv(columns, C)
+    tile = (tl.program_id(0) // blocks).to(tl.int64)
+    column = tl.program_id(0) % blocks * C + tl.arange(0, C)
+    first = tile * tile_rows
+    count = tl.minimum(rows - first, tile_rows).to(tl.int32)
+    local, wide = tl.arange(0, R), column < columns
+    inside = (local < count)[:, None] & wide[None, :]
+    row = tl.minimum(local, count - 1)  # rows read twice change neither end of a tile
+    values = _part(x, first, row, column, wide, stride, mean, rstd)
+    at = local[:, None] * columns + column[None, :]
+    if y is not None:
+        output = y + first * columns
+        _store_output(output, at, inside, values, weight, bias, column, wide, FUNCTION)
+    low, high = ends(values, LIMIT)
+    zero, spacing, factor = scales(low, high, BITS)
+    tl.store(zero_point + tile * columns + column, zero.to(tl.int16), mask=wide)
+    tl.store(scale + tile * columns + column, spacing, mask=wide)
+    key = seed
+    if seed is not None:
+        key = tl.load(seed)
+    position = (first * columns).to(tl.uint32) + at.to(tl.uint32)
+    code = code_of(values, zero, factor, key, position, BITS)
+    tl.store(packed + first * columns + at, code.to(tl.uint8), mask=inside)
 
 
 @launchable
@@ -240,18 +286,27 @@ def takes(x: Tensor, *others: Any) -> bool:
 
 @cache
 def kernel_for(
-    dtype: torch.dtype, tile_rows: int, bits: int, function: str | None, random: bool
+    dtype: torch.dtype,
+    tile_rows: int,
+    bits: int,
+    function: str | None,
+    random: bool,
+    output: bool,
 ) -> tuple[Any, dict[str, int], int, int]:
     """The kernel for tiles of `tile_rows`, its sizes, its warps and the most registers.
 
     A thread has 16 elements of a strip, or 8 where more registers are needed: by a function, random
-    numbers, the mean and the deviation of 2 bits, or codes of 8 bits.
+    numbers, or the mean and the deviation of 2 bits.
     """
     if tile_rows > HELD[-1]:
         sizes = {"R": LONG, "U": COLUMNS, "STAGES": LONG_STAGES}
         return quantize_long_tile, sizes, LONG_WARPS, all_registers(LONG_WARPS)
     rows = next(held for held in HELD if tile_rows <= held)
-    light = function is None and not random and 2 < bits < 8
+    if bits == 8:
+        single = dtype.itemsize == 2 and not (random or output)
+        warps = BYTES_WARPS if single else 2 * BYTES_WARPS
+        return quantize_bytes, {"R": rows, "C": BYTES_COLUMNS}, warps, all_registers(warps)
+    light = function is None and not random and bits > 2
     warps = rows // (32 if light else 16)
     registers = REGISTERS if rows > HELD[0] else all_registers(warps)
     return quantize_tile, {"R": rows, "U": COLUMNS, "STAGES": STAGES[dtype]}, warps, registers
@@ -273,8 +328,11 @@ def make_copy(
     """`op.quantize`; also fills `y` [rows, columns] with f(x) or x_hat weight + bias."""
     rows, columns = x.shape
     packed, zero_point, scale = op.empty_copy(x, rows, columns, bits, tile_rows)
-    kernel, sizes, warps, most = kernel_for(x.dtype, tile_rows, bits, function, seed is not None)
-    kernel[(len(scale) * cdiv(columns // 8, sizes["U"]),)](
+    kernel, sizes, warps, most = kernel_for(
+        x.dtype, tile_rows, bits, function, seed is not None, y is not None
+    )
+    blocks = cdiv(columns // 8, sizes["U"]) if "U" in sizes else cdiv(columns, sizes["C"])
+    kernel[(len(scale) * blocks,)](
         x, mean, rstd, weight, bias, seed, y, packed, zero_point, scale,
         rows, columns, x.stride(0), tile_rows,
         BITS=bits, CLIP=op.CLIP.get(bits) if seed is None else None,
@@ -317,7 +375,7 @@ def copy_variants(
     for number in bits:
         for tile_rows in (*HELD, ONLY_LONG) if every else HELD[-1:]:
             kernel, sizes, warps, most = kernel_for(
-                DTYPES[dtype], tile_rows, number, function, random
+                DTYPES[dtype], tile_rows, number, function, random, "y" in pointers
             )
             yield Variant(
                 kernel, signature,

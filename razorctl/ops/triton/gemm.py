@@ -156,7 +156,7 @@ def _fill(
 def _choices(
     capability: int, processors: int, m: int, n: int, k: int, dtype: torch.dtype, copied: bool
 ) -> tuple[dict[str, Callable[..., None]], str]:
-    """The ways, and the key of the fastest one, with sizes rounded to two leading bits."""
+    """The ways, and the key of the fastest one, with sizes rounded to three leading bits."""
     aligned = n % 16 == 0
     m, n, k = _rounded(m), _rounded(n), _rounded(k)
     few = any(
@@ -224,8 +224,8 @@ def _aligned(x: Tensor) -> Tensor:
 
 
 def _rounded(size: int) -> int:
-    """The next number of at most two leading bits: 1, 2, 3, 4, 6, 8, 12, 16, ..."""
-    step = 1 << max(0, size.bit_length() - 2)
+    """The next number of at most three leading bits: 1, 2, ..., 8, 10, 12, 14, 16, 20, ..."""
+    step = 1 << max(0, size.bit_length() - 3)
     return -(-size // step) * step
 
 

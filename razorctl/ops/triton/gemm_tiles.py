@@ -13,7 +13,7 @@ import triton.language as tl
 
 from razorctl.ops.gemm import COPY_ROWS
 from razorctl.ops.quantize import limit
-from razorctl.ops.triton.copies import code_of, limited, scales
+from razorctl.ops.triton.copies import code_of, ends, scales
 from razorctl.ops.triton.launch import launchable
 from razorctl.ops.triton.variants import DTYPES, Variant, dtypes
 
@@ -99,7 +99,7 @@ def _store(
     if zero_point is None:
         tl.store(at, values.to(out.dtype.element_ty), mask=inside)
     else:  # rows past the end are the last one again, which changes neither end of a column
-        low, high = limited(tl.min(values, 0), LIMIT), limited(tl.max(values, 0), LIMIT)
+        low, high = ends(values, LIMIT)
         zero, spacing, factor = scales(low, high, 8)
         of_tile = tile.to(tl.int64) * n + columns
         tl.store(zero_point + of_tile, zero.to(tl.int16), mask=there)
@@ -188,12 +188,12 @@ def scaled_gemm_kernel(
         b_at += BK * DOTS
 
     # Half of the columns at a time takes half of the registers. A quarter, where an address takes
-    # two registers, or where each column has its ends.
+    # two registers, or where each of many columns has its ends.
     HALF: tl.constexpr = BN // 2
-    if terms_each is None and zero_point is None:
+    if terms_each is None and (zero_point is None or BN <= 128):
         _store_halves(
-            product, out, None, None, a_scale, b_scale, left, right, 0, rows, column, m, n,
-            LIMIT, BM, BN,
+            product, out, zero_point, scale, a_scale, b_scale, left, right, row // BM, rows,
+            column, m, n, LIMIT, BM, BN,
         )  # fmt: skip
     else:
         near, far = _halves(product, BM, BN)

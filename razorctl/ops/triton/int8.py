@@ -14,7 +14,7 @@ from triton.language import constexpr
 from razorctl.ops import int8 as op
 from razorctl.ops import kernels
 from razorctl.ops.triton.launch import cdiv, launchable, next_power_of_2
-from razorctl.ops.triton.numbers import inverse, low_byte, magnitude
+from razorctl.ops.triton.numbers import inverse, larger, low_byte, magnitude
 from razorctl.ops.triton.sums import column_sums
 from razorctl.ops.triton.sums import variant as sums_variant
 from razorctl.ops.triton.tiles import VECTOR
@@ -25,6 +25,7 @@ LARGEST = constexpr(torch.finfo(torch.float32).max)
 WIDEST = 16384  # most columns of a row that a program holds
 WIDEST_HEADS = 4096  # most columns of all heads of q; a program also holds those of k and v
 ROWS = 32  # rows that a program of `int8_heads` copies, and at most one of `int8_rows`, one by one
+STAGES = constexpr(3)  # rows of `int8_heads` that are copied or being loaded
 PROGRAMS = 512  # of `int8_rows` where there are so few rows, as of a weight, that each has less
 TILE = {"R": 128, "C": 64}  # of the programs that transpose
 TILE_WARPS = 8
@@ -32,7 +33,7 @@ COLUMNS_REGISTERS = 64  # of a thread: without a limit ptxas may take 40 and spi
 
 
 @triton.jit
-def _scale(bits):
+def scale_of(bits):
     """The scale of values up to a magnitude, given by its bits; NaN for NaN."""
     scale = tl.div_rn(tl.minimum(bits.to(tl.float32, bitcast=True), LARGEST), 127.0)
     return tl.where(bits > 0x7F800000, float("nan"), scale)
@@ -41,7 +42,7 @@ def _scale(bits):
 @triton.jit
 def row_scale(x):
     """The scale of each row of `x`, along the last axis; NaN for a row with NaN."""
-    return _scale(tl.max(magnitude(x), len(x.shape) - 1))
+    return scale_of(tl.max(magnitude(x), len(x.shape) - 1))
 
 
 @triton.jit
@@ -53,16 +54,16 @@ def codes_of(x, factor):
 @triton.jit
 def root(row_scale):
     """See `op.roots`."""
-    return tl.sqrt_rn(tl.where(row_scale > 0, row_scale, 0.0))
+    return tl.sqrt(tl.where(row_scale > 0, row_scale, 0.0))
 
 
 @triton.jit
 def raised(most, x, factor, row_scale):
-    """The elementwise maximum of `most` and |x| over the root of its row's scale, as bits.
+    """The elementwise maximum of `most` and |x| over the root of its row's scale.
 
     factor: 1 / row_scale.
     """
-    return tl.maximum(most, magnitude(x * factor * tl.sqrt(tl.maximum(row_scale, 0.0))))
+    return larger(most, tl.abs(x * factor * tl.sqrt(tl.maximum(row_scale, 0.0))))
 
 
 @launchable
@@ -77,7 +78,8 @@ def int8_rows_kernel(
     column = tl.max_contiguous(tl.arange(0, C), V)
     there = column < columns
     first = tl.program_id(0).to(tl.int64) * each
-    total, most = tl.zeros((C,), tl.float32), tl.zeros((C,), tl.int32)
+    total = tl.zeros((C,), tl.float32)
+    most = total
     for row in range(first, tl.minimum(first + each, rows)):
         values = tl.load(x + row * stride + column, mask=there, other=0.0).to(tl.float32)
         spacing = row_scale(values)
@@ -89,7 +91,7 @@ def int8_rows_kernel(
     to = sums + tl.program_id(0).to(tl.int64) * columns + column
     tl.store(to, total, mask=there)
     to += tl.num_programs(0).to(tl.int64) * columns
-    tl.store(to, most.to(tl.float32, bitcast=True), mask=there)
+    tl.store(to, most, mask=there)
 
 
 @launchable
@@ -109,16 +111,14 @@ def int8_heads_kernel(
     there = column < columns
     first = tl.program_id(0).to(tl.int64) * ROWS
     of_q = tl.zeros((C,), tl.float32)
-    of_k, of_v = of_q, of_q
-    most_q = tl.zeros((C,), tl.int32)
-    most_k, most_v = most_q, most_q
-    for row in range(first, tl.minimum(first + ROWS, rows)):
+    of_k, of_v, most_q, most_k, most_v = of_q, of_q, of_q, of_q, of_q
+    for row in tl.range(first, tl.minimum(first + ROWS, rows), num_stages=STAGES):
         start = row // tokens * batch_stride + row % tokens * token_stride
         in_q = tl.load(q + start + at, mask=there, other=0.0).to(tl.float32)
         in_k = tl.load(k + start + at, mask=there, other=0.0).to(tl.float32)
         in_v = tl.load(v + start + at, mask=there, other=0.0).to(tl.float32)
-        most = tl.maximum(magnitude(in_q), tl.maximum(magnitude(in_k), magnitude(in_v)))
-        spacing = _scale(tl.max(most, 0))
+        most = larger(larger(tl.abs(in_q), tl.abs(in_k)), tl.abs(in_v))
+        spacing = scale_of(tl.max(magnitude(most), 0))
         factor = inverse(spacing)
         to = codes + row * 3 * columns + column
         tl.store(to, codes_of(in_q, factor), mask=there)
@@ -136,9 +136,9 @@ def int8_heads_kernel(
     tl.store(to + columns, of_k, mask=there)
     tl.store(to + 2 * columns, of_v, mask=there)
     to += tl.num_programs(0).to(tl.int64) * 3 * columns
-    tl.store(to, most_q.to(tl.float32, bitcast=True), mask=there)
-    tl.store(to + columns, most_k.to(tl.float32, bitcast=True), mask=there)
-    tl.store(to + 2 * columns, most_v.to(tl.float32, bitcast=True), mask=there)
+    tl.store(to, most_q, mask=there)
+    tl.store(to + columns, most_k, mask=there)
+    tl.store(to + 2 * columns, most_v, mask=there)
 
 
 @triton.jit
@@ -173,30 +173,6 @@ def leave_largest(number, x, partial, rows, columns, stride, R: tl.constexpr, C:
     tl.store(to, largest, mask=column < columns)
 
 
-@triton.jit
-def copy_columns(
-    number, x, row_scale, partial, blocks, codes, scale, rows, columns, stride, terms,
-    R: tl.constexpr, C: tl.constexpr,
-):  # fmt: skip
-    """Copies a block, transposed, by the magnitudes of its columns in `partial` [blocks, columns].
-
-    row_scale: not None for int8 rows, which count as their codes times `root` of it. terms: the
-    length of the transposed rows, which are padded with zeros.
-    """
-    row, column, inside = _tile(number, rows, columns, R, C)
-    there = column < columns
-    spacing = _scale(largest_of(partial, blocks, column, there, columns))
-    if number < tl.cdiv(columns, C):
-        tl.store(scale + column, spacing, mask=there)
-    src = x + row[:, None] * stride + column[None, :]
-    values = tl.load(src, mask=inside, other=0).to(tl.float32)
-    if row_scale is not None:
-        values *= root(tl.load(row_scale + row, mask=row < rows, other=0.0))[:, None]
-    to = codes + column[None, :].to(tl.int64) * terms + row[:, None]
-    padded = (row < terms)[:, None] & there[None, :]
-    tl.store(to, codes_of(values, inverse(spacing)[None, :]), mask=padded)
-
-
 @launchable
 def largest_kernel(x, partial, rows, columns, stride, R: tl.constexpr, C: tl.constexpr):
     """See `leave_largest`."""
@@ -207,11 +183,16 @@ def largest_kernel(x, partial, rows, columns, stride, R: tl.constexpr, C: tl.con
 def int8_columns_kernel(
     x, partial, codes, scale, rows, columns, stride, R: tl.constexpr, C: tl.constexpr
 ):
-    """See `copy_columns`."""
-    copy_columns(
-        tl.program_id(0), x, None, partial, tl.cdiv(rows, R), codes, scale,
-        rows, columns, stride, rows, R, C,
-    )  # fmt: skip
+    """Copies a block, transposed; partial [blocks, columns] has magnitudes of its columns."""
+    row, column, inside = _tile(tl.program_id(0), rows, columns, R, C)
+    there = column < columns
+    spacing = scale_of(largest_of(partial, tl.cdiv(rows, R), column, there, columns))
+    if tl.program_id(0) < tl.cdiv(columns, C):
+        tl.store(scale + column, spacing, mask=there)
+    src = x + row[:, None] * stride + column[None, :]
+    values = tl.load(src, mask=inside, other=0).to(tl.float32)
+    to = codes + column[None, :].to(tl.int64) * rows + row[:, None]
+    tl.store(to, codes_of(values, inverse(spacing)[None, :]), mask=inside)
 
 
 def warps_of_row(columns: int) -> int:

@@ -20,29 +20,71 @@ from razorctl.ops.functions import FUNCTIONS
 from razorctl.ops.op import FewBitCopy
 from razorctl.ops.packing import BITS, GROUP
 from razorctl.ops.triton.gemm import copied_gemm, scaled_gemm
-from razorctl.ops.triton.int8 import codes_of, row_scale, warps_of_row
-from razorctl.ops.triton.launch import all_registers, cdiv, launchable, next_power_of_2
-from razorctl.ops.triton.numbers import activated, inverse
+from razorctl.ops.triton.int8 import codes_of, scale_of
+from razorctl.ops.triton.launch import cdiv, launchable
+from razorctl.ops.triton.numbers import inverse, larger, magnitude, short_activated
 from razorctl.ops.triton.packing import unpacked_block
-from razorctl.ops.triton.tiles import AHEAD, COPY, tile_affine
+from razorctl.ops.triton.tiles import COPY, chunks_of, rows_of_tile, tile_affine
 from razorctl.ops.triton.variants import KNOWN, Variant, dtypes
 
 FLATTEST = constexpr(op.FLATTEST)
 WIDEST = 8192  # most columns of a row that a program holds
-ROWS = 16  # of x that a program works on one after the other
+HELD = 1024  # elements of chunks of rows that a program computes at once
+ROWS = 16  # of x of a program
 OUTPUTS = 4  # rows of the weight of a program: few, since there are few in all
+WARPS = 4
 VECTOR = 8  # columns whose bytes a thread loads at once
 
 
 @triton.jit
-def _roots(zero_point, scale, bias, column, columns, BITS: tl.constexpr):
-    """See `r` of `op.evened`, [C]."""
+def _root(zero_point, scale, bias, column, columns, BITS: tl.constexpr):
+    """`r` of `op.evened` before it is limited, [C]."""
     first, spacing = tile_affine(zero_point, scale, bias, 0, column, columns)
     last = first + (2**BITS - 1) * spacing
     root = tl.sqrt_rn(tl.sqrt_rn(tl.maximum(tl.abs(first), tl.abs(last))))
-    root = tl.where(column < columns, root, 0.0)
-    root = tl.maximum(root, FLATTEST * tl.max(root, 0))
+    return tl.where(column < columns, root, 0.0)
+
+
+@triton.jit
+def _limited(root, largest):
+    """`r` of `op.evened`, [C]; largest: of all columns."""
+    root = tl.maximum(root, FLATTEST * largest)
     return tl.where((root > 0) & (root < float("inf")), root, 1.0)
+
+
+@triton.jit
+def _roots(
+    zero_point, scale, bias, columns, BITS: tl.constexpr, C: tl.constexpr, CHUNKS: tl.constexpr
+):  # fmt: skip
+    """See `r` of `op.evened`, a tuple of chunks [C]."""
+    largest = tl.zeros((C,), tl.float32)
+    roots, limited = (), ()
+    for i in tl.static_range(CHUNKS):
+        root = _root(zero_point, scale, bias, i * C + tl.arange(0, C), columns, BITS)
+        largest = tl.maximum(largest, root)
+        roots += (root,)
+    top = tl.max(largest, 0)
+    for i in tl.static_range(CHUNKS):
+        limited += (_limited(roots[i], top),)
+    return limited
+
+
+@triton.jit
+def _store_rows(
+    values, codes, code_scale, row, there, columns, C: tl.constexpr, CHUNKS: tl.constexpr
+):  # fmt: skip
+    """Stores the codes and the scales of rows in chunks, of which those at `there` exist."""
+    top = tl.abs(values[0])
+    for i in tl.static_range(1, CHUNKS):
+        top = larger(top, tl.abs(values[i]))
+    each = scale_of(tl.max(magnitude(top), 1))
+    factor = inverse(each)[:, None]
+    tl.store(code_scale + row, each, mask=there)
+    for i in tl.static_range(CHUNKS):
+        column = i * C + tl.arange(0, C)
+        to = codes + row[:, None] * columns + column[None, :]
+        inside = there[:, None] & (column < columns)[None, :]
+        tl.store(to, codes_of(values[i], factor), mask=inside)
 
 
 @launchable
@@ -50,47 +92,66 @@ def row_operands_kernel(
     packed, zero_point, scale, bias, codes, code_scale, weight, of_weight, weight_scale,
     rows, columns, tile_rows, outputs, stride,
     FUNCTION: tl.constexpr, BITS: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
-    C: tl.constexpr, V: tl.constexpr,
+    R: tl.constexpr, C: tl.constexpr, CHUNKS: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
-    """A program rounds ROWS whole rows of a tile of x, or OUTPUTS of the weight, one by one."""
-    along = tl.cdiv(tile_rows, ROWS)
-    of_x = tl.cdiv(rows, tile_rows) * along
+    """A program rounds ROWS whole rows of a tile of x, or OUTPUTS of the weight, R at a time.
+
+    With several rows at a time, a warp has whole rows, so that no maximum crosses warps.
+    """
+    of_x = tl.cdiv(rows, tile_rows) * tl.cdiv(tile_rows, ROWS)
     number = tl.program_id(0)
-    column = tl.max_contiguous(tl.arange(0, C), V)
-    inside = (column < columns)[None, :]
     if number < of_x:
-        tile = (number // along).to(tl.int64)
-        start = number % along * ROWS
-        first = tile * tile_rows + start
-        last = tl.minimum(first + tl.minimum(ROWS, tile_rows - start), rows)
-        offset, spacing = tile_affine(zero_point, scale, bias, tile, column, columns)
+        tile, first, last = rows_of_tile(number, rows, tile_rows, ROWS)
+        offsets, spacings = (), ()
+        for i in tl.static_range(CHUNKS):
+            column = i * C + tl.arange(0, C)
+            offset, spacing = tile_affine(zero_point, scale, bias, tile, column, columns)
+            offsets += (offset,)
+            spacings += (spacing,)
         if FUNCTION is None:
-            by = _roots(zero_point, scale, bias, column, columns, BITS)
-            offset, spacing = tl.div_rn(offset, by), tl.div_rn(spacing, by)
-        for place in tl.range(first, last, num_stages=AHEAD):
-            row = place + tl.zeros((1,), tl.int64)
-            numbers = unpacked_block(packed, row, column, columns, inside, BITS, V)
-            values = numbers.to(tl.float32) * spacing[None, :] + offset[None, :]
-            if FUNCTION is not None:
-                values = activated(values, FUNCTION)
-            each = row_scale(values)
-            to = codes + row[:, None] * columns + column[None, :]
-            tl.store(to, codes_of(values, inverse(each)[:, None]), mask=inside)
-            tl.store(code_scale + row, each)
+            by = _roots(zero_point, scale, bias, columns, BITS, C, CHUNKS)
+            even_offsets, even_spacings = (), ()
+            for i in tl.static_range(CHUNKS):
+                even_offsets += (tl.div_rn(offsets[i], by[i]),)
+                even_spacings += (tl.div_rn(spacings[i], by[i]),)
+            offsets, spacings = even_offsets, even_spacings
+        for place in range(first, last, R):
+            row = place + tl.arange(0, R).to(tl.int64)
+            there = row < last
+            values = ()
+            for i in tl.static_range(CHUNKS):
+                column = i * C + tl.arange(0, C)
+                inside = there[:, None] & (column < columns)[None, :]
+                numbers = unpacked_block(packed, row, column, columns, inside, BITS, V)
+                each = numbers.to(tl.float32) * spacings[i][None, :] + offsets[i][None, :]
+                if FUNCTION is not None:
+                    each = short_activated(each, FUNCTION)
+                values += (tl.where(inside, each, 0.0),)
+            _store_rows(values, codes, code_scale, row, there, columns, C, CHUNKS)
     else:
         first = (number - of_x).to(tl.int64) * OUTPUTS
+        last = tl.minimum(first + OUTPUTS, outputs)
         if FUNCTION is None:
-            by = _roots(zero_point, scale, bias, column, columns, BITS)
-        for place in tl.range(first, tl.minimum(first + OUTPUTS, outputs), num_stages=AHEAD):
-            row = place + tl.zeros((1,), tl.int64)
-            src = weight + row[:, None] * stride + column[None, :]
-            values = tl.load(src, mask=inside, other=0.0).to(tl.float32)
-            if FUNCTION is None:
-                values *= by[None, :]
-            each = row_scale(values)
-            to = of_weight + row[:, None] * columns + column[None, :]
-            tl.store(to, codes_of(values, inverse(each)[:, None]), mask=inside)
-            tl.store(weight_scale + row, each)
+            by = _roots(zero_point, scale, bias, columns, BITS, C, CHUNKS)
+        for place in range(first, last, R):
+            row = place + tl.arange(0, R).to(tl.int64)
+            there = row < last
+            values = ()
+            for i in tl.static_range(CHUNKS):
+                column = i * C + tl.arange(0, C)
+                inside = there[:, None] & (column < columns)[None, :]
+                src = weight + row[:, None] * stride + column[None, :]
+                each = tl.load(src, mask=inside, other=0.0).to(tl.float32)
+                if FUNCTION is None:
+                    each *= by[i][None, :]
+                values += (each,)
+            _store_rows(values, of_weight, weight_scale, row, there, columns, C, CHUNKS)
+
+
+def _sizes(columns: int) -> dict[str, int]:
+    """The sizes of a program."""
+    width, chunks = chunks_of(columns, 256 if columns <= HELD else HELD)
+    return {"R": max(1, HELD // width), "C": width, "CHUNKS": chunks, "V": VECTOR}
 
 
 def takes(
@@ -119,13 +180,11 @@ def row_operands(
     code_scale = packed.new_empty(rows, 1, dtype=torch.float32)
     of_weight = codes.new_empty(outputs, columns)
     weight_scale = code_scale.new_empty(outputs)
-    held = next_power_of_2(columns)
-    warps = warps_of_row(held)
     row_operands_kernel[(tiles * cdiv(tile_rows, ROWS) + cdiv(outputs, OUTPUTS),)](
         packed, zero_point, scale, bias, codes, code_scale, weight, of_weight, weight_scale,
         rows, columns, tile_rows, outputs, weight.stride(0),
-        FUNCTION=function, BITS=bits, ROWS=ROWS, OUTPUTS=OUTPUTS, C=held, V=VECTOR,
-        num_warps=warps, num_stages=1, maxnreg=all_registers(warps),
+        FUNCTION=function, BITS=bits, ROWS=ROWS, OUTPUTS=OUTPUTS, **_sizes(columns),
+        num_warps=WARPS, num_stages=1,
     )  # fmt: skip
     return codes, code_scale, of_weight, weight_scale
 
@@ -170,13 +229,11 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
     kinds = dtypes(capability, every) if every else (*dtypes(capability, every), "fp32")
     of_norm = {**COPY, "scale": "*fp32", "bias": "*fp32"}
     for function, bits in product((None, *FUNCTIONS), BITS) if every else some:
-        for held, kind in product((1024, 2048, 4096, WIDEST) if every else (WIDEST,), kinds):
+        for columns, kind in product((768, 1536, 4096, WIDEST) if every else (WIDEST,), kinds):
             weight = {"weight": f"*{kind}", "of_weight": "*i8", "weight_scale": "*fp32"}
-            sizes = {"ROWS": ROWS, "OUTPUTS": OUTPUTS, "C": held, "V": VECTOR}
-            warps = warps_of_row(held)
+            sizes = {"ROWS": ROWS, "OUTPUTS": OUTPUTS, **_sizes(columns)}
             yield Variant(
                 row_operands_kernel, {**of_norm, **result, **weight, **shape},
-                {"FUNCTION": function, "BITS": bits, **sizes}, warps, 1,
-                f"row_operands {held} {bits} bits {function} {kind}",
-                most_registers=all_registers(warps),
+                {"FUNCTION": function, "BITS": bits, **sizes}, WARPS, 1,
+                f"row_operands {columns} {bits} bits {function} {kind}",
             )  # fmt: skip

@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from razorctl.ops import kernels
 from razorctl.ops import norm as op
@@ -26,12 +27,14 @@ from razorctl.ops.triton.launch import cdiv, launchable, next_power_of_2
 from razorctl.ops.triton.numbers import inverse
 from razorctl.ops.triton.packing import unpacked_block
 from razorctl.ops.triton.sums import column_sums
-from razorctl.ops.triton.tiles import AHEAD, COPY, VECTOR, tile_affine
+from razorctl.ops.triton.tiles import COPY, VECTOR, rows_of_tile, tile_affine
 from razorctl.ops.triton.variants import DTYPES, KNOWN, Variant, dtypes
 
 STATISTICS = {"R": 8, "C": 256}  # a warp has whole rows, so that no sum crosses warps
 WIDEST = 4096  # most columns of a row that a program holds
-ROWS = 32  # rows of a program of `norm_grad`, which computes them one by one
+ROWS = 64  # rows of a program of `norm_grad`, which computes them one by one
+# Of them that are computed or being loaded, where a card can copy into shared memory meanwhile.
+AHEAD = constexpr(4)
 HELD = 2048  # elements of whole rows that a program holds, or one wider row
 
 
@@ -123,18 +126,14 @@ def norm_grad_kernel(
     sums: [2 or 4, programs, columns], receives the sums of dy x_hat and of dy. With `codes` also
     the sums of dx and its largest magnitudes, as in `int8.int8_rows_kernel`.
     """
-    along = tl.cdiv(tile_rows, ROWS)
-    tile = (tl.program_id(0) // along).to(tl.int64)
-    start = tl.program_id(0) % along * ROWS
-    first = tile * tile_rows + start
-    last = tl.minimum(first + tl.minimum(ROWS, tile_rows - start), rows)
+    tile, first, last = rows_of_tile(tl.program_id(0), rows, tile_rows, ROWS)
     column = tl.arange(0, C)
     there = column < columns
     offset, spacing = tile_affine(zero_point, scale, None, tile, column, columns)
     if weight is not None:
         by = tl.load(weight + column, mask=there, other=0.0).to(tl.float32)[None, :]
     dweight, dbias = tl.zeros((1, C), tl.float32), tl.zeros((1, C), tl.float32)
-    total, most = tl.zeros((1, C), tl.float32), tl.zeros((1, C), tl.int32)
+    total, most = tl.zeros((1, C), tl.float32), tl.zeros((1, C), tl.float32)
     STAGES: tl.constexpr = AHEAD if C <= 1024 else 1  # wider rows leave no registers for it
     for number in tl.range(first, last, num_stages=STAGES):
         row = number + tl.zeros((1,), tl.int64)
@@ -169,8 +168,7 @@ def norm_grad_kernel(
     tl.store(to + further, dbias, mask=there[None, :])
     if codes is not None:
         tl.store(to + 2 * further, total, mask=there[None, :])
-        bits = most.to(tl.float32, bitcast=True)
-        tl.store(to + 3 * further, bits, mask=there[None, :])
+        tl.store(to + 3 * further, most, mask=there[None, :])
 
 
 def _whole_rows(columns: int) -> tuple[dict[str, int], int]:

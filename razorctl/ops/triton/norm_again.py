@@ -17,7 +17,7 @@ from razorctl.ops import norm_again as op
 from razorctl.ops.op import FewBitCopy
 from razorctl.ops.packing import BITS
 from razorctl.ops.triton import copies
-from razorctl.ops.triton.copies import HELD, limited, scales
+from razorctl.ops.triton.copies import HELD, ends, scales
 from razorctl.ops.triton.launch import all_registers, cdiv, launchable
 from razorctl.ops.triton.packing import unpacked_block
 from razorctl.ops.triton.tiles import COPY, tile_affine
@@ -59,7 +59,7 @@ def norm_again_kernel(
     if sum_mean is not None:
         values -= tl.load(sum_mean + row)[:, None]
     values *= tl.load(sum_rstd + row)[:, None]
-    low, high = limited(tl.min(values, 0), LIMIT), limited(tl.max(values, 0), LIMIT)
+    low, high = ends(values, LIMIT)
     zero, each, factor = scales(low, high, MADE)
     at = tile * columns + column
     tl.store(to_zero_point + at, zero.to(tl.int16), mask=there)

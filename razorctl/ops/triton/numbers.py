@@ -3,6 +3,16 @@
 import triton
 import triton.language as tl
 
+# Phi(x) of GELU and GELU'(x) are 1/2 + x p(s), s = 2 (x / REACH)^2 - 1, with x limited to REACH.
+# p: coefficients of the least largest error, by Lawson's iteration; highest power first.
+REACH = tl.constexpr(4.8)
+SHORT = {
+    "gelu": (0.0014437143, -0.0041945893, 0.0053923824, -0.007443427, 0.013864084, -0.022187509,
+             0.030720823, -0.040565934, 0.0529041, -0.0729797557, 0.1472127885),
+    "slope": (-0.012414559, 0.029725015, -0.023688244, 0.026013222, -0.0612793826, 0.0865281597,
+              -0.088707827, 0.0863509923, -0.0805231184, 0.0739234686, -0.0802264139, 0.1484677494),
+}  # fmt: skip
+
 
 @triton.jit
 def nearest(x):
@@ -100,6 +110,51 @@ def slope(x, FUNCTION: tl.constexpr):
     else:
         tl.static_assert(FUNCTION == "leaky-relu")
         return tl.where(x > 0, 1.0, 0.01)
+
+
+@triton.constexpr_function
+def _coefficient(name, power):
+    return SHORT[name][power]
+
+
+@triton.constexpr_function
+def _count(name):
+    return len(SHORT[name])
+
+
+@triton.jit
+def _half_and_odd(x, NAME: tl.constexpr):
+    """1/2 + x p(s) of SHORT."""
+    x = tl.minimum(tl.maximum(x, -REACH), REACH)
+    s = x * x * (2 / (REACH * REACH)) - 1
+    p = tl.full(x.shape, _coefficient(NAME, 0), tl.float32)
+    for i in tl.static_range(1, _count(NAME)):
+        p = p * s + _coefficient(NAME, i)
+    return x * p + 0.5
+
+
+@triton.jit
+def short_activated(x, FUNCTION: tl.constexpr):
+    """`activated` for int8 codes: GELU is off by at most 5e-6, in half of the instructions."""
+    if FUNCTION == "gelu":
+        return x * _half_and_odd(x, "gelu")
+    else:
+        return activated(x, FUNCTION)
+
+
+@triton.jit
+def short_slope(x, FUNCTION: tl.constexpr):
+    """`slope` for int8 codes: that of GELU is off by at most 1.2e-5, in a third of them."""
+    if FUNCTION == "gelu":
+        return _half_and_odd(x, "slope")
+    else:
+        return slope(x, FUNCTION)
+
+
+@triton.jit
+def larger(a, b):
+    """The elementwise maximum, NaN where either is NaN."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit

@@ -67,6 +67,9 @@ def unpacked_block(packed, row, column, columns, inside, BITS: tl.constexpr, V: 
     A byte is loaded once for each code in it; all loads but the first hit a cache. V: columns come
     in runs of V that start at multiples of V.
     """
+    if BITS == 8:  # codes are in the order of columns
+        src = packed + row[:, None] * columns + column[None, :]
+        return tl.load(src, mask=inside, other=0).to(tl.int32)
     LOW: tl.constexpr = first_width(BITS)
     strip = tl.multiple_of(columns // STRIPS, 8)
     code = _plane(packed, strip * BITS, 0, row, column, columns, inside, LOW, V)

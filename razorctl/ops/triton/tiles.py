@@ -13,12 +13,20 @@ from razorctl.ops.triton.launch import cdiv
 PARTS = constexpr(op.PARTS)
 ROWS, COLUMNS, WARPS = 32, 128, 4  # of a program of an elementwise kernel
 VECTOR = 16  # bytes that a thread loads at once
-# Stages of a loop over rows: while a program computes one row, the next is being loaded, where a
-# card can copy into shared memory meanwhile.
-AHEAD = constexpr(2)
 # Types of arguments of kernels, for `variants`.
 COPY = {"packed": "*u8", "zero_point": "*i16", "scale": "*bf16"}
 SHAPE = {"rows": "i32", "columns": "i32", "stride": "i32", "tile_rows": "i32"}
+
+
+def chunks_of(columns: int, widest: int = 1024) -> tuple[int, int]:
+    """The columns of a chunk of a row and the number of chunks, for programs of whole rows.
+
+    At most a ninth of the lanes has no column, where one of the widths allows it.
+    """
+    widths = [width for width in (1024, 512, 256) if width <= widest]
+    fits = (width for width in widths if 8 * cdiv(columns, width) * width <= 9 * columns)
+    width = next(fits, widths[-1])
+    return width, cdiv(columns, width)
 
 
 def block(dtype: torch.dtype) -> tuple[dict[str, int], int]:
@@ -48,6 +56,16 @@ def block_of_tile(rows, columns, tile_rows, R: tl.constexpr, C: tl.constexpr):
     row = tile * tile_rows + local
     inside = ((local < tile_rows) & (row < rows))[:, None] & (column < columns)[None, :]
     return tile, row, column, inside
+
+
+@triton.jit
+def rows_of_tile(number, rows, tile_rows, ROWS: tl.constexpr):
+    """The tile of the program of a number, and the first of its ROWS rows and the end, int64."""
+    along = tl.cdiv(tile_rows, ROWS)
+    tile = (number // along).to(tl.int64)
+    start = number % along * ROWS
+    first = tile * tile_rows + start
+    return tile, first, tl.minimum(first + tl.minimum(ROWS, tile_rows - start), rows)
 
 
 @triton.jit

@@ -95,10 +95,9 @@ class Grid:
         self.lists = dict(lists or {})
         self.methods = list(dict.fromkeys(methods))
         if job.cuda_graphs:
-            from razorctl.system import devices  # imports torch
-            from razorctl.training.compiled import refuse_uncompilable
+            from razorctl.training.compiled import refuse_uncompilable  # imports torch
 
-            refuse_uncompilable(job, Recipe(), devices.find(device))
+            refuse_uncompilable(job, Recipe())
         # By its absolute path, as in the runs, so that it can be resumed from any directory.
         self.job = replace(job, dataset=data.place(job.dataset))
         self.ratio, self.device, self.seconds = ratio, device, seconds

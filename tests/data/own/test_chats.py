@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from datasets import Dataset
 from razorctl import data
 from razorctl.config.job import Job
 from razorctl.errors import DataError
+from tests.own import refuses
 
 ASKED = ["What is 2 + 2?", "Name a color.", "Who wrote it?", "Why?"]
 ANSWERS = ["It is four.", "Blue.", "Nobody knows.", "For no reason."]
@@ -65,7 +67,7 @@ def written(rows, kind):
 
 
 def load(name, **settings):
-    source = data.of(Job("gpt2", name, validation=0.25, **settings))
+    source = data.source_of(Job("gpt2", name, validation=0.25, **settings))
     assert (source.task, source.conversations) == ("causal-lm", True)
     splits = source.load()
     rows = [*splits.train, *splits.validation]
@@ -188,7 +190,7 @@ def test_bad_conversations_are_named():
     with pytest.raises(DataError) as caught:
         load(written(rows, "json"))
     assert caught.value.exit_code == 5
-    splits = data.of(Job("gpt2", "a.json", skip_bad=True)).load()
+    splits = data.source_of(Job("gpt2", "a.json", skip_bad=True)).load()
     for number, (line, reason) in enumerate(zip(splits.skipped, BAD, strict=True), 5):
         assert line.startswith(f"a.json, object {number} ({reason}")
     assert len(splits.train) + len(splits.validation) == 4
@@ -216,6 +218,4 @@ DOCUMENTS = {
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_wrong_json_is_named_with_its_line(document):
     Path("a.json").write_text(document)
-    with pytest.raises(DataError) as caught:
-        data.of(Job("gpt2", "a.json"))
-    assert DOCUMENTS[document] in str(caught.value)
+    refuses(DataError, re.escape(DOCUMENTS[document]), "gpt2", "a.json")

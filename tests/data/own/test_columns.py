@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from razorctl.data.own.ask import Ask
 from razorctl.data.own.raw import TEXT_COLUMNS
-from razorctl.data.own.read.columns import classifier_columns
 from razorctl.data.own.read.sample import Sample
+from razorctl.data.own.read.table import Table
+from razorctl.data.own.request import DataRequest
 from razorctl.errors import UsageError
 from tests.own import picture
 
@@ -41,29 +41,14 @@ CLEAR = {
     "images with remarks": ({"image": FILES, "note": PROSE, "label": FEW}, ("label", "image", ())),
 }
 UNCLEAR = {
-    "two texts": (
-        {"one": PROSE, "two": PROSE, "label": FEW},
-        "several columns .* text, one, two, of one",
-    ),
-    "two named texts": (
-        {"text": PROSE, "review": PROSE, "label": FEW},
-        "the text, text, review, of",
-    ),
+    "two texts": ({"one": PROSE, "two": PROSE, "label": FEW}, "several columns .* text, one, two,"),
+    "two named texts": ({"text": PROSE, "review": PROSE, "label": FEW}, "the text, text, review,"),
     "two labels": ({"text": PROSE, "label": FEW, "class": FEW}, "the label, label, class, of text"),
     "two of few values": ({"text": PROSE, "a": FEW, "b": FEW}, "the label, a, b, of text, a, b;"),
-    "no label": (
-        {"text": PROSE, "id": WORDS},
-        "clearly the label: text, id; name .* --label-column",
-    ),
+    "no label": ({"text": PROSE, "id": WORDS}, "clearly the label: text, id; name .* --label-colu"),
     "no text": ({"n": FEW, "label": FEW}, "an image or a text: n, label; .* or --text-column"),
-    "two images": (
-        {"file": FILES, "path": FILES, "label": FEW},
-        "image, file, path, .* --image-column",
-    ),
-    "both": (
-        {"file": FILES, "text": PROSE, "label": FEW},
-        "images in column file and text in text",
-    ),
+    "two images": ({"file": FILES, "path": FILES, "label": FEW}, "image, file, path, .* --image-c"),
+    "both": ({"file": FILES, "text": PROSE, "label": FEW}, "images in column file and text in tex"),
 }
 
 
@@ -75,7 +60,7 @@ def files():
 
 def found(values, *, images=(), classes=(), **given):
     sample = Sample(values, frozenset(images), frozenset(classes), Path())
-    columns = classifier_columns(Ask("a.csv", "m", **given), sample)
+    columns = Table(DataRequest("a.csv", "m", **given), sample).classifier_columns()
     texts = tuple(columns.get(role) for role in TEXT_COLUMNS if columns.get(role))
     return columns.get("label"), columns.get("image"), texts
 

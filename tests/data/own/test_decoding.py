@@ -23,7 +23,7 @@ from razorctl.errors import DataError, lacks_memory
 from razorctl.models.images import MODES, converted
 from razorctl.system import documents
 from tests import local_hub
-from tests.own import photos, picture
+from tests.own import photos, picture, refuses
 
 PIL.Image.init()
 KNOWN = [name for name in decoding.FORMATS if name in PIL.Image.OPEN]
@@ -82,8 +82,7 @@ def test_other_formats_are_refused_with_the_file(kind, monkeypatch):
     photos(Path("d"))
     content = saved(kind, "P" if kind == "GIF" else "RGB") or EPS
     Path("d/car/0.png").write_bytes(content)
-    with pytest.raises(DataError, match=rf"1 bad row: car/0.png \({UNREAD}\)"):
-        data.of(Job("vit-micro", "d")).load()
+    refuses(DataError, rf"1 bad row: car/0.png \({UNREAD}\)", "vit-micro", "d")
     assert images.image_fault(None, content) == UNREAD
 
 
@@ -92,7 +91,7 @@ def test_postscript_starts_nothing_wherever_it_lies():
     photos(Path("d"))
     for file in (Path("d/car/eps.png"), Path("eps.png")):
         file.write_bytes(EPS)
-    assert data.of(Job("vit-micro", "d", skip_bad=True)).load().skipped == (
+    assert data.source_of(Job("vit-micro", "d", skip_bad=True)).load().skipped == (
         f"car/eps.png ({UNREAD})",
     )
     rows, skipped = whole.unlabeled(
@@ -111,12 +110,12 @@ def test_images_in_lists_are_not_decoded_to_see_what_a_set_of_the_hub_has(hub):
     kinds = {"images": List(Feature()), "text": Value("string"), "label": Value("string")}
     rows = Dataset.from_dict({**columns, "label": ["x", "y"] * 4}, Features(kinds))
     local_hub.cache(hub, "dataset", "some/set", lambda to: rows.to_parquet(to / "a.parquet"))
-    assert data.of(Job("bert-base", "hf:some/set")).load().classes == ("x", "y")
+    assert data.source_of(Job("bert-base", "hf:some/set")).load().classes == ("x", "y")
 
 
 def test_rows_are_decoded_here_after_whatever_is_done_with_them():
     photos(Path("d"))
-    splits = data.of(Job("vit-micro", "d")).load()
+    splits = data.source_of(Job("vit-micro", "d")).load()
     digits = data.find("digits").load()
     for rows in (splits.train, digits.train, digits.test):
         for same in (
@@ -207,7 +206,7 @@ def test_links_are_followed_or_bad_rows(case):
     link, to, said = LINKS[case]
     photos(Path("top/d"))
     Path("top/d", link).symlink_to(to)
-    splits = data.of(Job("vit-micro", "top/d", skip_bad=True)).load()
+    splits = data.source_of(Job("vit-micro", "top/d", skip_bad=True)).load()
     assert splits.skipped == (() if said is None else (said,))
     assert ("bike" in splits.classes) == (said is None)
 

@@ -9,12 +9,12 @@ from razorctl import data
 from razorctl.config.job import Job
 from razorctl.data.own import whole
 from razorctl.errors import DataError
-from tests.own import photos, picture, refused, table, texts
+from tests.own import photos, picture, refused, refuses, table, texts
 
 
 def loaded(dataset, model="bert-base", **settings):
     """The classes, and the rows of each split."""
-    splits = data.of(Job(model, dataset, **settings)).load()
+    splits = data.source_of(Job(model, dataset, **settings)).load()
     parts = splits.train, splits.validation, splits.test
     return splits.classes, [None if part is None else len(part) for part in parts]
 
@@ -36,7 +36,7 @@ def test_what_datasets_has_saved():
     name = next(Path("d/train").glob("data-*.arrow"))
     assert loaded(str(name), validation=0.2) == (("pos", "neg"), [8, 2, None])
     rows(30).save_to_disk("texts", num_shards=3)
-    source = data.of(Job("bert-base", "texts"))
+    source = data.source_of(Job("bert-base", "texts"))
     assert (source.task, len(source.load().train)) == ("masked-lm", 27)
 
 
@@ -103,7 +103,7 @@ def prose(*files):
 
 def test_folders_of_more_than_texts():
     prose("d/a.txt", "d/b.txt", "d/README.md", "d/LICENSE")
-    source = data.of(Job("bert-base", "d"))
+    source = data.source_of(Job("bert-base", "d"))
     assert source.details[0] == "d: a document for each file, without its LICENSE, README.md"
     splits = source.load()
     read = [*splits.train["text"], *splits.validation["text"]]
@@ -113,7 +113,7 @@ def test_folders_of_more_than_texts():
         said = refused(model, "d")
         assert said.startswith("d has more than texts, .ann; write a table, or learn the texts")
         assert said.endswith(f"--task {language}.")
-    source = data.of(Job("bert-base", "d", task="masked-lm"))
+    source = data.source_of(Job("bert-base", "d", task="masked-lm"))
     assert source.details[0] == "d: a document for each file, without its .ann, LICENSE, README.md"
 
 
@@ -138,12 +138,16 @@ def test_what_is_not_used_is_named():
     for split in ("train", "val", "extra"):
         photos(Path("d", split))
         table(Path("t", f"{split}.csv"), [f"a {split} {i},{'xy'[i % 2]}" for i in range(12)])
-    assert "a folder for each class, without its extra" in data.of(Job("any", "d")).details[0]
-    assert data.of(Job("bert-base", "t")).details[0].endswith("label in label, without extra")
-    assert "extra" not in data.of(Job("bert-base", "t", split="train,val")).details[0]
+    assert (
+        "a folder for each class, without its extra" in data.source_of(Job("any", "d")).details[0]
+    )
+    assert (
+        data.source_of(Job("bert-base", "t")).details[0].endswith("label in label, without extra")
+    )
+    assert "extra" not in data.source_of(Job("bert-base", "t", split="train,val")).details[0]
     photos(Path("deep", "car"))
     photos(Path("deep"))
-    assert data.of(Job("any", "deep")).details[0].endswith("with all inside it, as car/bus")
+    assert data.source_of(Job("any", "deep")).details[0].endswith("with all inside it, as car/bus")
 
 
 @pytest.mark.parametrize("names", [("fold1", "fold2"), ("cv_0", "cv_1"), ("part1", "part2")])
@@ -171,7 +175,7 @@ def test_what_systems_leave_is_left_out(name):
         picture(Path("d", file))
     Path("d/Thumbs.db").touch()
     Path("d/dog/Thumbs.db").touch()
-    source = data.of(Job("vit-micro", "d"))
+    source = data.source_of(Job("vit-micro", "d"))
     assert source.details[0] == "d: a folder for each class"
     assert loaded("d", "vit-micro", validation=0.25) == (ANIMALS, [6, 2, None])
 
@@ -212,8 +216,7 @@ def test_snapshots_of_the_hubs_cache():
     Path("secret.jpg").write_bytes(b"")
     (snapshot / "images/cat/0.jpg").unlink()
     (snapshot / "images/cat/0.jpg").symlink_to(Path("secret.jpg").absolute())
-    with pytest.raises(DataError, match="outside the folder of its table"):
-        data.of(Job("vit-micro", str(snapshot / "images"))).load()
+    refuses(DataError, "outside the folder of its table", "vit-micro", str(snapshot / "images"))
 
 
 def test_places_of_data_keep_links():

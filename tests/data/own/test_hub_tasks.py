@@ -63,7 +63,7 @@ def test_language_modelling(kind, card, hub, monkeypatch):
     job = Job("any", "hf:some/set", task="causal-lm")
     read, real = [], hubs.raw
     monkeypatch.setattr(hubs, "raw", lambda job, *more: read.append(job) or real(job, *more))
-    source = data.of(job)
+    source = data.source_of(job)
     assert bool(read) == (not card)  # with a card nothing is read before it is loaded
     assert (source.task, source.classes) == ("causal-lm", 0)
     assert source.train_examples == (None if kind == "text" else 9)
@@ -77,7 +77,7 @@ def test_language_modelling(kind, card, hub, monkeypatch):
 def test_large_sets_lie_in_memory_mapped_files(kind, hub, monkeypatch):
     monkeypatch.setattr(store, "SMALL", 0)
     cached(hub, ROWS[kind])
-    splits = data.of(Job("any", "hf:some/set", task="causal-lm")).load()
+    splits = data.source_of(Job("any", "hf:some/set", task="causal-lm")).load()
     assert all(rows.cache_files for rows in splits.parts.values())
     assert splits.test[:] == {kind: ROWS[kind](4)[kind]}
 
@@ -87,7 +87,7 @@ def test_a_card_that_other_columns_may_gainsay_is_not_enough(hub):
     both = {"text": [f"a text {i}" for i in range(10)], "mood": ["good", "bad"] * 5}
     card = CARD.format(features=f"{TEXT}\n  - name: mood\n    dtype: string")
     cached(hub, lambda count: {name: values[:count] for name, values in both.items()}, card)
-    assert data.of(Job("bert-base", "hf:some/set")).task == "classification"
+    assert data.source_of(Job("bert-base", "hf:some/set")).task == "classification"
 
 
 def test_segmentation(hub):
@@ -97,7 +97,7 @@ def test_segmentation(hub):
         return {"image": images, "annotation": [mask] * count, "scene": ["x"] * count}
 
     cached(hub, columns)
-    source = data.of(Job("any", "hf:some/set", task="segmentation"))
+    source = data.source_of(Job("any", "hf:some/set", task="segmentation"))
     assert (source.task, source.modality, source.classes) == ("segmentation", "image", 3)
     splits = source.load()
     assert (len(splits.train), len(splits.validation), len(splits.test)) == (9, 1, 4)

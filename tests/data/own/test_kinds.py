@@ -22,11 +22,11 @@ from razorctl.data.own import images, store, whole
 from razorctl.data.own.read import parquet
 from razorctl.errors import DataError, UsageError, lacks_memory
 from razorctl.models.images import converted
-from tests.own import CLASSES, floats, photos, picture, table, texts
+from tests.own import CLASSES, floats, photos, picture, refuses, table, texts
 
 
 def load(dataset: str, **settings):
-    source = data.of(Job("any", dataset, **settings))
+    source = data.source_of(Job("any", dataset, **settings))
     splits = source.load()
     assert len(splits.train) == source.train_examples
     assert len(splits.classes) == source.classes
@@ -77,7 +77,7 @@ def test_files_beside_the_images(tmp_path):
         Path("d", name).touch()
     picture(Path("d/car/deep/er/5.PNG"))
     Path("d/car/9").write_bytes(Path("d/car/0.jpg").read_bytes())  # an image by its contents
-    source = data.of(Job("any", "d"))
+    source = data.source_of(Job("any", "d"))
     assert (
         source.details[0]
         == "d: a folder for each class, without its *.txt, *.xml, with all inside it, as car/deep"
@@ -175,7 +175,7 @@ def test_labels_of_half_precision():
     for split in ("train", "test"):
         table = pa.table({"text": [f"a text {i}" for i in range(8)], "label": labels})
         pq.write_table(table, f"d/{split}.parquet")
-    splits = data.of(Job("any", "d")).load()
+    splits = data.source_of(Job("any", "d")).load()
     assert splits.classes == ("0", "3")
     assert splits.test["label"][:] == [0, 1] * 4
 
@@ -211,8 +211,7 @@ def test_tables_that_number_their_classes_otherwise_are_refused():
     rows = Dataset.from_dict({"text": [f"a text {i}" for i in range(8)], "label": [1, 0] * 4})
     for split, names in {"train": ["a", "b"], "test": ["b", "a"]}.items():
         rows.cast_column("label", ClassLabel(names=names)).to_parquet(f"d/{split}.parquet")
-    with pytest.raises(DataError, match="the tables of d number their classes otherwise"):
-        data.of(Job("any", "d"))
+    refuses(DataError, "the tables of d number their classes otherwise", "any", "d")
 
 
 def test_a_large_table_of_images_is_found_from_another_folder(monkeypatch):
@@ -247,8 +246,7 @@ def test_images_in_parquet():
 
 def test_no_table_of_other_files():
     Path("a.txt").touch()
-    with pytest.raises(UsageError, match="give CSV, TSV, JSONL, JSON, CONLL, CONLLU, BIO, "):
-        data.of(Job("any", "a.txt"))
+    refuses(UsageError, "give CSV, TSV, JSONL, JSON, CONLL, CONLLU, BIO, ", "any", "a.txt")
 
 
 LONG_TEXTS = {  # columns of texts, and what each row has of them
@@ -268,10 +266,10 @@ def test_files_that_are_small_only_as_they_are_compressed_do_not_fill_the_memory
         Dataset.from_list(rows).to_parquet("a.parquet")
     else:
         Path("a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    whole = data.of(Job("bert-base", f"a.{kind}")).load()
+    whole = data.source_of(Job("bert-base", f"a.{kind}")).load()
     assert not whole.train.cache_files
     monkeypatch.setattr(store, "IN_MEMORY", 20_000)
-    splits = data.of(Job("bert-base", f"a.{kind}")).load()
+    splits = data.source_of(Job("bert-base", f"a.{kind}")).load()
     assert splits.train.cache_files
     assert splits.digests == whole.digests
 
@@ -307,7 +305,7 @@ def test_a_parquet_file_that_cannot_be_read_is_named(after, error, monkeypatch):
 
     monkeypatch.setattr(parquet, "_open", Failing)
     with pytest.raises((DataError, MemoryError, OSError)) as caught:
-        data.of(Job("any", "d")).load()
+        data.source_of(Job("any", "d")).load()
     if lacks_memory(error):
         assert caught.value is error
     else:
@@ -317,8 +315,7 @@ def test_a_parquet_file_that_cannot_be_read_is_named(after, error, monkeypatch):
 def test_the_last_rows_of_a_large_table_are_checked_too(monkeypatch):
     monkeypatch.setattr(store, "SMALL", 0)
     table(texts(Path("a.csv"), 3000), [f"text {i},x" for i in range(2999)] + [",y"])
-    with pytest.raises(DataError, match=r"has 1 bad row: a.csv, line 3001 \(empty text\)"):
-        data.of(Job("any", "a.csv"))
+    refuses(DataError, r"has 1 bad row: a.csv, line 3001 \(empty text\)", "any", "a.csv")
 
 
 def test_images_are_decoded_again_only_if_one_changes(monkeypatch):
@@ -332,14 +329,14 @@ def test_images_are_decoded_again_only_if_one_changes(monkeypatch):
     )
     told = []
     job = Job("any", "d")
-    data.of(job).load(told.append)
+    data.source_of(job).load(told.append)
     assert told == ["checking images, 0 of 12"]
-    data.of(job).load()
+    data.source_of(job).load()
     assert len(looked) == 12
     Path("d/car/0.jpg").write_bytes(b"")
     for _ in range(2):
         with pytest.raises(DataError, match=r"car/0.jpg \(zero bytes\)"):
-            data.of(job).load()
+            data.source_of(job).load()
     assert len(looked) == 24
 
 

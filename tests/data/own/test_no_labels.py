@@ -30,7 +30,7 @@ def written(kind, **columns):
 
 
 def loaded(name, **settings):
-    return data.of(Job("bert-base", name, **settings)).load()
+    return data.source_of(Job("bert-base", name, **settings)).load()
 
 
 # What stands for no label, the labels beside it, and the classes.
@@ -92,7 +92,7 @@ def test_a_plus_makes_no_other_class():
 
 def test_folders_are_classes_whatever_they_are_called():
     photos(Path("d"), classes=("-1", "NA", "None"))
-    splits = data.of(Job("vit-micro", "d")).load()
+    splits = data.source_of(Job("vit-micro", "d")).load()
     assert (splits.classes, splits.notes) == (("-1", "NA", "None"), ())
 
 
@@ -167,7 +167,7 @@ def test_spellings_in_lists_folders_and_runs():
     assert loaded(written("jsonl", text=TEXTS, labels=lists)).classes == ("1", "é")
     photos(Path("d/train"), classes=("café", "bus"))
     photos(Path("d/test"), classes=("cafe\u0301", "bus"))
-    splits = data.of(Job("vit-micro", "d")).load()
+    splits = data.source_of(Job("vit-micro", "d")).load()
     assert (splits.classes, sorted(splits.test["label"])) == (("bus", "café"), [0] * 4 + [1] * 4)
     rows, _, _ = whole.labeled(Job("vit-micro", "d"), "image", ["cafe\u0301", "bus"])
     assert sorted(rows["label"]) == [0] * 4 + [1] * 4
@@ -192,7 +192,7 @@ def test_bad_rows_make_no_classes():
 def test_bad_images_make_no_classes():
     photos(Path("d"))
     picture(Path("d/van/0.jpg")).write_bytes(b"no image")
-    source = data.of(Job("vit-micro", "d", skip_bad=True))
+    source = data.source_of(Job("vit-micro", "d", skip_bad=True))
     assert (source.classes, source.train_examples) == (3, 11)
     splits = source.load()
     assert splits.classes == ("bus", "car", "tram")
@@ -203,11 +203,7 @@ def test_bad_images_make_no_classes():
 ALL_BAD = {
     "commas after objects": ("a.jsonl", '{"text": "a", "label": 1},\n' * 9, "(not JSON)"),
     "a list": ("a.jsonl", '[{"text": "a", "label": 1}]\n', "a.jsonl, line 1 (no object)"),
-    "a field too many": (
-        "a.csv",
-        "text,label\n" + "a b,1,\n" * 9,
-        "6 and 4 more (3 fields, not 2)",
-    ),
+    "a field too many": ("a.csv", "text,label\n" + "a b,1,\n" * 9, "6 and 4 more (3 fields, not 2"),
     "a comment first": ("a.csv", "# made by a tool\n" + "a b,1\n" * 9, "(2 fields, not 1)"),
 }
 
@@ -253,6 +249,6 @@ def test_an_input_that_is_none(kind):
     rows = {"instruction": TEXTS, "input": ["nan", ""] * 6, "output": [f"so {t}" for t in TEXTS]}
     if kind == "jsonl":
         rows["input"] = [float("nan"), None] * 6
-    splits = data.of(Job("gpt2", written(kind, **rows))).load()
+    splits = data.source_of(Job("gpt2", written(kind, **rows))).load()
     asked = [row["messages"][0]["content"] for part in splits.parts.values() for row in part]
     assert sorted(asked) == sorted(TEXTS)

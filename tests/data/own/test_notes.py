@@ -89,7 +89,7 @@ def test_notes(case):
     write, expected = NOTES[case]
     name = write()
     share = {"photos": None, "tables": 0.0}.get(name, 0.3)
-    notes = data.of(Job("any", name, validation=share)).load().notes
+    notes = data.source_of(Job("any", name, validation=share)).load().notes
     assert len(notes) == len(expected), notes
     assert all(map(re.match, expected, notes)), notes
 

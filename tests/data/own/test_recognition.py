@@ -13,7 +13,7 @@ from razorctl.config.job import Job
 from razorctl.data.own.read import hub as hubs
 from razorctl.errors import DataError
 from tests import local_hub
-from tests.own import photos, picture, refused, table, written
+from tests.own import photos, picture, refused, refuses, table, written
 
 PROSE = [f"a long text, number {i}" for i in range(8)]
 LISTS, FEW = [["a", "b"]] * 8, [0, 1] * 4
@@ -74,10 +74,7 @@ FINE = {
         {"file": IMAGES, "class": FEW, **dict.fromkeys(("xmin", "ymin", "xmax", "ymax"), FEW)},
         "vit-micro",
     ),
-    "instructions with inputs": (
-        {"instruction": PROSE, "input": PROSE, "output": PROSE},
-        "gpt2",
-    ),
+    "instructions with inputs": ({"instruction": PROSE, "input": PROSE, "output": PROSE}, "gpt2"),
     "one instruction": ({"instruction": ["Go on."] * 8, "input": PROSE, "output": PROSE}, "gpt2"),
     "texts with a figure": ({"text": PROSE, "score": [i / 3 for i in range(8)]}, "gpt2"),
     "a review in short": ({"review": PROSE, "summary": PROSE, "mood": FEW}, "bert-base"),
@@ -106,7 +103,7 @@ def test_a_table_of_another_kind(case, pictures):
 @pytest.mark.parametrize("case", FINE)
 def test_a_table_that_is_fine(case, pictures):
     columns, model = FINE[case]
-    assert data.of(Job(model, written(columns))).train_examples in (7, None)
+    assert data.source_of(Job(model, written(columns))).train_examples in (7, None)
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "json"])
@@ -122,7 +119,7 @@ def test_tables_of_splits():
 
 def test_columns_that_are_named_are_what_the_user_means():
     written(TABLES["targets"][0])
-    source = data.of(Job("gpt2", "a.jsonl", text_column="target"))
+    source = data.source_of(Job("gpt2", "a.jsonl", text_column="target"))
     assert source.task == "causal-lm"
 
 
@@ -175,16 +172,13 @@ FOLDERS = {
     "VOC": (lambda: put(("d/JPEGImages/1.jpg", ""), ("d/Annotations/1.xml", BOX)), "(Pascal VOC)"),
     "sound": (lambda: put(("d/a/1.wav", "x"), ("d/b/1.wav", "x")), "has sound"),
     "captions": (lambda: put(("d/1.jpg", ""), ("d/1.txt", "a cat")), "images with captions"),
-    "splits without classes": (lambda: put(("d/train/1.jpg", ""), ("d/val/2.jpg", "")), "no class"),
-    "masks": (
-        lambda: masked("d"),
-        "are for segmentation, and vit-micro is not; choose one of vit-b16, ",
+    "splits without classes": (
+        lambda: put(("d/train/1.jpg", ""), ("d/val/2.jpg", "")),
+        "by train,",
     ),
+    "masks": (lambda: masked("d"), "are for segmentation, and vit-micro is not; choose one of vit"),
     "masks of splits": (lambda: masked("d", split="train"), "images with masks, which are for seg"),
-    "masks as of VOC": (
-        lambda: masked("d", "JPEGImages", "SegmentationClass"),
-        "images with masks",
-    ),
+    "masks as of VOC": (lambda: masked("d", "JPEGImages", "SegmentationClass"), "images with mask"),
 }
 
 
@@ -194,7 +188,7 @@ def test_a_folder_of_another_kind(case):
     write()
     assert what in refused("vit-micro", "d")
     if case.startswith("masks"):
-        assert data.of(Job("vit-b16", "d")).task == "segmentation"
+        assert data.source_of(Job("vit-b16", "d")).task == "segmentation"
         assert refused("bert-base", "d").startswith("d has images with masks, which are for seg")
 
 
@@ -202,15 +196,15 @@ def test_classes_of_texts():
     for split in ("train", "test"):
         put(*((f"d/{split}/{mood}/{i}.txt", "a b c") for mood in ("neg", "pos") for i in range(3)))
     assert "a folder of texts for each class" in refused("bert-base", "d")
-    assert data.of(Job("gpt2", "d")).task == "causal-lm"
+    assert data.source_of(Job("gpt2", "d")).task == "causal-lm"
 
 
 def test_folders_that_are_fine():
     photos(Path("d"))
     put(("d/car/0.txt", LINES), ("d/car/0.xml", BOX), ("d/car/0.json", "{"), ("d/some.json", "[]"))
-    assert data.of(Job("vit-micro", "d")).classes == 3
+    assert data.source_of(Job("vit-micro", "d")).classes == 3
     masked("e")
-    assert data.of(Job("vit-micro", "e", task="classification")).classes == 2
+    assert data.source_of(Job("vit-micro", "e", task="classification")).classes == 2
 
 
 def test_a_table_of_masks():
@@ -241,7 +235,7 @@ def test_sets_of_the_hub_without_a_card(hub):
 
     local_hub.cache(hub, "dataset", "some/set", write)
     assert "prompts and answers" in refused("bert-base", "hf:some/set")
-    splits = data.of(Job("gpt2", "hf:some/set")).load()
+    splits = data.source_of(Job("gpt2", "hf:some/set")).load()
     assert [said["content"] for said in splits.train[0]["messages"]] == PROSE[:1] * 2
 
 
@@ -257,7 +251,7 @@ def test_conversations_of_either_form(keys, kind, hub):
             hub, "dataset", "some/set", lambda folder: rows.to_parquet(folder / "a.parquet")
         )
         name = "hf:some/set"
-    splits = data.of(Job("gpt2", name)).load()
+    splits = data.source_of(Job("gpt2", name)).load()
     plain = [
         {key: said[key] for key in ("role", "content")} for said in splits.train[3]["messages"]
     ]
@@ -269,5 +263,4 @@ def test_conversations_of_either_form(keys, kind, hub):
 def test_speakers_that_no_template_knows_are_bad_rows(kind):
     judged = [*SHARED, {"from": "judge", "value": "well done"}]
     name = written({"conversations": [SHARED] * 6 + [judged]}, kind)
-    with pytest.raises(DataError, match=r"(line 7|row 6) \(the role 'judge' is none of system, u"):
-        data.of(Job("gpt2", name)).load()
+    refuses(DataError, r"(line 7|row 6) \(the role 'judge' is none of system, u", "gpt2", name)

@@ -111,7 +111,7 @@ def test_what_was_trained_on(case):
     write, name, model, settings, count = KINDS[case]
     write()
     trained = Job(model, name, **settings)
-    source = data.of(trained)
+    source = data.source_of(trained)
     known = source.load()
     trained = replace(trained, task=source.task)  # as a run knows it
     plain = replace(trained, image_column=None, text_column=None)
@@ -185,7 +185,7 @@ def test_labels_are_read_from_the_columns_of_training():
 
 def test_a_row_without_a_text_is_bad_in_both():
     table(Path("a.csv"), ["a b,x", " ,y", "c d,x", "e f,y"])
-    for read in (lambda: data.of(Job("bert-base", "a.csv")),
+    for read in (lambda: data.source_of(Job("bert-base", "a.csv")),
                  lambda: whole.unlabeled(["a.csv"], Job("bert-base", ""), "text")):  # fmt: skip
         with pytest.raises(DataError, match=r"a.csv, line 3 \(empty text\)"):
             read()

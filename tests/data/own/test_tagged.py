@@ -8,6 +8,7 @@ from razorctl import data
 from razorctl.config.job import Job
 from razorctl.data.own import whole
 from razorctl.errors import UsageError
+from tests.own import refuses
 
 WORDS = [[f"word{(3 * i + j) % 17}" for j in range(2 + i % 4)] for i in range(12)]
 ENTITIES = [["B-PER", "I-PER", "O", "B-LOC", "O"][: len(own)] for own in WORDS]
@@ -33,7 +34,7 @@ def written(name, form, before=""):
 
 def read(name, **settings):
     """The tokens and the tags of all rows."""
-    source = data.of(Job("bert-base", name, **settings))
+    source = data.source_of(Job("bert-base", name, **settings))
     assert source.task == "token-classification"
     splits = source.load()
     return {
@@ -112,7 +113,7 @@ def test_parts_of_speech(case):
 def test_several_columns_of_tags(form, said):
     name = written("a.conll", form)
     with pytest.raises(UsageError) as error:
-        data.of(Job("bert-base", name))
+        data.source_of(Job("bert-base", name))
     assert said in str(error.value)
     assert str(error.value).endswith("; choose with --label-column.")
 
@@ -135,10 +136,9 @@ def test_tokens_outside_of_entities_alone_at_first():
 def test_a_task_settles_text_files(name):
     written(name, "{w} {p}")
     top = name.partition("/")[0]
-    with pytest.raises(UsageError, match="looks like tokens with a tag each; say what it is with"):
-        data.of(Job("bert-base", top))
+    refuses(UsageError, "looks like tokens with a tag each; say what it is with", "bert-base", top)
     assert read(top, task="token-classification") == pairs(PARTS)
-    assert data.of(Job("bert-base", top, task="masked-lm")).task == "masked-lm"
+    assert data.source_of(Job("bert-base", top, task="masked-lm")).task == "masked-lm"
 
 
 def test_a_run_tags_files_without_tags():

@@ -1,6 +1,6 @@
 """Labels that are no single classes: what is read from every kind of file, and bad ones."""
 
-import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,28 +13,10 @@ from razorctl.data.own.fields import FIELDS
 from razorctl.data.own.read.lines import conll as conll_lines
 from razorctl.errors import DataError, RazorError, UsageError
 from tests import local_hub
-from tests.own import picture
+from tests.own import picture, refuses, written
 
 TEXTS = [f"a text of {i} words" for i in range(12)]
 NUMBERS = [i / 3 for i in range(12)]
-
-
-def written(columns, kind="jsonl", name="a"):
-    """A file with these columns."""
-    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    file = Path(f"{name}.{kind}")
-    if kind == "jsonl":
-        file.write_text("\n".join(map(json.dumps, rows)))
-    elif kind == "csv":
-        # Lists are as pandas writes them.
-        lines = [
-            ",".join(f'"{v}"' if isinstance(v, list) else json.dumps(v) for v in row.values())
-            for row in rows
-        ]
-        file.write_text("\n".join([",".join(columns), *lines]) + "\n")
-    else:
-        Dataset.from_list(rows).to_parquet(file)
-    return str(file)
 
 
 def loaded(hub, columns, kind, **settings):
@@ -44,7 +26,7 @@ def loaded(hub, columns, kind, **settings):
         rows = Dataset.from_dict(columns)
         local_hub.cache(hub, "dataset", "some/set", lambda to: rows.to_parquet(to / "a.parquet"))
         name = "hf:some/set"
-    source = data.of(Job("bert-base", name, **settings))
+    source = data.source_of(Job("bert-base", name, **settings))
     return source, source.load()
 
 
@@ -82,7 +64,7 @@ def test_other_labels_are_other_data(hub):
 def test_numbers_of_images():
     paths = [str(picture(Path(f"{i}.png"), 9 * i)) for i in range(12)]
     name = written({"image": paths, "age": NUMBERS}, "csv")
-    source = data.of(Job("vit-micro", name, label_column="age"))
+    source = data.source_of(Job("vit-micro", name, label_column="age"))
     assert (source.task, source.modality) == ("regression", "image")
     assert source.load().train[3]["label"] == pytest.approx(1)
 
@@ -110,7 +92,7 @@ def test_a_table_beside_its_images(case, split):
         picture(Path("photos", split, "images", path), 9 * i)
     columns = {column: [f"images/{path}" for path in paths], **labels}
     written(columns, file.rpartition(".")[2], f"photos/{split}{Path(file).stem}")
-    source = data.of(Job("vit-micro", "photos"))
+    source = data.source_of(Job("vit-micro", "photos"))
     assert (source.task, source.modality) == (task, "image")
     assert len(source.load().train) == 11
 
@@ -163,7 +145,7 @@ def test_classes_of_lists_by_their_type(hub):
     kinds = Features({"text": Value("string"), "labels": List(ClassLabel(names=[*FLAGS]))})
     rows = Dataset.from_dict({"text": TEXTS, "labels": numbers}, kinds)
     local_hub.cache(hub, "dataset", "some/set", lambda to: rows.to_parquet(to / "a.parquet"))
-    splits = data.of(Job("bert-base", "hf:some/set")).load()
+    splits = data.source_of(Job("bert-base", "hf:some/set")).load()
     assert splits.classes == (*FLAGS,)
     assert labels(splits) == dict(zip(TEXTS, VECTORS, strict=True))
 
@@ -217,7 +199,7 @@ def test_lists_in_texts(case):
 
 def test_labels_are_the_same_however_their_lists_are_written():
     lists = ['["a\\/b", "\\ud83d\\ude00"]', '["a/b", "😀"]', "['a/b']", "['😀' 'a/b']"]
-    splits = data.of(Job("bert-base", written({"text": TEXTS, "tags": lists * 3}))).load()
+    splits = data.source_of(Job("bert-base", written({"text": TEXTS, "tags": lists * 3}))).load()
     assert splits.classes == ("a/b", "😀")
 
 
@@ -238,10 +220,10 @@ def test_a_malformed_list_among_lists_is_a_bad_row(case, column):
     lists = [bad, *['["red", "soft"]', '["soft"]'] * 6]
     name = written({"text": ["a bad text", *TEXTS], column: lists})
     with pytest.raises(DataError) as error:
-        data.of(Job("bert-base", name)).load()
+        data.source_of(Job("bert-base", name)).load()
     assert "a.jsonl, line 1 (" in str(error.value)
     assert said in str(error.value)
-    splits = data.of(Job("bert-base", name, skip_bad=True)).load()
+    splits = data.source_of(Job("bert-base", name, skip_bad=True)).load()
     assert splits.classes == ("red", "soft")
     assert len(splits.skipped) == 1
 
@@ -249,20 +231,21 @@ def test_a_malformed_list_among_lists_is_a_bad_row(case, column):
 def test_most_lists_that_are_malformed_are_lists_still():
     lists = ['["red", "so', '["red", "soft"]', '["so'] * 4
     name = written({"text": TEXTS, "colors": lists})
-    with pytest.raises(DataError, match=r"a.jsonl has 8 bad rows"):
-        data.of(Job("bert-base", name)).load()
+    refuses(DataError, r"a.jsonl has 8 bad rows", "bert-base", name)
 
 
 def test_classes_that_begin_as_lists_are_classes():
     ranges = ["[0, 10)", "[10, 20)"] * 6
-    splits = data.of(Job("bert-base", written({"text": TEXTS, "label": ranges}, "csv"))).load()
+    splits = data.source_of(
+        Job("bert-base", written({"text": TEXTS, "label": ranges}, "csv"))
+    ).load()
     assert splits.classes == ("[0, 10)", "[10, 20)")
 
 
 def test_tags_in_texts_are_read_as_json():
     tags = [r'["B-a\/b", "O"]', "['O' 'B-a/b']", '["O", "B-a/b"', '["O", "O"]'] * 3
     columns = {"tokens": ['["one", "\\ud83d\\ude00"]'] * 12, "tags": tags}
-    splits = data.of(Job("bert-base", written(columns), skip_bad=True)).load()
+    splits = data.source_of(Job("bert-base", written(columns), skip_bad=True)).load()
     assert splits.classes == ("O", "B-a/b")
     assert splits.train[0]["tokens"] == ["one", "😀"]
     assert len(splits.skipped) == 3
@@ -270,7 +253,7 @@ def test_tags_in_texts_are_read_as_json():
 
 def test_several_labels_with_a_sign_between_them_are_noted():
     name = written({"text": TEXTS, "label": ["red|soft", "red", "soft"] * 4}, "csv")
-    assert data.of(Job("bert-base", name)).load().notes[0] == (
+    assert data.source_of(Job("bert-base", name)).load().notes[0] == (
         "the class 'red|soft' may be several labels of a row; a column of lists, such as "
         '["a", "b"], is learned as such.'
     )
@@ -283,11 +266,7 @@ BAD_SETS = {
     "no list": ({"labels": [*SETS[1:4], None]}, {}, "a.jsonl, line 4 (no labels)"),
     "a word": ({"labels": [*SETS[1:4], "red"]}, {}, "line 4 (the labels 'red' is no list)"),
     "nothing": ({"labels": [[]] * 6}, {"task": "multi-label"}, "has 0 labels in its lists"),
-    "a name that is none": (
-        {"labels": [*SETS[1:4], [" "]]},
-        {},
-        "a label of ' ', which is no name",
-    ),
+    "a name that is none": ({"labels": [*SETS[1:4], [" "]]}, {}, "a label of ' ', which is no nam"),
     "half a column": (
         {"red": [0, 1, 0.5, 1], "soft": [0, 1, 1, 0]},
         {"label_column": "red,soft"},
@@ -298,16 +277,8 @@ BAD_SETS = {
         {"label_column": "red,soft"},
         "line 3 (no label)",
     ),
-    "all 0": (
-        {"red": [0] * 6, "soft": [0] * 6},
-        {"label_column": "red,soft"},
-        "no training row of a.jsonl has a label",
-    ),
-    "classes": (
-        {"labels": SETS[1:5]},
-        {"task": "classification"},
-        "which are for multi-label (--t",
-    ),
+    "all 0": ({"red": [0] * 6, "soft": [0] * 6}, {"label_column": "red,soft"}, "no training row o"),
+    "classes": ({"labels": SETS[1:5]}, {"task": "classification"}, "which are for multi-label (--"),
 }
 
 
@@ -316,22 +287,14 @@ def test_bad_labels(case):
     columns, settings, said = BAD_SETS[case]
     count = len(next(iter(columns.values())))
     name = written({"text": [f"a text of {i} words" for i in range(count)], **columns})
-    with pytest.raises(DataError) as error:
-        data.of(Job("bert-base", name, **settings)).load()
-    assert said in str(error.value)
+    refuses(DataError, re.escape(said), "bert-base", name, **settings)
 
 
 UNCLEAR = {
     "columns": ({}, "choose with --label-column, or take all with --task multi-label"),
     "a column that is none": ({"label_column": "red,blue"}, "has no column blue, only text, red"),
-    "one task": (
-        {"label_column": "red,soft", "task": "classification"},
-        "one column of labels for classification, not red, soft",
-    ),
-    "one column": (
-        {"label_column": "red", "task": "multi-label"},
-        "column red of a.csv has no lists of labels; name",
-    ),
+    "one task": ({"label_column": "red,soft", "task": "classification"}, "one column of labels fo"),
+    "one column": ({"label_column": "red", "task": "multi-label"}, "column red of a.csv has no li"),
     "smoothing": ({"task": "multi-label", "label_smoothing": 0.1}, "is for multi-label; leave it"),
     "weights": ({"task": "multi-label", "class_weights": "balanced"}, "leave --class-weights out"),
 }
@@ -352,7 +315,7 @@ def test_labels_of_no_training_row_are_noted():
         written(
             {"text": TEXTS, "labels": [names[: 1 + i % 2] for i in range(12)]}, name=f"d/{split}"
         )
-    source = data.of(Job("bert-base", "d"))
+    source = data.source_of(Job("bert-base", "d"))
     assert source.details[1] == "for 3 labels of a row each: flat, red, soft"
     assert source.load().notes[-1] == "1 label of 3 on no training row: flat."
 
@@ -375,7 +338,7 @@ def conll(name: str, rows=12, between=" ") -> str:
 def test_tags(kind, hub):
     if kind in ("conll", "iob2", "txt", "tsv"):
         name = conll(f"a.{kind}", between="\t" if kind in ("iob2", "tsv") else " ")
-        source = data.of(Job("bert-base", name))
+        source = data.source_of(Job("bert-base", name))
         splits = source.load()
     else:
         columns = {"id": TEXTS, "tokens": TOKENS, "pos_tags": TOKENS, "ner_tags": TAGGED}
@@ -392,7 +355,7 @@ def test_tags_of_splits_in_text_files():
     for split in ("train", "valid", "test"):
         conll(f"d/{split}.txt")
     Path("d/readme.txt").write_text("Of the task of 2003.")
-    source = data.of(Job("bert-base", "d"))
+    source = data.source_of(Job("bert-base", "d"))
     assert source.details[1:] == (
         "for 3 tags of tokens: O, B-LOC, B-PER",
         "12 rows to train on, 12 for validation, 12 for test",
@@ -405,22 +368,32 @@ def test_tags_in_the_line_of_their_sentence():
         for pair in zip(TOKENS, TAGGED, strict=True)
     ]
     Path("wiki.txt").write_text("\n\n".join(lines))
-    splits = data.of(Job("bert-base", "wiki.txt")).load()
+    splits = data.source_of(Job("bert-base", "wiki.txt")).load()
     assert splits.classes == NAMES
     assert sorted(row["tokens"] for part in splits.parts.values() for row in part) == sorted(TOKENS)
 
 
 def test_tags_that_are_no_entities_are_judged_by_their_accuracy():
     written({"words": TOKENS, "tags": [["NN", "VB", "NN", "IN"][: len(t)] for t in TOKENS]})
-    assert data.of(Job("bert-base", "a.jsonl")).metric == "accuracy"
+    assert data.source_of(Job("bert-base", "a.jsonl")).metric == "accuracy"
 
 
 def test_numbers_of_tags_have_the_names_in_a_file():
     numbers = [[NAMES.index(tag) for tag in tags] for tags in TAGGED]
     name = written({"tokens": TOKENS, "ner_tags": numbers})
-    assert data.of(Job("bert-base", name)).load().classes == ("0", "1", "2")
+    assert data.source_of(Job("bert-base", name)).load().classes == ("0", "1", "2")
     Path("classes.txt").write_text("\n".join(NAMES))
-    assert data.of(Job("bert-base", name)).load().classes == NAMES
+    assert data.source_of(Job("bert-base", name)).load().classes == NAMES
+
+
+def test_labels_of_skipped_rows_may_be_no_classes_of_a_run():
+    rows = Dataset.from_dict({"text": ["a b", "c d", " "], "label": [0, 1, 2]})
+    rows.cast_column("label", ClassLabel(names=["good", "bad", "odd"])).to_parquet("a.parquet")
+    job = Job("bert-base", "a.parquet", skip_bad=True)
+    found, _, skipped = whole.labeled(job, "text", ["bad", "good"])
+    assert (found["label"][:], len(skipped)) == ([1, 0], 1)
+    with pytest.raises(DataError, match="no classes of the run: 'good'"):
+        whole.labeled(job, "text", ["bad", "odd"])
 
 
 def test_tags_of_other_data_for_a_run():
@@ -446,13 +419,15 @@ def test_bad_tags(case):
     columns, said = BAD_TAGS[case]
     more = {"tokens": TOKENS, "tags": TAGGED}
     name = written({name: [*own, *more[name]] for name, own in columns.items()})
-    with pytest.raises(DataError) as error:
-        data.of(Job("bert-base", name)).load()
-    assert said in str(error.value)
+    refuses(DataError, re.escape(said), "bert-base", name)
 
 
 UNTAGGED = {
-    "a token on each row": (None, {}, "has a token on each row, by its columns word, tag, which"),
+    "a token on each row": (
+        None,
+        {},
+        "has a token on each row, by its columns word, tag, sentence #",
+    ),
     "one tag": ([["O"]] * 4, {}, "all tokens of a.jsonl have one tag, O; a tagger needs two"),
     "no tags": (None, {"task": "token-classification"}, "no lists of tokens with a tag each"),
     "another task": ([["O"]] * 4, {"task": "classification"}, "which are for token-classification"),
@@ -467,9 +442,7 @@ def test_tags_that_nothing_can_be_learned_from(case):
     if case == "a token on each row":
         columns = {"sentence #": ["1", "", "2", ""], "word": [*"abcd"], "tag": ["O"] * 4}
     name = written(columns)
-    with pytest.raises(RazorError) as error:
-        data.of(Job(**{"model": "bert-base", "dataset": name, **settings}))
-    assert said in str(error.value)
+    refuses(RazorError, re.escape(said), **{"model": "bert-base", "dataset": name, **settings})
 
 
 def test_a_blank_token_ends_no_sentence_in_conll():
@@ -482,13 +455,11 @@ def test_a_line_without_a_tag_in_conll():
     conll("a.conll")
     with Path("a.conll").open("a") as file:
         file.write("\n\n# id 7\n# O\nalone\n")
-    with pytest.raises(DataError, match=r"a.conll, line \d+ \(lines of 1 and 3 columns\)"):
-        data.of(Job("bert-base", "a.conll")).load()
+    refuses(DataError, r"a.conll, line \d+ \(lines of 1 and 3 columns\)", "bert-base", "a.conll")
     conll("a.conll")
     with Path("a.conll").open("a") as file:
         file.write("\n\na NN O\nb NN\n")  # whose tag is missing
-    with pytest.raises(DataError, match=r"a.conll, line \d+ \(lines of 2 and 3 columns\)"):
-        data.of(Job("bert-base", "a.conll")).load()
+    refuses(DataError, r"a.conll, line \d+ \(lines of 2 and 3 columns\)", "bert-base", "a.conll")
 
 
 REGRESSION = {"task": "regression"}
@@ -499,17 +470,8 @@ BAD = {
     "no number": ([*NUMBERS[:3], ""], {}, "a.csv, line 5 (no label)"),
     "truth": ([*NUMBERS[:3], "true"], {}, "the label 'true' is no number"),
     "words": (["a", "b", "c", "d"], REGRESSION, "has 4 bad rows: a.csv, line 2 (the label 'a'"),
-    "a decimal comma": (
-        ["0,5", "1,5", "2.5", "3,5"],
-        {},
-        "line 2 (the label '0,5' has a comma: numbers have a point, and several labels are a list)",
-    ),
-    "a number of its own": (
-        [10, 20, 30, 40],
-        {"label_column": "label"},
-        "has a label of its own; choose another column with --label-column, or learn numbers with "
-        "--task regression",
-    ),
+    "a decimal comma": (["0,5", "1,5", "2.5", "3,5"], {}, "line 2 (the label '0,5' has a comma: n"),
+    "a number of its own": ([10, 20, 30, 40], {"label_column": "label"}, "has a label of its own;"),
     "one number": ([0.5] * 4, {}, "have the label 0.5; a regression needs two or more"),
     "classes": (NUMBERS[:4], {"task": "classification"}, "--task regression), not classes"),
 }
@@ -519,27 +481,25 @@ BAD = {
 def test_bad_numbers(case):
     values, settings, said = BAD[case]
     name = written({"text": TEXTS[: len(values)], "label": values}, "csv")
-    with pytest.raises(DataError) as error:
-        data.of(Job("bert-base", name, **settings)).load()
-    assert said in str(error.value)
+    refuses(DataError, re.escape(said), "bert-base", name, **settings)
 
 
 def test_bad_numbers_are_left_out_if_asked(caplog):
     name = written({"text": TEXTS, "score": [*NUMBERS[:-1], "bad"]}, "csv")
-    splits = data.of(Job("bert-base", name, skip_bad=True)).load()
+    splits = data.source_of(Job("bert-base", name, skip_bad=True)).load()
     assert splits.skipped == ("a.csv, line 13 (the score 'bad' is no number)",)
     assert len(splits.train) == 10
 
 
 def test_a_column_of_numbers_alone_beside_the_input_is_the_label():
     name = written({"text": TEXTS, "share of sun": NUMBERS}, "csv")
-    assert data.of(Job("bert-base", name)).details[1] == "for regression: share of sun"
+    assert data.source_of(Job("bert-base", name)).details[1] == "for regression: share of sun"
 
 
 @pytest.mark.parametrize("unit", [1000.5, 1e-5])
 def test_numbers_of_another_size_are_noted(unit):
     name = written({"text": TEXTS, "price": [unit * i for i in range(12)]}, "csv")
-    (note,) = data.of(Job("bert-base", name, label_column="price")).load().notes
+    (note,) = data.source_of(Job("bert-base", name, label_column="price")).load().notes
     least, most = f"{unit:,g}", f"{11 * unit:,g}"
     assert f"between 0 and {most}" in note or f"between {least} and {most}" in note
     assert note.endswith(
@@ -556,10 +516,10 @@ def test_scores_are_classes_only_if_they_are_few(hub):
 
 def test_scores_that_are_taken_as_classes_are_noted():
     name = written({"text": TEXTS, "stars": [1, 2, 3] * 4}, "csv")
-    assert data.of(Job("bert-base", name)).load().notes[0] == (
+    assert data.source_of(Job("bert-base", name)).load().notes[0] == (
         "whole numbers in stars are learned as 3 classes; --task regression learns them as numbers."
     )
-    assert not data.of(Job("bert-base", name, task="classification")).load().notes
+    assert not data.source_of(Job("bert-base", name, task="classification")).load().notes
 
 
 SECRET = {
@@ -593,13 +553,12 @@ def test_a_split_whose_labels_are_secret_is_left_out(kind, task, hub):
             del parts["test"][label]
         for split, part in parts.items():
             written(part, name=f"d/{split}")
-    source = data.of(Job("bert-base", "hf:some/set" if kind == "hub" else "d"))
+    source = data.source_of(Job("bert-base", "hf:some/set" if kind == "hub" else "d"))
     left = "test" if kind == "hub" else "test.jsonl"
     assert source.details[0].endswith(f", without {left}, which has no labels")
     assert source.details[2] == "11 rows to train on, 1 held out for validation"
     if kind == "without a column":
-        with pytest.raises(DataError, match=f"has no column {label}"):
-            data.of(Job("bert-base", "d", split="train,,test"))
+        refuses(DataError, f"has no column {label}", "bert-base", "d", split="train,,test")
 
 
 REFUSED = {
@@ -621,4 +580,4 @@ def test_what_numbers_have_no_use_for(case):
 def test_folders_have_no_numbers():
     picture(Path("d/a/1.png"))
     with pytest.raises(RazorError, match="d has no label for each row, which regression learns"):
-        data.of(Job("vit-micro", "d", task="regression"))
+        data.source_of(Job("vit-micro", "d", task="regression"))

@@ -11,18 +11,15 @@ from razorctl import data, models
 from razorctl.config.job import Job
 from razorctl.data.own import store
 from razorctl.errors import DataError, UsageError
-from razorctl.models import Named
-from tests.own import CLASSES, photos, table
+from razorctl.models import ModelEntry
+from tests.own import CLASSES, photos, refuses, table
 from tests.own import texts as labeled
 
 ALL = ("causal-lm", "masked-lm", "classification", "segmentation")
 LM = {"task": "causal-lm"}
 DOCUMENTS = [f"Title {i}\n\nfirst line of {i}\nsecond line" for i in range(10)]
 WHOLE = "\n\n\n".join(DOCUMENTS)
-TALK = [
-    {"role": "user", "content": "a question"},
-    {"role": "assistant", "content": "an answer"},
-]
+TALK = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": "an answer"}]
 
 
 @pytest.fixture
@@ -30,7 +27,7 @@ def model(monkeypatch):
     """Registers a model for the tasks that are given, the most usual first."""
 
     def register(*tasks):
-        entry = Named("some", "", "text", tasks, lambda task: None)
+        entry = ModelEntry("some", "", "text", tasks, lambda task: None)
         monkeypatch.setitem(models.models(), "some", entry)
 
     return register
@@ -38,7 +35,7 @@ def model(monkeypatch):
 
 def load(dataset, **settings):
     settings = {"model": "any", "task": "causal-lm", "dataset": dataset, **settings}
-    source = data.of(Job(**settings))
+    source = data.source_of(Job(**settings))
     splits = source.load()
     assert (source.classes, splits.classes) == (0, ())
     return source, splits
@@ -174,7 +171,7 @@ def test_bad_conversations_are_named_or_left_out():
     }
     chats("a.jsonl", [system, user, assistant, user], *bad.values(), [assistant, user])
     with pytest.raises(DataError, match=r"a.jsonl has 7 bad rows: .* which leaves 11 rows\.$"):
-        data.of(Job("any", "a.jsonl", **LM))
+        data.source_of(Job("any", "a.jsonl", **LM))
     _, splits = load("a.jsonl", skip_bad=True)
     lines = [line.removeprefix("a.jsonl, ") for line in splits.skipped]
     for number, (line, reason) in enumerate(zip(lines, bad, strict=False), 12):
@@ -186,17 +183,12 @@ def test_bad_conversations_are_named_or_left_out():
 
 def test_messages_of_another_type():
     Dataset.from_dict({"messages": [["hello"], ["bye"]]}).to_parquet("a.parquet")
-    with pytest.raises(
-        DataError, match=r"messages has values of type list.*lists of role and cont"
-    ):
-        data.of(Job("any", "a.parquet", **LM))
+    with pytest.raises(DataError, match=r"messages has values of type list.*lists of role and con"):
+        data.source_of(Job("any", "a.parquet", **LM))
 
 
 BAD = {
-    "no UTF-8": (
-        lambda: Path("a.txt").write_bytes(b"one\nna\xefve"),
-        "a.txt is not UTF-8 in line 2",
-    ),
+    "no UTF-8": (lambda: Path("a.txt").write_bytes(b"one\nna\xefve"), "a.txt is not UTF-8 in line"),
     "an empty file": (lambda: Path("a.txt").touch(), "a.txt has no rows; add some"),
     "an empty file of several": (
         lambda: (text("d/a.txt"), text("d/b.txt", " \n")),
@@ -213,8 +205,7 @@ BAD = {
 def test_bad_texts_are_named(case):
     write, message = BAD[case]
     write()
-    with pytest.raises(DataError, match=message):
-        data.of(Job("any", next(path.name for path in Path().iterdir()), **LM))
+    refuses(DataError, message, "any", next(path.name for path in Path().iterdir()), **LM)
 
 
 # What is there, the tasks of the model and the given one -> the task of the data.
@@ -246,7 +237,7 @@ def test_the_task_of_a_table(case, model):
     model(*tasks)
     rows = [f"a text {i}" for i in range(12)]
     write(Path("a.csv")) if write is labeled else write(rows)
-    source = data.of(Job("some", "a.csv", task=given))
+    source = data.source_of(Job("some", "a.csv", task=given))
     assert source.task == expected
     names = {"text", "label"} if expected == "classification" else {"text"}
     assert {*source.load().train.column_names} == names
@@ -255,10 +246,9 @@ def test_the_task_of_a_table(case, model):
 def test_conversations_are_for_causal_models(model):
     model("classification", "causal-lm")
     chats("a.jsonl")
-    assert data.of(Job("some", "a.jsonl")).task == "causal-lm"
+    assert data.source_of(Job("some", "a.jsonl")).task == "causal-lm"
     model("classification", "masked-lm")
-    with pytest.raises(UsageError, match="for causal-lm, and some is not; choose one of gpt2, "):
-        data.of(Job("some", "a.jsonl"))
+    refuses(UsageError, "for causal-lm, and some is not; choose one of gpt2, ", "some", "a.jsonl")
 
 
 UNSERVED = {
@@ -289,20 +279,19 @@ UNSERVED = {
 def test_a_task_that_data_do_not_serve(case):
     write, dataset, task, message = UNSERVED[case]
     write()
-    with pytest.raises(UsageError, match=message):
-        data.of(Job("any", dataset, task=task))
+    refuses(UsageError, message, "any", dataset, task=task)
 
 
 def test_a_label_column_of_texts_alone():
     labeled(Path("a.csv"))
     with pytest.raises(UsageError, match="causal-lm learns from texts alone; leave --label-column"):
-        data.of(Job("any", "a.csv", label_column="label", **LM))
+        data.source_of(Job("any", "a.csv", label_column="label", **LM))
 
 
 def test_images_beside_texts_are_images():
     photos(Path("d"))
     text("d/README.md")
-    source = data.of(Job("bert-base", "d"))
+    source = data.source_of(Job("bert-base", "d"))
     assert (source.modality, source.task, source.classes) == (
         "image",
         "classification",

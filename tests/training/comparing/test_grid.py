@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from razorctl.cli.app import app
-from razorctl.cli.compare import seconds_of
+from razorctl.cli.comparing import seconds_of
 from razorctl.config.job import Job
 from razorctl.config.recipe import Recipe
 from razorctl.errors import RazorError, UsageError

@@ -7,8 +7,8 @@ columns beside it, and the `history` of a prompt. Lists may be JSON in texts, as
 import re
 from collections.abc import Sequence
 
-from razorctl.data.own.ask import Ask
-from razorctl.data.own.read.sample import Sample, normalized_name
+from razorctl.data.own.read.sample import Sample
+from razorctl.data.own.read.table import Table
 from razorctl.data.own.read.table_columns import TableColumns
 
 MESSAGES = ("messages", "conversations", "conversation")
@@ -16,7 +16,7 @@ ANSWER = ("output", "response", "answer", "completion")
 SYSTEM = ("system", "system_prompt")
 QUESTIONS = ("question", "query")
 LIST = re.compile(r"\s*\[\s*\{")  # begins a list of messages, as JSON or as Python prints it
-# The columns of a prompt, and those of its input.
+# The columns of a prompt, and the columns of its input.
 FORMS: Sequence[tuple[Sequence[str], Sequence[str]]] = (
     (("instruction",), ("input", "context")),
     (("prompt",), ()),
@@ -24,39 +24,35 @@ FORMS: Sequence[tuple[Sequence[str], Sequence[str]]] = (
 )
 
 
-def columns_of(ask: Ask, sample: Sample, answered: bool = True) -> TableColumns | None:
+def columns_of(table: Table, answered: bool = True) -> TableColumns | None:
     """The columns of conversations; None if there are none, or the user names others.
 
     answered: whether prompts need answers; without them an instruction alone is a conversation.
     """
-    given = ask.text_column
-    if ask.label_column is not None or ask.image_column is not None:
+    request, sample, first = table.request, table.sample, table.first
+    text = request.text_column
+    if request.label_column is not None or request.image_column is not None:
         return None
-    names = {normalized_name(column): column for column in sample.values}
-    called = [names[name] for name in MESSAGES if name in names] if given is None else [given]
+    called = [c for n in MESSAGES if (c := first([n]))] if text is None else [text]
     messages = next((column for column in called if _has_messages(sample, column)), None)
-    beside = {"system": _first(names, SYSTEM), "tools": _first(names, ("tools",))}
+    beside = {"system": first(SYSTEM), "tools": first(["tools"])}
     if messages is not None:
         return TableColumns.of("causal-lm", messages=messages, **beside)
-    for asked, more in FORMS if given is None else ():
-        prompt, answer = _first(names, asked), _first(names, ANSWER)
+    for asked, more in FORMS if text is None else ():
+        prompt, answer = first(asked), first(ANSWER)
         if prompt is None or (answer is None and (answered or not more)):
             continue
-        # Answers to questions may be classes; those to instructions are for a model that writes.
-        sure = asked is not QUESTIONS and "causal-lm" in ask.tasks
-        added = _first(names, more)
+        # Answers to questions may be classes; answers to instructions are for a model that writes.
+        sure = asked is not QUESTIONS and "causal-lm" in request.tasks
+        added = first(more)
         texts = [prompt] if answer is None else [prompt, answer]
         # All rows may have one instruction, each with an input or an answer of its own.
         one = sure and any(sample.varied(c) for c in (*texts, added) if c is not None)
         if _are_chats(sample, prompt) or one or sample.varied(*texts):
-            earlier = _first(names, ("history",))
+            earlier = first(["history"])
             parts = {"history": earlier, "prompt": prompt, "input": added, "answer": answer}
             return TableColumns.of("causal-lm", **parts, **beside)
     return None
-
-
-def _first(names: dict[str, str], called: Sequence[str]) -> str | None:
-    return next((names[name] for name in called if name in names), None)
 
 
 def _has_messages(sample: Sample, column: str) -> bool:

@@ -4,22 +4,18 @@ Folders that no model is for are refused by what they are, which their files tel
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
 
 from razorctl.data.own import labels
-from razorctl.data.own.ask import STDIN, Ask, role, role_in
-from razorctl.data.own.raw import NOT_UTF8, Fault, Raw, not_utf8, walk
-from razorctl.data.own.read.recognition import AUDIO, coco, for_other_models, refused
+from razorctl.data.own.raw import NOT_UTF8, Fault, RawRows, not_utf8, walk
 from razorctl.data.own.read.sample import SUFFIXES
+from razorctl.data.own.request import STDIN, DataRequest, role, role_in
 from razorctl.data.own.store import text_table
 from razorctl.errors import DataError, UsageError
-from razorctl.system import documents
 from razorctl.system.folders import shown, spelled
 
 IMAGES = ("images", "image", "img", "jpegimages")  # of several folders the first counts
@@ -28,18 +24,17 @@ Parts = Mapping[str, tuple[Path, Path]]  # split as the folder calls it -> its i
 ARCHIVES = frozenset({".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".zst"})
 NUMBER = re.compile(r"[-_ ]?\d+$")  # ends the name of a fold
 SEEN = 50  # files of a folder that are looked at
-OF_BOXES = ("annotations", "annotation", "labels", "xmls", "xml")  # folders
-YOLO = re.compile(rb"\s*\d+(\s+[\d.eE+-]+){4,}\s*(\n|$)")
+IMAGE = rf"(?is).*\.({'|'.join(suffix[1:] for suffix in SUFFIXES)})"  # the path of one
 
 
-def raw(ask: Ask, folder: Path) -> Raw:
+def raw(request: DataRequest, folder: Path) -> RawRows:
     """The images of a folder; a class is called as its folder, and may have folders inside.
 
     Files that are no images by their names are left out, but an archive is bad. Raises UsageError
     if it is not clear which splits to use, and DataError if there are no class folders.
     """
-    folders = _splits(ask, folder)
-    _check_depth(ask, folder, folders["train"])
+    folders = _splits(request, folder)
+    _check_depth(request, folder, folders["train"])
     nowhere: list[Fault] = []
     others: set[str] = set()
     splits = {}
@@ -48,9 +43,9 @@ def raw(ask: Ask, folder: Path) -> Raw:
         splits[split] = text_table(rows, "image", "label", "place", "fault")
     if not any(map(len, splits.values())) and not nowhere:
         raise DataError(
-            f"{ask.name} has no folders with images; give a folder for each class, or a table."
+            f"{request.name} has no folders with images; give a folder for each class, or a table."
         )
-    if ask.split is None and folders["train"] != ".":
+    if request.split is None and folders["train"] != ".":
         used = {Path(name).parts[0] for name in folders.values()}
         others |= {spelled(part.name) for part in folders_in(folder)} - used
     details = "a folder for each class"
@@ -60,13 +55,15 @@ def raw(ask: Ask, folder: Path) -> Raw:
     names = {split: top if name == "." else name for split, name in folders.items()}
     if deep := [*chain.from_iterable(map(folders_in, folders_in(folder / folders["train"])))]:
         details += f", with all inside it, as {spelled(str(deep[0].relative_to(folder)))}"
-    return Raw(ask.name, "image", splits, names, details, nowhere=tuple(nowhere), sorted=True)
+    return RawRows(
+        request.name, "image", splits, names, details, nowhere=tuple(nowhere), sorted=True
+    )
 
 
-def unlabeled(ask: Ask, names: Iterable[str], stdin: Iterable[str]) -> Raw:
-    """Images without labels: files, those in folders, and those that standard input names.
+def images_of(request: DataRequest, names: Iterable[str], stdin: Iterable[str]) -> RawRows:
+    """Images without labels: files, files in folders, and files that standard input names.
 
-    A row has a `name`, that of the image in its folder. Raises DataError for a folder without
+    A row has a `name`, the path of the image in its folder. Raises DataError for a folder without
     images.
     """
     rows = (
@@ -77,21 +74,21 @@ def unlabeled(ask: Ask, names: Iterable[str], stdin: Iterable[str]) -> Raw:
             "fault": not_utf8(path),
         }
         for argument in names
-        for path, name in _named_images(ask, argument, stdin)
+        for path, name in _named_images(request, argument, stdin)
     )
     table = text_table(rows, "image", "place", "name", "fault")
-    return Raw("images", "image", {"test": table}, {"test": "images"}, "")
+    return RawRows("images", "image", {"test": table}, {"test": "images"}, "")
 
 
-def _named_images(ask: Ask, name: str, stdin: Iterable[str]) -> list[tuple[str, str]]:
-    """The path of each image and its name in the folder, or else that of its file.
+def _named_images(request: DataRequest, name: str, stdin: Iterable[str]) -> list[tuple[str, str]]:
+    """The path of each image, and its path in the folder or else its name.
 
-    For segmentation a folder of images is taken, not that of masks beside it.
+    For segmentation a folder of images is taken, not the folder of masks beside it.
     """
     top = Path(name)
     if name == STDIN or not top.is_dir():
         return [(path, Path(path).name) for path in (stdin if name == STDIN else [name])]
-    parts = pairs(top) if ask.task == "segmentation" else None
+    parts = pairs(top) if request.task == "segmentation" else None
     folders = {"": top}
     if parts is not None:
         folders = {split if len(parts) > 1 else "": images for split, (images, _) in parts.items()}
@@ -105,20 +102,20 @@ def _named_images(ask: Ask, name: str, stdin: Iterable[str]) -> list[tuple[str, 
     return files
 
 
-def _splits(ask: Ask, folder: Path) -> dict[str, str]:
+def _splits(request: DataRequest, folder: Path) -> dict[str, str]:
     """Split -> its folder, which is the whole folder if there are no splits."""
     # A folder whose only one is called alike stands for that, as archives are unpacked.
     inside = {part: folders_in(part) for part in folders_in(folder)}
     alike = {part: [one.name for one in of] == [part.name] for part, of in inside.items()}
     parts = {part.name: inside[part][0] if alike[part] else part for part in inside}
-    if ask.split is None:
+    if request.split is None:
         # A folder called train with images in it is a class.
         parts = {name: here for name, here in parts.items() if folders_in(here)}
         if "train" in map(role, parts):
             parts = {name: here for name, here in parts.items() if role(name)}
         elif not (parts := _alike(parts)):
             return {"train": "."}
-    splits = ask.splits(list(parts))
+    splits = request.splits(list(parts))
     return {split: str(parts[name].relative_to(folder)) for split, name in splits.items()}
 
 
@@ -131,7 +128,7 @@ def _alike(parts: Mapping[str, Path]) -> dict[str, Path]:
     return {name: parts[name] for name in named} if alike else {}
 
 
-def _check_depth(ask: Ask, top: Path, split: str) -> None:
+def _check_depth(request: DataRequest, top: Path, split: str) -> None:
     """Raises UsageError for a folder above the folder of classes, or inside it."""
     whole = here = top / split
     while len(inside := folders_in(here)) == 1 and not inside[0].is_symlink():
@@ -145,8 +142,8 @@ def _check_depth(ask: Ask, top: Path, split: str) -> None:
     around = top.absolute().parent
     if not folders_in(whole) and Folder.walked(whole).images and len(folders_in(around)) > 1:
         raise UsageError(
-            f"{ask.name} has images and no folders of classes; if it is a class itself, name the "
-            f"folder around it, {around}."
+            f"{request.name} has images and no folders of classes; if it is a class itself, name "
+            f"the folder around it, {around}."
         )
 
 
@@ -207,8 +204,8 @@ def _counts(file: Path, others: set[str]) -> bool:
 def pairs(folder: Path) -> Parts | None:
     """The folders of images and of masks in a folder, of each split; None if there are none.
 
-    Folders `images` and `masks` are in the folder or in that of each split, or have folders of
-    splits inside. Without splits the name of the split is that of the folder.
+    Folders `images` and `masks` are in the folder or in the folder of each split, or have folders
+    of splits inside. Without splits the split is called as the folder.
     """
     both = _both(folder)
     if both is not None:
@@ -227,21 +224,21 @@ def _both(folder: Path) -> tuple[Path, Path] | None:
     return (pair[0], pair[1]) if pair[0] is not None and pair[1] is not None else None
 
 
-def raw_masks(ask: Ask, folder: Path, parts: Parts) -> Raw:
+def raw_masks(request: DataRequest, folder: Path, parts: Parts) -> RawRows:
     """The images and masks of a folder, which are pairs if they are named alike but for the ending.
 
     The names of the classes are in it, or else among the training masks.
     Raises UsageError if it is not clear which splits to use, and DataError if there are none.
     """
-    whole = len(parts) == 1 and ask.split is None
-    names = {"train": next(iter(parts))} if whole else ask.splits(list(parts))
+    whole = len(parts) == 1 and request.split is None
+    names = {"train": next(iter(parts))} if whole else request.splits(list(parts))
     splits = {
         split: text_table(_pairs(folder, *parts[name]), "image", "mask", "place", "fault")
         for split, name in names.items()
     }
     train_masks = parts[names["train"]][1]
-    return Raw(
-        name=ask.name,
+    return RawRows(
+        name=request.name,
         modality="image",
         splits=splits,
         names=names,
@@ -268,13 +265,6 @@ def _pairs(top: Path, of_images: Path, of_masks: Path) -> Iterator[dict[str, str
         yield {"image": image, "mask": mask, "place": place, "fault": fault}
 
 
-def _begins(file: Path) -> bytes:
-    """The first bytes of a file; none if it cannot be read."""
-    with suppress(OSError), documents.open_regular(file) as stream:
-        return stream.read(1 << 16)
-    return b""
-
-
 @dataclass(frozen=True)
 class Folder:
     """The contents of a folder: each folder in it -> the names of its folders and of its files."""
@@ -291,20 +281,34 @@ class Folder:
             inside[Path(here)] = folders, [*filter(shown, files)]
         return cls(top, inside)
 
-    def files(self, *endings: str) -> Iterator[Path]:
-        """The first SEEN files of each folder that have one of these endings."""
+    def matches(self, pattern: str) -> Iterator[Path]:
+        """The first SEEN files of each folder whose whole paths in this one match a pattern."""
+        whole = re.compile(pattern)
         for here, (_, names) in self.inside.items():
-            matches = (name for name in names if Path(name).suffix.casefold() in endings)
-            yield from (here / name for name in islice(matches, SEEN))
+            above = "" if here == self.top else f"{here.relative_to(self.top).as_posix()}/"
+            files = (name for name in names if whole.fullmatch(above + name))
+            yield from (here / name for name in islice(files, SEEN))
 
     def stems(self, here: Path) -> set[str]:
         """The names of the images in a folder, without their endings."""
         files = map(Path, self.inside.get(here, ((), ()))[1])
         return {file.stem for file in files if file.suffix.casefold() in SUFFIXES}
 
+    def images_for(self, file: Path) -> Path:
+        """The folder of the image of a file: its own, with `images` in place of `labels`."""
+        parts = file.parent.relative_to(self.top).parts
+        return self.top.joinpath(*("images" if part == "labels" else part for part in parts))
+
     @cached_property
     def images(self) -> bool:
-        return any(self.files(*SUFFIXES))
+        return any(self.matches(IMAGE))
+
+    @property
+    def unsorted(self) -> bool:
+        """Whether it has images, and all its folders are called as splits and have no folders."""
+        inside = [self.top / name for name in self.inside[self.top][0]]
+        splits = all(role(here.name) and not self.inside[here][0] for here in inside)
+        return bool(inside) and splits and self.images
 
     @property
     def has_masks(self) -> bool:
@@ -315,73 +319,5 @@ class Folder:
             return False
         parts = pairs(self.top) or {}
         return any(
-            file.is_relative_to(of) for _, of in parts.values() for file in self.files(*SUFFIXES)
+            file.is_relative_to(of) for _, of in parts.values() for file in self.matches(IMAGE)
         )
-
-
-def _documents(folder: Folder) -> Path | None:
-    return next(filter(coco, islice(folder.files(".json"), SEEN)), None)
-
-
-def _boxes(folder: Folder) -> Path | None:
-    """A file with a class and a box on each line, beside its image or in `labels` for `images`."""
-    for file in islice(folder.files(".txt"), SEEN):
-        parts = file.parent.relative_to(folder.top).parts
-        if parts and "labels" not in parts and not role(parts[-1]):
-            continue  # a folder of a class, say
-        beside = folder.top.joinpath(*("images" if part == "labels" else part for part in parts))
-        if file.stem in folder.stems(beside) and YOLO.match(_begins(file)):
-            return file
-    return None
-
-
-def _xml(folder: Folder) -> Path | None:
-    files = (file for file in folder.files(".xml") if file.parent.name.casefold() in OF_BOXES)
-    return next((f for f in islice(files, SEEN) if b"<bndbox>" in _begins(f)), None)
-
-
-def _recorded(folder: Folder) -> Path | None:
-    return None if folder.images else next(folder.files(*AUDIO), None)
-
-
-def _captioned(folder: Folder) -> Path | None:
-    files = (file for file in folder.files(".txt") if file.parent == folder.top)
-    return next((file for file in files if file.stem in folder.stems(folder.top)), None)
-
-
-def _unsorted(folder: Folder) -> Path | None:
-    """The first of folders that are called as splits and have images, but no folders of classes."""
-    inside = [folder.top / name for name in folder.inside[folder.top][0]]
-    split = inside and all(role(here.name) and not folder.inside[here][0] for here in inside)
-    return inside[0] if split and folder.images else None
-
-
-class FolderKind(NamedTuple):
-    """A kind of folder that no model is for. sign: gives a file or folder that tells, or None."""
-
-    what: str
-    sign: Callable[[Folder], Path | None]
-    mend: str
-
-
-GIVE_MASKS = "give folders images and masks, or a folder of images for each class"
-FOLDERS = (
-    FolderKind("boxes or outlines of objects (COCO)", _documents, GIVE_MASKS),
-    FolderKind("boxes of objects (YOLO)", _boxes, GIVE_MASKS),
-    FolderKind("boxes of objects (Pascal VOC)", _xml, GIVE_MASKS),
-    FolderKind("sound", _recorded, "choose other data"),
-    FolderKind("images with captions", _captioned, "give a folder of images for each class"),
-    FolderKind("images of no class", _unsorted, "give a folder for each class inside it"),
-)  # fmt: skip
-
-
-def refuse_kinds(ask: Ask, folder: Folder) -> None:
-    """Raises UsageError for a folder of one of FOLDERS, and for masks that the model is not for."""
-    if folder.has_masks:
-        if "segmentation" not in ask.tasks and ask.task is None:
-            override = "give --task classification if its folders are classes"
-            raise for_other_models(ask, "images with masks", "segmentation", override)
-        return
-    for kind in FOLDERS:
-        if (sign := kind.sign(folder)) is not None:
-            raise refused(ask.name, kind.what, str(sign.relative_to(folder.top)), kind.mend)

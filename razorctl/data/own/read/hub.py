@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl.config.tasks import LANGUAGE
 from razorctl.data.own import chats, rows
-from razorctl.data.own.ask import Ask
-from razorctl.data.own.raw import Raw
-from razorctl.data.own.read import parquet, recognition
-from razorctl.data.own.read.columns import as_trained, number_notes
+from razorctl.data.own.raw import RawRows
+from razorctl.data.own.read import parquet
+from razorctl.data.own.read.recognition import table_columns
+from razorctl.data.own.read.refused import refuse_table
 from razorctl.data.own.read.sample import SAMPLE, Sample
+from razorctl.data.own.read.table import Table
 from razorctl.data.own.read.table_columns import TableColumns
-from razorctl.data.own.store import stored
+from razorctl.data.own.request import DataRequest
+from razorctl.data.own.store import stored_rows
 from razorctl.errors import DataError, UsageError, raise_lack
 from razorctl.registry import unknown
 from razorctl.system import hub
@@ -59,51 +61,44 @@ class Origin:
 class DatasetCard:
     """The part of a repository's card by which a data set can be planned for.
 
-    Args:
-        columns: the columns that are used.
-        classes: the names of the classes; none of texts alone.
-        names: split -> what it is called in the data.
-        counts: split -> rows, before any is held out.
+    classes: their names; none of texts alone. counts: split -> rows, before any is held out.
     """
 
     columns: TableColumns
     classes: tuple[str, ...]
-    names: Mapping[str, str]
     counts: Mapping[str, int]
 
 
-def card(ask: Ask) -> DatasetCard | None:
+def card(request: DataRequest) -> DatasetCard | None:
     """The card of a data set, by which no data are fetched; None if it does not say enough.
 
     It must have the number of rows of all splits that are used, and types of columns by which it is
     clear which ones are, with names of the classes. Raises what `raw` raises.
     """
-    origin = origin_of(ask)
-    split_names = ask.splits(list(origin.files))
+    origin = origin_of(request)
+    split_names = request.splits(list(origin.files))
     if origin.features is None or not {*split_names.values()} <= origin.counts.keys():
         return None
     images, classes, _ = parquet.typed(origin.features)
     # Columns of text that only their content tells are not clear: a word stands for all of it.
     values = {name: _word(kind) for name, kind in origin.features.items()}
-    sample = Sample(values, images, classes)
-    recognition.refuse_kinds(ask, sample)
+    table = Table(request, Sample(values, images, classes))
+    refuse_table(table)
     try:
-        columns = recognition.table_columns(ask, sample)
+        columns = table_columns(table)
     except UsageError:
         return None  # the data may settle it, or say what is wrong
-    label = columns.get("label")
-    if columns.task in LANGUAGE and "classification" not in ask.tasks[:1]:
-        names: tuple[str, ...] = ()
-    elif label in classes and columns.get("image") in (None, *images):
+    label, names = columns.get("label"), tuple[str, ...]()
+    if label in classes and columns.get("image") in (None, *images):
         names = tuple(origin.features[label].names)
-    else:
+    elif columns.task not in LANGUAGE or "classification" in request.tasks[:1]:
         return None
     counts = {split: origin.counts[name_in_data] for split, name_in_data in split_names.items()}
-    return DatasetCard(columns, names, split_names, counts)
+    return DatasetCard(columns, names, counts)
 
 
 def _word(kind: Any) -> list[Any]:
-    """A value that stands for those of a column, as far as its type says what they are."""
+    """A value that stands for all values of a column, as far as its type tells them."""
     if getattr(kind, "dtype", None) in ("string", "large_string"):
         return ["word"]
     if isinstance(kind, dict) or hasattr(kind, "languages"):
@@ -113,14 +108,14 @@ def _word(kind: Any) -> list[Any]:
     return [[]] if isinstance(kind, list) or hasattr(kind, "feature") else []
 
 
-def raw(ask: Ask) -> Raw:
+def raw(request: DataRequest) -> RawRows:
     """The rows of a data set `hf:ORG/NAME` or `hf:ORG/NAME:CONFIG`.
 
     Only the files of the splits that are used are fetched. Raises MissingError if these cannot be
     found, UsageError if it is not clear what to use, and DataError if it cannot be read.
     """
-    name, origin = ask.name, origin_of(ask)
-    split_names = ask.splits(list(origin.files))
+    name, origin = request.name, origin_of(request)
+    split_names = request.splits(list(origin.files))
     files = {split: origin.files[name_in_data] for split, name_in_data in split_names.items()}
     wanted = tuple(glob.escape(file) for split in files.values() for file in split)
     folder = hub.fetch(name, origin.repo, wanted, "dataset")
@@ -129,70 +124,71 @@ def raw(ask: Ask) -> Raw:
 
         local = {split: [str(folder / file) for file in part] for split, part in files.items()}
         data = load_dataset(origin.builder, data_files=local, **origin.settings)
-    return _raw(ask, data, split_names, folder, local)
+    return _raw(request, data, split_names, folder, local)
 
 
-def origin_of(ask: Ask) -> Origin:
+def origin_of(request: DataRequest) -> Origin:
     """Where a data set of the hub comes from, without its data; raises what `raw` raises."""
-    name = ask.name
+    name = request.name
     parts = NAME.fullmatch(name)
     if parts is None:
         raise UsageError(f"{name} is not the name of a data set; write hf:ORG/NAME:CONFIG.")
     return _origin(name, parts[1], parts[2])
 
 
-def _detect(
-    ask: Ask, sample: Sample, kinds: "Features"
-) -> tuple[TableColumns, tuple[str, ...] | None]:
-    """The columns that are used, and the names of the classes if the label's type has them."""
-    columns = recognition.table_columns(as_trained(ask, sample), sample)
+def _columns(table: Table, kinds: "Features") -> TableColumns:
+    """The columns that are used; raises UsageError for one of images that has none."""
+    columns = table_columns(table)
     for role, option in (("image", "--image-column"), ("mask", "--label-column")):
         column = columns.get(role)
-        if column is not None and column not in sample.images:
+        if column is not None and column not in table.sample.images:
             raise UsageError(
-                f"column {column} of {ask.name} has no images but {kinds[column]}; name another "
-                f"with {option}."
+                f"column {column} of {table.request.name} has no images but {kinds[column]}; name "
+                f"another with {option}."
             )
-    label = columns.answer
-    named = None if label is None else parquet.named_classes(kinds[label])
-    return columns, columns.class_names or named
+    return columns
 
 
 def _raw(
-    ask: Ask,
+    request: DataRequest,
     data: Mapping[str, "Dataset"],
     split_names: dict[str, str],
     folder: Path,
     files: Mapping[str, list[str]],
-) -> Raw:
+) -> RawRows:
     """The rows of splits that `datasets` has read from files in the folder."""
     train = data["train"]
     kinds = train.features
     plain = train.with_format("arrow")  # which decodes nothing: a list may be of images
-    sample = parquet.sampled(kinds, lambda names: plain.select_columns(names)[:SAMPLE].to_pydict())
-    columns, classes = _detect(ask, sample, kinds)
+    sample = parquet.sample_of(
+        kinds, lambda names: plain.select_columns(names)[:SAMPLE].to_pydict()
+    )
+    table = Table.for_run(request, sample)
+    columns = _columns(table, kinds)
+    label = columns.answer
+    named = None if label is None else parquet.named_classes(kinds[label])
     for split, name_in_data in split_names.items():
         if absent := set(columns.renamed) - set(data[split].column_names):
             raise DataError(
-                f"{name_in_data} of {ask.name} has no column {absent.pop()}; name other splits."
+                f"{name_in_data} of {request.name} has no column {absent.pop()}; name other splits."
             )
     splits = {split: _rows(data[split], columns, files[split]) for split in split_names}
-    left_out = rows.unlabeled_out(ask, splits, split_names)
-    return Raw(
-        name=ask.name,
+    left_out = rows.unlabeled_out(request, splits, split_names)
+    return RawRows(
+        name=request.name,
         modality=columns.modality,
         splits=splits,
         names=split_names,
         details=columns.details(left_out),
-        class_names=classes,
+        class_names=columns.class_names or named,
         root=folder.parents[1],  # where the links of the hub's cache lead
         task=columns.task,
-        notes=number_notes(ask, sample, columns),
+        notes=columns.notes,
     )
 
 
 def _rows(split: "Dataset", columns: TableColumns, files: list[str]) -> "Dataset":
-    """The columns that are used, as `Raw` calls them; files: the files of the split."""
+    """The columns that are used, as `RawRows` calls them; files: the files of the split."""
     import pyarrow as pa
 
     renamed = split.select_columns(list(columns.renamed)).rename_columns(columns.renamed)
@@ -205,7 +201,7 @@ def _rows(split: "Dataset", columns: TableColumns, files: list[str]) -> "Dataset
             arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
             yield pa.RecordBatch.from_pydict(parquet.row_arrays(arrays, Path()))
 
-    return stored([*map(Path, files)], next(batches()).schema, batches, columns)
+    return stored_rows([*map(Path, files)], next(batches()).schema, batches, columns)
 
 
 def _origin(name: str, repo: str, config: str | None) -> Origin:

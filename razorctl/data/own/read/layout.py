@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from razorctl.data.own.ask import role, role_in, split_of
 from razorctl.data.own.raw import NOT_UTF8
 from razorctl.data.own.read import lines
 from razorctl.data.own.read.folder import Folder, folders_in
+from razorctl.data.own.request import role, role_in, split_of
 from razorctl.errors import DataError, UsageError, first_line, lacks_memory
 from razorctl.system import documents
 from razorctl.system.folders import shown, spelled
@@ -19,7 +19,7 @@ SUFFIXES = (*lines.READERS, ".parquet", ".arrow")
 INSIDE = ("data", "default")  # the folder that has the tables of a repository of the hub
 CARD = "README.md"
 PART = re.compile(r"-\d+-of-\d+$")  # ends the name of one of several files of a split
-Found = dict[str, list[Path]]  # split as the folder calls it -> its tables
+SplitFiles = dict[str, list[Path]]  # split as the folder calls it -> its tables
 
 
 def is_table(file: Path, tagged: bool = False) -> bool:
@@ -29,12 +29,12 @@ def is_table(file: Path, tagged: bool = False) -> bool:
     return known or lines.of_tokens(file) is not None
 
 
-def in_folder(folder: Path, tagged: bool = False) -> Found:
+def in_folder(folder: Path, tagged: bool = False) -> SplitFiles:
     """Split -> its tables in a folder; empty if it has none.
 
-    They are those that `datasets` has saved there, that the card of a repository names, that are
-    called as splits or lie in folders that are, or its only table. Else they are those in its only
-    folder, which is called as in INSIDE. Raises UsageError for a card of several configs.
+    `datasets` has saved them there, the card of a repository names them, or they or their folders
+    are called as splits. Else it is the only table, or the tables in the only folder if that is
+    called as in INSIDE. Raises UsageError for a card of several configs.
     tagged: as of `is_table`.
     """
     folders = folders_in(folder)
@@ -44,11 +44,11 @@ def in_folder(folder: Path, tagged: bool = False) -> Found:
     return found
 
 
-def _saved(folder: Path) -> Found:
-    """The files of `save_to_disk`, without those that `datasets` has cached beside them."""
+def _saved(folder: Path) -> SplitFiles:
+    """The files of `save_to_disk`, without files that `datasets` has cached beside them."""
     names = documents.read_cached(folder / "dataset_dict.json", dict[str, list[str]]) or {}
     parts = {name: folder / name for name in names.get("splits", ())}
-    found: Found = {}
+    found: SplitFiles = {}
     for name, part in (parts or {"train": folder}).items():
         state = documents.read_cached(part / "state.json", dict[str, Any]) or {}
         if files := state.get("_data_files"):
@@ -56,7 +56,7 @@ def _saved(folder: Path) -> Found:
     return found
 
 
-def _on_card(folder: Path) -> Found:
+def _on_card(folder: Path) -> SplitFiles:
     """The files that the card of a repository names, and files of other splits beside them."""
     configs = _configs(folder / CARD)
     default = [c for c in configs if c.get("default") or c.get("config_name") == "default"]
@@ -69,7 +69,7 @@ def _on_card(folder: Path) -> Found:
         return {}
     from datasets.data_files import sanitize_patterns
 
-    found: Found = {}
+    found: SplitFiles = {}
     for split, patterns in sanitize_patterns((default or configs)[0]["data_files"]).items():
         files = {file for pattern in patterns for file in folder.glob(str(pattern))}
         found[str(split)] = sorted(filter(is_table, files))
@@ -100,13 +100,13 @@ def _configs(card: Path) -> list[Any]:
     return [c for c in configs if c.get("data_files")] if isinstance(configs, list) else []
 
 
-def _called(folder: Path, folders: list[Path], tagged: bool = False) -> Found:
+def _called(folder: Path, folders: list[Path], tagged: bool = False) -> SplitFiles:
     """The tables that are called as splits or lie in folders that are, or the only one.
 
     A list of images is called METADATA. It lies beside them, in the folder or in one of a split.
     An only table counts if there is at most one folder, since several may be classes.
     """
-    splits: Found = {}
+    splits: SplitFiles = {}
     tables = _tables(folder, alone=not folders, tagged=tagged)
     for file in tables:
         if spelled(file.name) != file.name:
@@ -124,7 +124,7 @@ def _called(folder: Path, folders: list[Path], tagged: bool = False) -> Found:
     return {} if several and "train" not in map(role_in, splits) else splits
 
 
-def _in_parts(folders: list[Path], of: Callable[[str], str | None]) -> Found:
+def _in_parts(folders: list[Path], of: Callable[[str], str | None]) -> SplitFiles:
     """The tables in folders of splits, if one is for training: all of a folder without folders."""
     found = {}
     for part in folders:

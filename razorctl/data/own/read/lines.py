@@ -20,7 +20,7 @@ from razorctl.data.own.read import tagged
 from razorctl.data.own.read.dialects import dialect
 from razorctl.data.own.read.sample import SAMPLE, Sample
 from razorctl.data.own.read.table_columns import TableColumns
-from razorctl.data.own.store import packed, stored
+from razorctl.data.own.store import batches_of, stored_rows
 from razorctl.errors import DataError
 
 if TYPE_CHECKING:
@@ -244,7 +244,7 @@ def of_tokens(file: Path, sure: bool = True) -> Callable[[Path], Iterator[Line]]
     """The reader of a text file whose first lines are tokens with a tag each; None of others.
 
     Such files are often called train.txt, or as a table without having a header. CoNLL-U is known
-    by its columns. sure: whether tags must be those of entities.
+    by its columns. sure: whether tags must be of entities.
     """
     if file.suffix.casefold() not in UNSAID or not file.is_file():
         return None
@@ -298,7 +298,7 @@ def _place(file: Path, line: Line) -> str:
 
 
 def schema(columns: TableColumns) -> "pa.Schema":
-    """The columns of `Raw`; labels are texts."""
+    """The columns of `RawRows`; labels are texts."""
     import pyarrow as pa
 
     names = [*columns.fields, "place", "fault"]
@@ -307,13 +307,13 @@ def schema(columns: TableColumns) -> "pa.Schema":
 
 
 def rows(files: Sequence[Path], columns: TableColumns) -> "Dataset":
-    """The rows of files with the columns of `Raw`; raises DataError for labels of several types."""
+    """The rows of files, as in `RawRows`; raises DataError for labels of several types."""
     kinds = schema(columns)
 
     def batches() -> Iterator["pa.RecordBatch"]:
-        return packed((row for file in files for row in records(file, columns)), kinds)
+        return batches_of((row for file in files for row in records(file, columns)), kinds)
 
-    return stored(files, kinds, batches, columns)
+    return stored_rows(files, kinds, batches, columns)
 
 
 def class_names(file: Path, columns: TableColumns) -> None:
@@ -321,7 +321,7 @@ def class_names(file: Path, columns: TableColumns) -> None:
 
 
 def records(file: Path, columns: TableColumns) -> Iterator[dict[str, Any]]:
-    """The rows of one file as of `rows`, one at a time; image paths are relative to its folder."""
+    """Yields the rows of one file, as `rows` has them; image paths are relative to its folder."""
     kinds: dict[str, str] = {}
     renamed = columns.renamed
     parts = {name: column for column, name in renamed.items() if name in chats.PARTS}

@@ -11,7 +11,7 @@ from razorctl.data.own.fields import field_of, worse
 from razorctl.data.own.raw import Reasons
 from razorctl.data.own.read.sample import SAMPLE, Sample
 from razorctl.data.own.read.table_columns import TableColumns
-from razorctl.data.own.store import stored
+from razorctl.data.own.store import stored_rows
 from razorctl.errors import DataError, raise_lack, reason_of
 
 if TYPE_CHECKING:
@@ -71,10 +71,10 @@ def sample(file: Path) -> Sample:
         batches = [*islice(_read(file, plain), SAMPLE // BATCH)]
         return pa.Table.from_batches(batches).to_pydict() if batches else {}
 
-    return sampled(features(file), first, file.parent)
+    return sample_of(features(file), first, file.parent)
 
 
-def sampled(
+def sample_of(
     kinds: "Features",
     first: Callable[[list[str]], Mapping[str, Sequence[Any]]],
     root: Path | None = None,
@@ -105,9 +105,9 @@ def typed(kinds: "Features") -> tuple[frozenset[str], frozenset[str], list[str]]
 
 
 def rows(files: Sequence[Path], columns: TableColumns) -> "Dataset":
-    """The rows of files with the columns of `Raw`; image paths are relative to their folder."""
+    """The rows of files with the columns of `RawRows`; image paths are relative to their folder."""
     schema = _schema(files[0], columns)
-    return stored(
+    return stored_rows(
         files, schema, lambda: (b for file in files for b in _batches(file, columns, schema))
     )
 
@@ -119,13 +119,13 @@ def class_names(file: Path, columns: TableColumns) -> tuple[str, ...] | None:
 
 
 def named_classes(kind: Any) -> tuple[str, ...] | None:
-    """The names of the classes that a type of `datasets` has, or that in its lists; else None."""
+    """The names of classes that a type of `datasets`, or of items of its lists, has; else None."""
     names = getattr(getattr(kind, "feature", kind), "names", None)
     return None if names is None else tuple(names)
 
 
 def _schema(file: Path, columns: TableColumns) -> "pa.Schema":
-    """The columns of `Raw`, with a `fault` if images are named by paths."""
+    """The columns of `RawRows`, with a `fault` if images are named by paths."""
     import pyarrow as pa
 
     types = _plain(_open(file).schema_arrow)
@@ -162,7 +162,7 @@ def _values(array: "pa.Array") -> "pa.Array":
 
 
 def row_arrays(arrays: Mapping[str, "pa.Array"], folder: Path) -> dict[str, "pa.Array"]:
-    """The columns of a file, by their names in `Raw`, as rows have them."""
+    """The columns of a file, by their names in `RawRows`, as rows have them."""
     import pyarrow as pa
 
     row_arrays = {**arrays}

@@ -115,7 +115,7 @@ class Sample:
     def has_images(self, column: str, names: Collection[str] = IMAGES) -> bool:
         """Whether a column has images, or most of its values are paths of images.
 
-        names: those of columns whose images may all be missing.
+        names: the names of columns whose images may all be missing.
         """
         paths = self.texts(column)[:LOOKED_UP]
         if column in self.images or self.root is None or not paths:
@@ -130,7 +130,7 @@ class Sample:
         return 2 * sum(files) >= len(paths)
 
     def image_columns(self, taken: Collection[str] = ()) -> list[str]:
-        """The columns of images beside those in `taken`; only those of their type, if any are."""
+        """The columns of images that are not `taken`; if some have an image type, these alone."""
         free = [column for column in self.values if column not in taken]
         typed = [column for column in free if column in self.images]
         return typed or [column for column in free if self.has_images(column)]

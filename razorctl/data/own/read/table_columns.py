@@ -28,13 +28,14 @@ WORDS = {
 class TableColumns:
     """The columns of a table that a task uses.
 
-    roles: each role, a name of a column of `Raw`, with the column of the table. There is no `label`
-    if labels are not read. unused: the other columns of the table.
+    roles: each role, a column of `RawRows`, with the column of the table. There is no `label` if
+    labels are not read. unused: the other columns of the table. notes: as of `RawRows`.
     """
 
     roles: tuple[tuple[str, str], ...]
     task: Task = "classification"
     unused: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, task: Task = "classification", /, **roles: str | None) -> "TableColumns":
@@ -63,17 +64,17 @@ class TableColumns:
 
     @property
     def renamed(self) -> dict[str, str]:
-        """Column -> its name in `Raw`."""
+        """Column -> its name in `RawRows`."""
         return {column: role for role, column in self.roles}
 
     @property
     def fields(self) -> list[str]:
-        """The columns of `Raw`: parts of conversations are one."""
+        """The columns of `RawRows`: parts of conversations are one."""
         names = ("messages" if role in chats.PARTS else role for role, _ in self.roles)
         return list(dict.fromkeys(names))
 
     def details(self, more: str = "") -> str:
-        """The columns, as the end of a sentence; more: what comes before those that are unused."""
+        """The columns, as the end of a sentence. more: stands before the unused columns."""
         words: dict[str, list[str]] = {}
         for role, column in self.roles:
             word = WORDS.get(role.partition(".")[0], role)

@@ -2,21 +2,24 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from razorctl import units
 from razorctl.data.own import labels, rows
-from razorctl.data.own.ask import Ask, role_in
-from razorctl.data.own.raw import Raw
-from razorctl.data.own.read import conversations, lines, parquet, recognition
-from razorctl.data.own.read.columns import as_trained, number_notes, unlabeled_columns
+from razorctl.data.own.raw import RawRows
+from razorctl.data.own.read import conversations, layout, lines, parquet, texts
+from razorctl.data.own.read.folder import ARCHIVES
+from razorctl.data.own.read.recognition import table_columns
+from razorctl.data.own.read.refused import refuse_document
 from razorctl.data.own.read.sample import SUFFIXES as IMAGE_SUFFIXES
 from razorctl.data.own.read.sample import Sample, normalized_name
+from razorctl.data.own.read.table import Table
 from razorctl.data.own.read.table_columns import TableColumns
-from razorctl.data.own.store import stored
+from razorctl.data.own.request import DataRequest, role_in
+from razorctl.data.own.store import stored_rows
 from razorctl.errors import DataError, UsageError
 from razorctl.models import Modality
 
@@ -40,134 +43,132 @@ def reader(file: Path) -> Reader:
     return parquet if file.suffix.casefold() in (".parquet", ".arrow") else lines
 
 
-@dataclass(frozen=True)
-class Tables:
-    """The tables of each split, and what is known of them before their rows are read.
+def at(request: DataRequest, path: Path) -> RawRows | None:
+    """The rows of the tables at a path; None of a folder without tables.
 
-    Args:
-        files: split -> its tables.
-        names: split -> what it is called in the data.
-        columns: the columns that are used.
-        class_names: as of `Raw`.
-        root: the folder that image paths are relative to.
-        notes: as of `Raw`.
-        left_out: what to say of splits that are left out, as the end of a sentence.
+    Raises what `raw` raises, and UsageError for a file that is no table.
     """
+    name, tagged = request.name, request.task == "token-classification"
+    if path.is_dir():
+        files = layout.in_folder(path, tagged)
+        return raw(request, files) if files else None
+    if path.suffix.casefold() in ARCHIVES:
+        what = "file" if path.with_suffix("").suffix not in ("", ".tar") else "folder"
+        raise DataError(f"{name} is an archive; unpack it, and name the {what}.")
+    if path.suffix.casefold() == ".json" and not lines.has_json_rows(path):
+        raise refuse_document(request, path)
+    if not layout.is_table(path, tagged):
+        documents = texts.SUFFIXES if request.language is not None else ()
+        kinds = ", ".join(s.removeprefix(".").upper() for s in (*documents, *layout.SUFFIXES))
+        raise UsageError(f"{name} is no table of a known kind; give {kinds} or a folder of images.")
+    return raw(request, {path.stem: [path]}, single=True)
 
-    files: Mapping[str, Sequence[Path]]
-    names: Mapping[str, str]
-    columns: TableColumns
-    class_names: tuple[str, ...] | None
-    root: Path
-    notes: tuple[str, ...] = ()
-    left_out: str = ""
 
-    @property
-    def untyped(self) -> bool:
-        """Whether labels are text only because the files have no other type."""
-        return self.files["train"][0].suffix.casefold() in (".csv", ".tsv")
-
-
-def find(ask: Ask, candidates: Mapping[str, Sequence[Path]], *, single: bool = False) -> Tables:
-    """The tables that are used.
+def raw(
+    request: DataRequest, candidates: Mapping[str, Sequence[Path]], *, single: bool = False
+) -> RawRows:
+    """The rows of the tables that are used.
 
     Raises UsageError if it is not clear which columns or splits to use, and DataError if a table
     cannot be read.
 
-    Args:
-        ask: what is asked of the data.
-        candidates: split as the folder calls it -> its tables.
-        single: whether it is one file, which is to be split whatever its name.
+    candidates: split as the folder calls it -> its tables. single: whether it is one file, which is
+    to be split whatever its name.
     """
     only = next(iter(candidates.values()))[0] if len(candidates) == 1 else None
     sample = None if only is None else reader(only).sample(only)
-    by_column = None if sample is None else _split_column(ask, sample)
+    by_column = None if sample is None else _split_column(request, sample)
     if single or by_column:
-        if ask.split is not None and not by_column:
-            raise UsageError(f"{ask.name} has no splits to choose from; leave --split out.")
+        if request.split is not None and not by_column:
+            raise UsageError(f"{request.name} has no splits to choose from; leave --split out.")
         splits = {"train": next(iter(candidates))}
     else:
-        splits = ask.splits(list(candidates))
+        splits = request.splits(list(candidates))
     files = {split: candidates[name] for split, name in splits.items()}
     every = [file for split in files.values() for file in split]
     kinds = {file.suffix.casefold() for file in every}
     if len(kinds) > 1:
         raise UsageError(
-            f"{ask.name} has tables of several kinds, {', '.join(sorted(kinds))}; name one file, "
-            "or choose with --split."
+            f"{request.name} has tables of several kinds, {', '.join(sorted(kinds))}; name one "
+            "file, or choose with --split."
         )
     root = Path(os.path.commonpath([file.parent for file in every]))
     read = reader(every[0])
     first = read.sample(every[0]) if sample is None else sample
     if not first.images and not any(map(len, first.values.values())):
         raise DataError(f"{every[0]} has no rows; give a file with rows.")
+    table = Table.for_run(request, first)
     rest = {name: values for name, values in first.values.items() if name != by_column}
-    columns = recognition.table_columns(as_trained(ask, first), replace(first, values=rest))
+    columns = table_columns(replace(table, sample=replace(first, values=rest)))
     if by_column:
         columns = replace(columns, roles=(*columns.roles, ("split", by_column)))
     samples = {file: read.sample(file) for file in every[1:]}
-    files, left_out = _labeled(ask, files, first, samples, columns)
-    if unused := [name for name in candidates if not ask.split and name not in splits.values()]:
+    files, left_out = _labeled(request, files, first, samples, columns)
+    if unused := [name for name in candidates if not request.split and name not in splits.values()]:
         left_out += f", without {', '.join(unused)}"
     every = [file for part in files.values() for file in part]
     for file in every[1:]:
         _check_columns(file, samples[file], columns)
-    if columns.task == "segmentation":
-        class_names = [labels.class_names_in(root)]
-    else:
-        class_names = [columns.class_names or read.class_names(file, columns) for file in every]
-    if len(set(class_names)) > 1:
-        raise DataError(
-            f"the tables of {ask.name} number their classes otherwise; write them anew."
-        )
+    class_names = _class_names(request.name, every, columns, root)
     names = {split: str(part[0].relative_to(root)) for split, part in files.items()}
-    notes = number_notes(ask, first, columns)
-    if kinds <= {".csv", ".tsv"}:
-        notes += _header_note(every[0], first, columns)
-    return Tables(files, names, columns, class_names[0], root, notes, left_out)
+    untyped = kinds <= {".csv", ".tsv"}
+    if untyped:
+        notes = (*columns.notes, *_header_note(every[0], first, columns))
+        columns = replace(columns, notes=notes)
+    more = {"class_names": class_names, "root": root, "untyped": untyped}
+    return _rows(request, files, names, columns, left_out, **more)
 
 
-def raw(ask: Ask, tables: Tables) -> Raw:
-    """The rows of tables; raises DataError if one cannot be read."""
-    columns = tables.columns
-    read = reader(tables.files["train"][0])
-    splits = {split: read.rows(files, columns) for split, files in tables.files.items()}
-    names, details = {**tables.names}, tables.left_out
+def _class_names(
+    name: str, files: Sequence[Path], columns: TableColumns, root: Path
+) -> tuple[str, ...] | None:
+    """The names of classes that files or types of labels have; raises DataError if they differ."""
+    if columns.task == "segmentation":
+        return labels.class_names_in(root)
+    names = {columns.class_names or reader(file).class_names(file, columns) for file in files}
+    if len(names) > 1:
+        raise DataError(f"the tables of {name} number their classes otherwise; write them anew.")
+    return names.pop()
+
+
+def without_labels(request: DataRequest, file: Path, modality: Modality) -> RawRows:
+    """The rows of one table, without labels, for a model of this modality; raises as `raw`."""
+    table = Table.for_run(request, reader(file).sample(file))
+    chats = request.task == "causal-lm"
+    columns = conversations.columns_of(table, answered=False) if chats else None
+    columns = columns or table.unlabeled_columns(modality)
+    return _rows(request, {"test": [file]}, {"test": file.name}, columns, root=file.parent)
+
+
+def _rows(
+    request: DataRequest,
+    files: Mapping[str, Sequence[Path]],
+    names: dict[str, str],
+    columns: TableColumns,
+    left_out: str = "",
+    **more: Any,
+) -> RawRows:
+    """The rows of the tables of each split; raises DataError if one cannot be read.
+
+    names: split -> what it is called in the data. left_out: what to say of splits that are left
+    out. more: other fields of `RawRows`.
+    """
+    first = next(iter(files.values()))
+    read = reader(first[0])
+    splits = {split: read.rows(part, columns) for split, part in files.items()}
     if columns.get("split"):
         total = len(splits["train"])
-        splits, names = _by_column(ask, tables.files["train"], splits["train"])
+        splits, names = _by_column(request, first, splits["train"])
         left = total - sum(map(len, splits.values()))
-        details += f", without {units.count(left, 'row')} of other splits" if left else ""
-    details = columns.details(details + rows.unlabeled_out(ask, splits, names))
-    return Raw(
-        name=ask.name,
-        modality=columns.modality,
-        splits=splits,
-        names=names,
-        details=details,
-        class_names=tables.class_names,
-        untyped=tables.untyped,
-        root=tables.root,
-        task=columns.task,
-        notes=tables.notes,
-    )
+        left_out += f", without {units.count(left, 'row')} of other splits" if left else ""
+    details = columns.details(left_out + rows.unlabeled_out(request, splits, names))
+    name, modality, task = request.name, columns.modality, columns.task
+    return RawRows(name, modality, splits, names, details, task=task, notes=columns.notes, **more)
 
 
-def unlabeled(ask: Ask, file: Path, modality: Modality) -> Raw:
-    """The rows of one table without labels, for a model of this modality; raises as `raw`."""
-    read = reader(file)
-    first = read.sample(file)
-    asked = as_trained(ask, first)
-    chat = conversations.columns_of(asked, first, answered=False)
-    fed = chat is not None and ask.task == "causal-lm"
-    columns = chat if chat and fed else unlabeled_columns(asked, first, modality)
-    splits = {"test": read.rows([file], columns)}
-    return Raw(ask.name, modality, splits, {"test": file.name}, columns.details(), root=file.parent)
-
-
-def _split_column(ask: Ask, sample: Sample) -> str | None:
+def _split_column(request: DataRequest, sample: Sample) -> str | None:
     """The column of a table that says the split of each row; None if there is none."""
-    used = (ask.label_column, ask.text_column, ask.image_column)
+    used = (request.label_column, request.text_column, request.image_column)
     for column in sample.values:
         values = sample.texts(column) if normalized_name(column) in SPLIT_COLUMNS else []
         if column not in used and "train" in map(role_in, values):
@@ -176,13 +177,13 @@ def _split_column(ask: Ask, sample: Sample) -> str | None:
 
 
 def _by_column(
-    ask: Ask, files: Sequence[Path], rows: "Dataset"
+    request: DataRequest, files: Sequence[Path], rows: "Dataset"
 ) -> tuple[dict[str, "Dataset"], dict[str, str]]:
     """The rows of each split that a column says, and what it is called there."""
     import pyarrow.compute as pc
 
     said = rows.unique("split")
-    names = ask.splits([name for name in said if name])
+    names = request.splits([name for name in said if name])
 
     def batches(name: str) -> Iterator["pa.RecordBatch"]:
         for batch in rows.data.table.to_batches():
@@ -190,32 +191,32 @@ def _by_column(
 
     schema = rows.data.schema
     return {
-        split: stored(files, schema, partial(batches, name), schema.names, name)
+        split: stored_rows(files, schema, partial(batches, name), schema.names, name)
         for split, name in names.items()
     }, names
 
 
 def _labeled(
-    ask: Ask,
+    request: DataRequest,
     files: dict[str, Sequence[Path]],
     first: Sample,
     samples: Mapping[Path, Sample],
     columns: TableColumns,
 ) -> tuple[dict[str, Sequence[Path]], str]:
-    """The tables of each split without those that lack labels, unless they are asked for.
+    """The tables of each split; tables that lack labels are left out unless they are asked for.
 
     Returns also what to say of that, as the end of a sentence.
     """
-    found, left_out = {}, ""
+    used, left_out = {}, ""
     for split, part in files.items():
         lacking = split != "train" and any(
             _has_no_label(first, samples[file], columns) for file in part
         )
-        if lacking and ask.split is None:
+        if lacking and request.split is None:
             left_out += rows.WITHOUT.format(part[0].name)
         else:
-            found[split] = part
-    return found, left_out
+            used[split] = part
+    return used, left_out
 
 
 def _has_no_label(first: Sample, sample: Sample, columns: TableColumns) -> bool:

@@ -47,7 +47,7 @@ def has_header(rows: Sequence[Sequence[str]]) -> bool:
 def tag_columns(columns: Mapping[str, Column]) -> list[str]:
     """The columns that may be the tags: one, or several if that is not clear.
 
-    They are those of entities, or else of chunks, the parts of speech of CoNLL-U, or the column of
+    The tags are of entities, or else of chunks, the parts of speech of CoNLL-U, or the column of
     few values; of two the last. columns: their numbers and values.
     """
     values = {name: _values(column) for name, column in columns.items()}
@@ -65,7 +65,7 @@ def look_tagged(rows: Sequence[Sequence[str]], sure: bool) -> bool:
     """Whether lines of as many columns each have tags of entities, or may have others.
 
     rows: the columns of each line; none of a line between sentences. sure: whether tags must be
-    those of entities; if not, they are few values beside words.
+    of entities; if not, they are few values beside words.
     """
     columns = [*zip(*filter(None, rows), strict=True)]
     kinds = [len({*column}) for column in columns]

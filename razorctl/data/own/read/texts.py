@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from razorctl.config.tasks import Task
-from razorctl.data.own.ask import STDIN, Ask, role, split_of
-from razorctl.data.own.raw import Raw, not_utf8, walk
+from razorctl.data.own.raw import RawRows, not_utf8, walk
+from razorctl.data.own.read import layout
 from razorctl.data.own.read.lines import decoded, of_tokens
 from razorctl.data.own.read.sample import SAMPLE
-from razorctl.data.own.store import packed, stored, text_table
+from razorctl.data.own.request import STDIN, DataRequest, role, split_of
+from razorctl.data.own.store import batches_of, stored_rows, text_table
 from razorctl.errors import DataError, UsageError
 from razorctl.system.folders import shown, spelled
 
@@ -51,7 +52,7 @@ def in_folder(folder: Path) -> Files:
 
 
 def others(folder: Path) -> list[str]:
-    """The endings of the files in a folder that are no texts, and the names of those on others."""
+    """The endings of files in a folder that are no texts, and the names of files about others."""
     left = (file for file in _files(folder) if is_about(file) or not is_text(file))
     return sorted({file.name if is_about(file) else file.suffix or file.name for file in left})
 
@@ -74,19 +75,19 @@ def _files(folder: Path) -> Iterator[Path]:
         yield from (Path(here, name) for name in sorted(filter(shown, files)))
 
 
-def _refuse_rows(ask: Ask, file: Path, task: Task) -> None:
+def _refuse_rows(request: DataRequest, file: Path, task: Task) -> None:
     """Raises UsageError for a file whose first lines are rows of a table."""
     head = [line.strip() for line in islice(decoded(file), SAMPLE) if line.strip()]
     lines = {sign: head[:1] if sign == "its header" else head for sign in ROWS}
     signs = [sign for sign, row in ROWS.items() if all(map(row.fullmatch, lines[sign]))]
     firsts = Counter(re.split(r"[\s,:]", line, maxsplit=1)[0] for line in head)
     alike = 1 < len(firsts) <= len(head) // 4 and min(firsts.values()) > 1
-    if alike and ask.tasks[0] != task:  # a word says little where texts are what is usual
+    if alike and request.tasks[0] != task:  # a word says little where texts are what is usual
         signs.append(f"a word such as {min(firsts)} before each text")
     if signs and len(head) > 2:
         raise UsageError(
-            f"{ask.name} looks like a table, by {signs[0]}; call it .csv, .tsv or .jsonl, with a "
-            f"name for each column, or learn its lines as texts with --task {task}."
+            f"{request.name} looks like a table, by {signs[0]}; call it .csv, .tsv or .jsonl, with "
+            f"a name for each column, or learn its lines as texts with --task {task}."
         )
 
 
@@ -95,51 +96,57 @@ def _split(folder: Path, file: Path) -> str:
     return spelled(inside[0] if len(inside) > 1 else split_of(file))
 
 
-def raw(ask: Ask, path: Path, files: Files, task: Task) -> Raw:
-    """The documents of files.
+def of_file(request: DataRequest, path: Path) -> RawRows | None:
+    """The documents of a text file for a language model; None of another path."""
+    if request.language is None or not is_text(path) or layout.is_table(path):
+        return None
+    return raw(request, path, {path.stem: [path]})
+
+
+def raw(request: DataRequest, path: Path, files: Files) -> RawRows:
+    """The documents of files, for the language task of a request.
 
     A file that is all of a split has documents with GAP empty lines between them; of several
     files each is a document. Raises UsageError if it is not clear which splits to use, or if they
     may be tokens with tags, and DataError, with the line, for a file that is not UTF-8.
 
-    Args:
-        ask: what is asked of the data.
-        path: the file or the folder that is named.
-        files: split as the folder calls it -> its files.
-        task: what the texts are for.
+    path: the file or the folder that is named.
     """
     import pyarrow as pa
 
+    task = request.language
+    assert task is not None
+
     first = next(iter(files.values()))[0]
-    if ask.task is None and of_tokens(first, sure=False) is not None:
+    if request.task is None and of_tokens(first, sure=False) is not None:
         raise UsageError(
             f"{first} looks like tokens with a tag each; say what it is with --task "
             f"token-classification or --task {task}."
         )
-    whole = len(files) == 1 and ask.split is None
-    chosen = {"train": next(iter(files))} if whole else ask.splits(list(files))
+    whole = len(files) == 1 and request.split is None
+    chosen = {"train": next(iter(files))} if whole else request.splits(list(files))
     schema = pa.schema([("text", pa.large_string()), ("place", pa.string())])
     top = path if path.is_dir() else path.parent
-    if ask.task is None and len(files[chosen["train"]]) == 1:
-        _refuse_rows(ask, files[chosen["train"]][0], task)
+    if request.task is None and len(files[chosen["train"]]) == 1:
+        _refuse_rows(request, files[chosen["train"]][0], task)
 
     def batches(part: Sequence[Path]) -> Iterator["pa.RecordBatch"]:
         several = len(part) == 1
-        return packed((row for file in part for row in _documents(top, file, several)), schema)
+        return batches_of((row for file in part for row in _documents(top, file, several)), schema)
 
     splits, names, details = {}, {}, "a document for each file"
     for split, name in chosen.items():
         part = files[name]
-        splits[split] = stored(part, schema, partial(batches, part), len(part) == 1)
+        splits[split] = stored_rows(part, schema, partial(batches, part), len(part) == 1)
         names[split] = spelled(part[0].name) if len(part) == 1 else name
         if len(part) == 1:
             details = f"text, with {GAP} empty lines between documents"
     if path.is_dir() and (left := others(path)):
         details += f", without its {', '.join(left)}"
-    return Raw(ask.name, "text", splits, names, details, task=task)
+    return RawRows(request.name, "text", splits, names, details, task=task)
 
 
-def unlabeled(name: str, stdin: Iterable[str]) -> Raw:
+def lines_of(name: str, stdin: Iterable[str]) -> RawRows:
     """The lines of a text file or of standard input, each a text; blank ones do not count.
 
     Raises DataError for a file that is not UTF-8.
@@ -160,7 +167,7 @@ def unlabeled(name: str, stdin: Iterable[str]) -> Raw:
         for number, line in enumerate(lines, 1)
     )
     table = text_table(rows, "text", "place", "fault")
-    return Raw(name, "text", {"test": table}, {"test": name}, "", blanks=True)
+    return RawRows(name, "text", {"test": table}, {"test": name}, "", blanks=True)
 
 
 def _documents(top: Path, file: Path, several: bool) -> Iterator[dict[str, str]]:

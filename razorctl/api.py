@@ -1,0 +1,231 @@
+"""The functions of the library; the commands of the same names call them."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from razorctl.cli import comparing, finetuning, planning, profiling
+from razorctl.cli.calls import call, public
+from razorctl.cli.comparing import METHODS
+from razorctl.cli.results import Result
+from razorctl.config.keywords import (
+    ComparedSettings,
+    PlannedSettings,
+    Prefer,
+    ProfiledSettings,
+    TrainingSettings,
+)
+from razorctl.config.recipe import Recipe
+from razorctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Name = str | os.PathLike[str]  # of a model or a data set, which may be a path
+
+
+@public
+def finetune(
+    model: Name | None = None,
+    dataset: Name | None = None,
+    *,
+    recipe: Recipe | Name | None = None,
+    plan: Name | None = None,
+    vram: str | None = None,
+    gpu: Name | None = None,
+    prefer: Prefer | None = None,
+    out: Name | None = None,
+    resume: bool = False,
+    dry_run: bool = False,
+    tracker: str | Sequence[str] = (),
+    device: str | None = None,
+    progress: bool = True,
+    **settings: Unpack[TrainingSettings],
+) -> Result:
+    """Fine-tunes a model on a data set, as `razorctl finetune` does.
+
+        razorctl.finetune("vit-micro", "digits", ratio=0.9)
+
+    The run is planned first if `vram` or `gpu` is given, or if no recipe is and CUDA runs it.
+
+    Args:
+        model: name of a model. It may be left out with `plan`, and with `resume`.
+        dataset: name of a data set, hf:ORG/NAME, or a folder or table of one's own.
+        recipe: a Recipe, or the name or file of a preset; settings override its own.
+        plan: file of `razorctl plan --json`, run as planned.
+        vram: memory that a plan may use, such as "11GB"; None is all that is free.
+        gpu: name or file of a GPU preset to plan for; None is this machine's.
+        prefer: "exact" gradients only, "fast", or "balanced", the default.
+        out: new directory of the run; None is one under runs/.
+        resume: continue the run in `out`, or start there if it is new.
+        dry_run: prepare the run and stop; the result has its settings and a sample of its rows.
+        tracker: one or several of "tensorboard", "trackio" and "wandb".
+        device: "cpu", "cuda" or "cuda:N"; None is cuda if any.
+        progress: whether messages and progress are printed on stderr.
+        settings: of the recipe and the job, which `help(razorctl.Recipe)` and `help(razorctl.Job)`
+            explain; None leaves one unset.
+
+    Returns:
+        The keys of `finetune --json`, such as `result["test_accuracy"]`; `result["run_dir"]` has
+        the model in the format of timm or transformers. A notebook shows a table with curves.
+
+    Raises:
+        UsageError: a setting that cannot be used.
+        NoFitError: no way to train fits the memory.
+        RazorError: any other error of `razorctl.errors`, such as OutOfMemoryError or DataError.
+    """
+    made = call(settings, recipe, model=model, dataset=dataset, vram=vram, gpu=gpu, prefer=prefer)
+    trackers = [tracker] if isinstance(tracker, str) else tracker
+    return Result.of_run(
+        finetuning.finetune(made, _path(plan), _path(out), trackers, device, resume, dry_run)
+    )
+
+
+@public
+def plan(
+    model: Name = "vit-b16",
+    dataset: Name | None = None,
+    *,
+    recipe: Recipe | Name | None = None,
+    vram: str | None = None,
+    gpu: Name | None = None,
+    prefer: Prefer | None = None,
+    progress: bool = True,
+    **settings: Unpack[PlannedSettings],
+) -> Result:
+    """Plans how to train a model on a data set on a card, as `razorctl plan` does.
+
+        razorctl.plan("vit-b16", "cifar100", gpu="rtx-4090")
+
+    Training steps are traced, which needs no GPU. With a recipe, or a setting of one, only that is
+    planned.
+
+    Args:
+        model: name of a model.
+        dataset: as for `finetune`; None is a usual one of the model's task.
+        recipe, vram, gpu, prefer, progress, settings: as for `finetune`.
+
+    Returns:
+        The keys of `plan --json`: `result["chosen"]` is the way to take, with predicted bytes and
+        seconds, and `result["candidates"]` all that were tried. A notebook shows them as a table.
+
+    Raises:
+        UsageError: a setting that cannot be used.
+        NoFitError: nothing fits; its `needed` is in bytes, its `document` has what was tried.
+    """
+    made = call(settings, recipe, model=model, dataset=dataset, vram=vram, gpu=gpu, prefer=prefer)
+    return Result.of_plan(planning.document(made))
+
+
+@public
+def compare(
+    *what: Name,
+    methods: str | Sequence[str] = METHODS,
+    seeds: int = 1,
+    budget: str | None = None,
+    target: float | None = None,
+    out: Name | None = None,
+    resume: bool = False,
+    html: Name | None = None,
+    device: str | None = None,
+    progress: bool = True,
+    **settings: Unpack[ComparedSettings],
+) -> Result:
+    """Compares methods on a model and a data set, or finished runs, as `razorctl compare` does.
+
+        razorctl.compare("vit-micro", "digits", methods=["full", "razor"], lr=[0.01, 0.1])
+
+    Args:
+        what: a model and a data set, or directories of runs and comparisons.
+        methods: names of methods or baselines, as a sequence or with commas.
+        seeds: number of runs of each method.
+        budget: time after which no new run starts, such as "10m".
+        target: score to reach, such as an accuracy of 0.95; None is 99 % of full's best.
+        out: new directory; None is one under runs/.
+        resume: continue in `out`; finished runs are not run again.
+        html: new file for a report with plots.
+        device, progress: as for `finetune`.
+        settings: of the runs; each method is run with every value of a number that is a sequence.
+
+    Returns:
+        The keys of `compare --json`: `result["rows"]` has a row for each method, in which a run
+        that fails has its error. A notebook shows the table with the plots of the report.
+
+    Raises:
+        UsageError: a setting that cannot be used, or does not apply to finished runs.
+    """
+    options = {
+        "methods": methods if isinstance(methods, str) else ",".join(methods),
+        "seeds": seeds,
+        "budget": budget,
+        "device": device,
+        "out": _path(out),
+        "resume": resume,
+    }
+    names = [os.fspath(each) for each in what]
+    runs = comparing.compare(call(settings), names, options, target=target, html=_path(html))
+    return Result.of_comparison(runs)
+
+
+@public
+def profile(
+    model: "Name | nn.Module",
+    dataset: "Name | Tensor | tuple[Any, ...] | Mapping[str, Any] | None" = None,
+    *,
+    inputs: "Tensor | tuple[Any, ...] | Mapping[str, Any] | None" = None,
+    forward: Callable[[Any, Any], Any] | None = None,
+    recipe: Recipe | Name | None = None,
+    steps: int = 5,
+    trace: Name | None = None,
+    snapshot: Name | None = None,
+    device: str | None = None,
+    progress: bool = True,
+    **settings: Unpack[ProfiledSettings],
+) -> Result:
+    """Profiles a training step of a model by its name, or the bytes that any nn.Module keeps.
+
+        razorctl.profile("vit-b16", ratio=0.9)
+        razorctl.profile(net, torch.zeros(32, 3, 224, 224), ratio=0.9)
+
+    An nn.Module is neither run nor changed. What each of its modules keeps for backward is traced:
+    in full, and by its recipe if it is sparsified, else by the recipe that `sparsify` would apply.
+
+    Args:
+        model: name of a model, module:function that returns one, or an nn.Module.
+        dataset: data set of the batches, which are random without it; inputs of an nn.Module.
+        inputs: of an nn.Module: a tensor, a tuple of arguments or a mapping of keywords, real or on
+            the meta device.
+        forward: calls an nn.Module, as `forward(model, inputs)`, and may compute a loss.
+        recipe, device, progress: as for `finetune`.
+        steps: number of timed steps.
+        trace: file for a Chrome trace of two steps.
+        snapshot: file for a CUDA memory snapshot of two steps.
+        settings: of the step; those of the recipe and `precision` apply to an nn.Module.
+
+    Returns:
+        The keys of `profile --json`: `result["rows"]` has the bytes of each module, and
+        `result["totals"]` their sums. A notebook shows them, and the times, as tables.
+
+    Raises:
+        UsageError: a setting that cannot be used, or does not apply to an nn.Module.
+    """
+    made = call(settings, recipe)
+    options = {"steps": steps, "device": device, "trace": trace, "snapshot": snapshot}
+    if isinstance(model, (str, os.PathLike)):
+        if inputs is not None or forward is not None:
+            raise UsageError(
+                "inputs are for an nn.Module; leave them out, or give the model itself."
+            )
+        options["dataset"] = dataset if dataset is None else str(dataset)
+        return Result.of_profile(profiling.profile(made, os.fspath(model), options))
+    from torch import nn
+
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"{type(model).__name__} is neither the name of a model nor an nn.Module.")
+    given = dataset if inputs is None else inputs
+    return Result.of_profile(profiling.profile_module(made, model, options, given, forward))
+
+
+def _path(name: Name | None) -> Path | None:
+    return None if name is None else Path(name)

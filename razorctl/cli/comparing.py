@@ -1,0 +1,182 @@
+"""A comparison of `compare`: its runs are run, or found in directories, and reported on."""
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from razorctl.cli.settings import Call
+from razorctl.cli.views import common as views
+from razorctl.config.tasks import LEAST
+from razorctl.errors import UsageError
+from razorctl.registry import unknown
+
+# What a refused call does not need is imported in the functions below.
+if TYPE_CHECKING:
+    from razorctl.training.comparing.comparison import Comparison
+    from razorctl.training.comparing.grid import Grid
+
+METHODS = "full,checkpoint,backrazor,prebackrazor++,razor"
+# The options of new runs, which do not apply to finished ones, with their defaults.
+OPTIONS = {
+    **dict.fromkeys(("budget", "device", "out")),
+    "methods": METHODS,
+    "seeds": 1,
+    "resume": False,
+}
+
+
+@dataclass(frozen=True)
+class ComparedRuns:
+    """The result of `compare`, and the directories of its runs."""
+
+    document: dict[str, Any]
+    comparison: "Comparison"
+    directories: Sequence[Path]
+
+
+def compare(
+    call: Call,
+    what: list[str],
+    options: Mapping[str, Any],
+    *,
+    target: float | None,
+    html: Path | None,
+) -> ComparedRuns:
+    """Compares a model and a data set, or finished runs, and writes a report to `html`.
+
+    options: those of `api.compare` in OPTIONS. Raises UsageError; if only the report cannot be
+    written, the error has the document.
+    """
+    _check(target, html, options["resume"])
+    comparison, directories = _finished(call, what, options), [Path(name) for name in what]
+    if comparison is None:
+        grid = _run_grid(call, what, options)
+        comparison, directories = grid.comparison, [grid.out]
+    runs = ComparedRuns(_document(comparison, target), comparison, directories)
+    if html is not None:
+        _write_report(html, runs, target, options["resume"])
+    return runs
+
+
+def seconds_of(budget: str) -> float:
+    """The seconds of a text such as 90s, 10m or 1.5h; raises UsageError for any other text."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([smh])", budget.strip())
+    if match is None or not float(match[1]):
+        raise UsageError(f"budget {budget!r} is no time; give one such as 90s, 10m or 1.5h.")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def _check(target: float | None, html: Path | None, resume: bool) -> None:
+    """Raises UsageError for a target or a report that cannot be."""
+    if target is not None and not target > 0:
+        raise UsageError(f"target {target:g} is not above 0; give an accuracy such as 0.95.")
+    if html is not None:
+        from razorctl.system import atomic
+
+        atomic.check_room(html, "--html", replace=resume)
+
+
+def _document(comparison: "Comparison", target: float | None) -> dict[str, Any]:
+    """The document of a comparison; raises UsageError for a target that its metric cannot have."""
+    from razorctl.training.comparing import figures
+
+    document = figures.document(comparison, target)
+    if target is not None and target > 1 and document["metric"] not in LEAST:
+        raise UsageError(
+            f"target {target:g} is above 1; {document['metric']} is at most that, like 0.95."
+        )
+    return document
+
+
+def _write_report(html: Path, runs: ComparedRuns, target: float | None, replace: bool) -> None:
+    """Writes the report of a comparison; raises UsageError if it cannot be written."""
+    from razorctl.cli.views import report
+    from razorctl.training.comparing import comparison
+
+    grids = [comparison.repeating(each) for each in runs.directories if comparison.is_grid(each)]
+    words = ["razorctl", "compare", *map(str, runs.directories)]
+    if target is not None:
+        words += ["--target", f"{target:g}"]
+    again = shlex.join([*words, "--html", str(html)])
+    commands = [("Repeat all runs", grids), ("Repeat this report", [again])]
+    try:
+        report.write(html, runs.document, runs.comparison, commands, replace)
+    except OSError as error:
+        failure = UsageError(
+            f"cannot write {html} ({error.strerror}), but the runs are kept; make room, then "
+            f"`{again}`."
+        )
+        failure.document = runs.document
+        raise failure from None
+    views.say(f"report: {html}")
+
+
+def exist(what: Sequence[str]) -> list[bool]:
+    """Whether each is the directory of a run or a comparison."""
+    from razorctl.training.comparing import comparison
+    from razorctl.training.rundir import is_run
+
+    return [is_run(Path(name)) or comparison.is_grid(Path(name)) for name in what]
+
+
+def _finished(call: Call, what: Sequence[str], options: Mapping[str, Any]) -> "Comparison | None":
+    """The comparison of the directories that `what` names; None for a model and a data set.
+
+    Raises UsageError if `what` is neither, or if an option does not apply to finished runs.
+    """
+    from razorctl.training.comparing import comparison
+
+    there = exist(what)
+    if all(there):
+        for name in (*(n for n, value in options.items() if value != OPTIONS[n]), *call.given):
+            raise UsageError(
+                f"{name.replace('_', ' ')} does not apply to finished runs; leave it out."
+            )
+        return comparison.of_directories(map(Path, what))
+    if len(what) != 2 or any(there):
+        raise UsageError(
+            f"{what[there.index(False)]} is not the directory of a run or a comparison; name "
+            "either MODEL and DATASET, or only such directories."
+        )
+    return None
+
+
+def _run_grid(call: Call, what: Sequence[str], options: Mapping[str, Any]) -> "Grid":
+    """Runs the methods on a model and a data set."""
+    if options["resume"] and options["out"] is None:
+        raise UsageError("there is nothing to resume; name the comparison with --out.")
+    from razorctl.cli import effects, planning
+    from razorctl.config.recipe import Recipe
+    from razorctl.system import c_compiler
+    from razorctl.training import rundir
+    from razorctl.training.comparing.comparison import NAMES
+    from razorctl.training.comparing.variants import lists_of
+
+    single, lists = lists_of(call.given)
+    names = dict(zip(("model", "dataset"), what, strict=True))
+    given = {name: value for name, value in (single | names).items() if value is not None}
+    settings = replace(call, given=given).settings
+    methods, budget = options["methods"].split(","), options["budget"]
+    kept = {name: options[name] for name in ("seeds", "device", "out", "resume")}
+    seconds = None if budget is None else seconds_of(budget)
+    job = settings.job
+    for name in methods:
+        if name not in NAMES:
+            raise unknown("method", name, NAMES)
+    if options["out"] is not None and not options["resume"]:
+        rundir.choose(options["out"])
+    planning.check_data(job)
+    c_compiler.start(options["device"])
+    with views.status(f"preparing to compare on {job.model} and {job.dataset}"):
+        from razorctl.cli import progress
+        from razorctl.training.comparing.grid import Grid
+
+        ratio = settings.given.get("ratio", Recipe.ratio)
+        grid = Grid(job, methods, ratio=ratio, lists=lists, seconds=seconds, **kept)
+    effects.note_settings(call, *grid.commands.recipes.values())
+    effects.note_settings(call, grid.commands.resolved)
+    progress.run_grid(grid)
+    return grid

@@ -1,0 +1,148 @@
+"""A run of `finetune`: its settings are settled, and it is prepared, trained or continued."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from razorctl.cli.settings import Call
+from razorctl.cli.views import common as views
+from razorctl.errors import UsageError
+from razorctl.system import processes
+
+# What a refused call does not need is imported in the functions below.
+if TYPE_CHECKING:
+    from razorctl.config.job import Job
+    from razorctl.config.recipe import Recipe
+    from razorctl.training.run import Run
+
+
+def finetune(
+    call: Call,
+    plan: Path | None,
+    out: Path | None,
+    trackers: Sequence[str],
+    device: str | None,
+    resume: bool,
+    dry_run: bool,
+) -> dict[str, Any]:
+    """The result of a run, or what a dry run shows; empty in all but the first process.
+
+    Arguments are those of `api.finetune`. Raises RazorError.
+    """
+    from razorctl.system import c_compiler
+
+    if dry_run and (resume or processes.count() > 1):
+        other = "--resume" if resume else "torchrun"
+        raise UsageError(f"a dry run prepares a new run, in one process; leave {other} out.")
+    with processes.connected(device):
+        c_compiler.start(device)
+        settled = processes.of_first(lambda: _settle(call, plan, out, trackers, device, resume))
+        if isinstance(settled, dict):
+            return settled
+        if dry_run:
+            return _prepare(settled, device)
+        return _run(call, settled, device, resume)
+
+
+@dataclass(frozen=True)
+class _Settled:
+    """All that a run is made of; `plan` is the document of its plan, if it is planned."""
+
+    job: "Job"
+    recipe: "Recipe"
+    plan: dict[str, Any] | None
+    out: Path
+    trackers: Sequence[str]
+
+
+def _run(call: Call, settled: _Settled, device: str | None, resume: bool) -> dict[str, Any]:
+    """Trains, and returns the result, which is empty in all but the first process."""
+    from razorctl.cli import effects, progress
+    from razorctl.training.threads import Threads
+
+    def prepare(at: Callable[[str], None]) -> "Run":
+        run = _begun(settled, device=device, progress=at, settle=threads.settle, resume=resume)
+        effects.note_settings(call, run.job)  # resolved: its steps may come from the model
+        return run
+
+    with Threads() as threads:
+        run = progress.train(
+            prepare, settled.job, settled.recipe, settled.out, device, settled.trackers
+        )
+    return run.result() if processes.first() else {}
+
+
+def _begun(settled: _Settled, **options: Any) -> "Run":
+    """The run that `training.run.finetune` returns for settings and its other `options`."""
+    from razorctl.training import run as trainer
+
+    out, plan = settled.out, settled.plan
+    return trainer.finetune(settled.job, settled.recipe, out=out, plan=plan, **options)
+
+
+def _prepare(settled: _Settled, device: str | None) -> dict[str, Any]:
+    """Prepares a run without training it, and returns what is known of it then."""
+    from razorctl.cli import progress
+
+    runs: list[Run] = []
+
+    def settle(run: "Run", _: object) -> None:
+        runs.append(run)
+        raise progress.DryRunError
+
+    def prepare(at: Callable[[str], None]) -> object:
+        return _begun(settled, device=device, progress=at, settle=settle)
+
+    run = progress.prepare_only(prepare, runs.pop, settled.job, settled.recipe, device)
+    return {
+        "dry_run": True,
+        "model": settled.job.model,
+        "dataset": settled.job.dataset,
+        "job": asdict(run.job),
+        "recipe": asdict(run.recipe),
+        "saved_bytes": run.saved_bytes,
+        "full_saved_bytes": run.full_saved_bytes,
+        "notes": [*run.notes],
+        "sample": None if run.sample is None else asdict(run.sample),
+        "rows": run.shown(),
+    }
+
+
+def _settle(
+    call: Call,
+    plan: Path | None,
+    out: Path | None,
+    trackers: Sequence[str],
+    device: str | None,
+    resume: bool,
+) -> _Settled | dict[str, Any]:
+    """Settles what is run; returns the result instead if that run is finished."""
+    from razorctl.cli import effects, planning, resuming
+    from razorctl.training import rundir
+    from razorctl.training import trackers as tracking
+
+    earlier = None
+    if resume:
+        earlier = resuming.settle_by_run(out, call.own, plan)
+    if earlier is not None and out is not None:
+        result = resuming.finished_result(out)
+        if result is not None:
+            views.say(f"{out} holds a finished run")
+            return result
+    trackers = tracking.check_trackers(trackers, out if resume else None)
+    if plan is not None and call.preset is not None:
+        raise UsageError(f"{plan} already sets the recipe; leave --recipe out, or plan again.")
+    settings = call.settings
+    if processes.count() > 1 and "processes" not in settings.given:
+        settings = settings.but(processes=processes.count())
+    if earlier is not None:
+        job, chosen, document = earlier
+    elif plan is not None:
+        job, chosen, document = planning.settle_by_file(plan, call.settings, device)
+    else:
+        rundir.choose(out, "", resume=resume)  # before data are read
+        job, chosen, document = planning.settle(settings, device, quiet=call.quiet)
+    effects.note_settings(call, chosen)
+    directory = rundir.choose(out, job.model, job.dataset, chosen.method, resume=resume)
+    return _Settled(job, chosen, document, directory, trackers)

@@ -1,0 +1,105 @@
+"""A profile of `profile`: of a model by name, or of the bytes that any nn.Module keeps."""
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from razorctl.cli.settings import DATA_SETTINGS, Call, Settings
+from razorctl.cli.views import common as views
+from razorctl.config.keywords import RecipeSettings
+from razorctl.errors import UsageError
+
+FUNCTION = re.compile(r"\w+(\.\w+)*:\w+(\.\w+)*")  # module:function
+# Settings of a job that change the cost of a step.
+JOB_SETTINGS = (
+    *("task", "input_size", "batch_size", "precision", "optimizer", "compile", "cuda_graphs"),
+    *DATA_SETTINGS,
+)
+# Settings that apply to any nn.Module, and to one that module:function returns.
+OF_MODULE = {*RecipeSettings.__annotations__, "precision"}
+OF_FUNCTION = {*OF_MODULE, "input_size", "batch_size"}
+# Options of a model by its name alone, with their defaults.
+OPTIONS = {"steps": 5, **dict.fromkeys(("dataset", "device", "trace", "snapshot"))}
+
+
+def profile(call: Call, model: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The document of a model by its name, or by module:function.
+
+    options: those of `api.profile` in OPTIONS. Raises UsageError for what cannot be used.
+    """
+    from razorctl import models
+    from razorctl.cli import effects, planning
+    from razorctl.config.job import Job
+    from razorctl.system import c_compiler
+
+    if FUNCTION.fullmatch(model) and not model.startswith(models.prefixes()):
+        return _profile_function(call, model, options)
+    dataset, settings = options["dataset"], call.settings
+    chosen = settings.recipe
+    effects.note_settings(call, chosen)
+    of_job = {name: settings.given[name] for name in JOB_SETTINGS if name in settings.given}
+    # The settings are checked before torch is loaded, which takes seconds.
+    with planning.lookup_status(model):
+        name = models.find(model, of_job.get("task")).name
+    job = Job(name, dataset or "random", steps=options["steps"], **of_job)
+    if dataset is not None:
+        planning.check_data(job)
+    elif of_data := [name for name in DATA_SETTINGS if name in call.given]:
+        flag = of_data[0].replace("_", "-")
+        raise UsageError(f"--{flag} is for reading a data set; name one, or leave it out.")
+    c_compiler.start(options["device"])
+    with views.status(f"profiling {model}") as at:
+        from razorctl.training.profiler import profile as measure
+
+        if dataset is None:
+            of_job = {n: value for n, value in of_job.items() if n not in DATA_SETTINGS}
+        return measure(model, chosen, progress=at, **options, **of_job).result()
+
+
+def _profile_function(call: Call, model: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The bytes of the model that module:function returns."""
+    sizes = [call.given.get(name) for name in ("batch_size", "input_size")]
+    settings = _module_settings(call, options, OF_FUNCTION)
+    with views.status(f"loading {model}") as at:
+        from razorctl.training import imported_models
+
+        net, inputs = imported_models.load(model, *sizes)
+        at(f"tracing {model}")
+        return _trace(settings, net, inputs) | {"model": model}
+
+
+def profile_module(
+    call: Call, net: Any, options: Mapping[str, Any], inputs: Any, forward: Any = None
+) -> dict[str, Any]:
+    """The bytes of any nn.Module, in the document of `profile`."""
+    settings = _module_settings(call, options, OF_MODULE)
+    with views.status(f"tracing {type(net).__name__}"):
+        return _trace(settings, net, inputs, forward)
+
+
+def _module_settings(call: Call, options: Mapping[str, Any], allowed: Collection[str]) -> Settings:
+    """The settings for an nn.Module; raises UsageError for those that are not allowed."""
+    from razorctl.cli import effects
+
+    given = [name for name, value in options.items() if value != OPTIONS[name]]
+    for name in (*given, *call.given):
+        if name not in allowed:
+            raise UsageError(
+                f"{name.replace('_', ' ')} does not apply to a model of your own, which is only "
+                "traced; leave it out."
+            )
+    effects.note_settings(call, call.settings.recipe)
+    return call.settings
+
+
+def _trace(settings: Settings, net: Any, inputs: Any, forward: Any = None) -> dict[str, Any]:
+    from razorctl.registry import find
+    from razorctl.step import DTYPES
+    from razorctl.training.kept_bytes import trace_kept_bytes
+
+    precision = settings.given.get("precision", "auto")
+    precision = "fp32" if precision == "auto" else precision
+    autocast = find("precision", precision, DTYPES)
+    recipe = settings.recipe if settings.orders else None
+    traced = trace_kept_bytes(net, inputs, recipe, autocast=autocast, forward=forward)
+    return {**traced.result(), "precision": precision}

@@ -1,0 +1,138 @@
+"""The settings of a Recipe and a Job as keywords of the functions in `razorctl.api`.
+
+`Recipe` and `Job` explain each. None leaves a setting to the preset, the model or the method. A
+sequence stands for a text with commas: `["a", "b"]` for `"a,b"`.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, TypedDict
+
+from razorctl.config.job import OptimizerName, Precision, Strategy, Weights
+from razorctl.config.recipe import Joint
+from razorctl.config.tasks import Task
+from razorctl.methods import Attention
+
+Names = str | Sequence[str]
+# A setting that `compare` may be given several values of, as numbers or as text: `1,2`.
+Integers = int | str | Sequence[int]
+Numbers = float | str | Sequence[float]
+Prefer = Literal["balanced", "exact", "fast"]  # what a plan chooses by
+Augment = Literal["none", "crop", "rand"]
+
+
+class RecipeSettings(TypedDict, total=False):
+    """The fields of a Recipe, but for the seed, which is a job's too."""
+
+    method: str | None
+    ratio: float | None
+    joint_budget: float | None
+    joint: Joint | None
+    attention: Attention | None
+    mean_correction: bool | None
+    unbiased: bool | None
+    int8_weight_grad: bool | None
+    int8_input_grad: bool | None
+    int8_forward: bool | None
+    activation_checkpointing: bool | None
+    lora: bool | None
+    lora_rank: int | None
+    lora_alpha: float | None
+    lora_targets: Names | None
+
+
+class DataSettings(TypedDict, total=False):
+    """The settings of one's own data, and what all functions take of a Job."""
+
+    task: Task | None
+    image_column: str | None
+    text_column: Names | None
+    label_column: Names | None
+    mask_values: Names | None
+    mask_colors: Names | None
+    split: Names | None
+    skip_bad: bool | None
+    streaming: bool | None  # refused
+    precision: Precision | None
+    optimizer: OptimizerName | None
+    compile: bool | None
+    cuda_graphs: bool | None
+
+
+class ProfiledSettings(RecipeSettings, DataSettings, total=False):
+    """The settings that change the cost of a step."""
+
+    batch_size: int | None
+    input_size: int | None
+    validation: float | None
+
+
+class PlannedSettings(RecipeSettings, DataSettings, total=False):
+    """The settings of a run but for `accumulate`, which a plan chooses."""
+
+    batch_size: int | Literal["auto"] | None
+    steps: int | None
+    epochs: float | None
+    processes: int | None
+    strategy: Strategy | None
+    weights: Weights | None
+    optimizer_in_backward: bool | None
+    input_size: int | None
+    augment: Augment | None
+    mixup: float | None
+    cutmix: float | None
+    label_smoothing: float | None
+    class_weights: str | Sequence[float] | None
+    learning_rate: float | None
+    lr: float | None  # the same
+    momentum: float | None
+    weight_decay: float | None
+    layer_decay: float | None
+    warmup_steps: int | None
+    clip_norm: float | None
+    ema: float | None
+    freeze: str | int | Sequence[str] | None
+    max_ratio: float | None
+    strict: bool | None
+    metric: str | None
+    patience: int | None
+    evaluate_every: int | None
+    save_every: int | None
+    keep_checkpoints: bool | None
+    workers: int | None
+    activation_memory_budget: float | None
+    validation: float | None
+    packing: bool | None
+    from_scratch: bool | None
+    seed: int | None
+
+
+class TrainingSettings(PlannedSettings, total=False):
+    """The settings of a run."""
+
+    accumulate: int | None
+
+
+class ComparedSettings(DataSettings, total=False):
+    """The settings that the runs of a comparison share, or are compared in."""
+
+    ratio: Numbers | None
+    steps: Integers | None
+    epochs: Numbers | None
+    input_size: Integers | None
+    batch_size: Integers | None
+    learning_rate: Numbers | None
+    lr: Numbers | None  # the same
+    weight_decay: Numbers | None
+    layer_decay: Numbers | None
+    momentum: Numbers | None
+    warmup_steps: Integers | None
+    clip_norm: Numbers | None
+    ema: Numbers | None
+    freeze: str | int | Sequence[str] | None
+    label_smoothing: Numbers | None
+    class_weights: str | Sequence[float] | None
+    workers: Integers | None
+    evaluate_every: Integers | None
+    validation: Numbers | None
+    metric: str | None
+    weights: Weights | None

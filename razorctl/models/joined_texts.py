@@ -1,0 +1,147 @@
+"""Joined texts: several short texts or conversations to a sequence, so that little is padding.
+
+A micro-batch is joined as a whole, so that it has the same texts, and the same gradient, as the
+padded one. The positions of each text begin at 0, by which transformers makes a mask that lets no
+text attend to another.
+"""
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+MULTIPLE = 8  # of tokens, which kernels of matrix products are made for
+PAYS = 0.8  # the share of the padded tokens at which packing is the default
+ROUNDING, ROUNDED = 1e-3, 3e-2  # of the largest logit, in single precision and in half of it
+GROUPED = 50  # batches whose rows are sorted by length where they are not packed
+SAMPLE = 64  # micro-batches from which its gain is estimated
+
+
+def rounded(tokens: int, most: int) -> int:
+    """Tokens rounded up to MULTIPLE, and at most `most`."""
+    return max(tokens, min(most, -(-tokens // MULTIPLE) * MULTIPLE))
+
+
+def layout(lengths: Sequence[int], most: int) -> tuple[list[list[int]], int]:
+    """The sequences of a micro-batch, each with the numbers of its texts, and their tokens.
+
+    Of the widths that share all tokens evenly, the one with the fewest tokens in all is taken;
+    longer texts come first (first fit, decreasing). No sequence is longer than `most`, and there
+    are no more tokens than in the padded micro-batch.
+
+    lengths: the tokens of each text, at most `most`.
+    """
+    order = sorted(range(len(lengths)), key=lambda text: -lengths[text])
+    longest, total = max(lengths), sum(lengths)
+    best: tuple[list[list[int]], int] | None = None
+    for count in range(1, len(lengths) + 1):
+        width = rounded(max(longest, math.ceil(total / count)), most)
+        if width > most:
+            continue
+        rows = _first_fit(order, lengths, width)
+        # Of equal ones the narrower, in which attention is less.
+        if best is None or len(rows) * width <= len(best[0]) * best[1]:
+            best = rows, width
+        if width == rounded(longest, most):
+            break
+    assert best is not None
+    return best
+
+
+def _first_fit(order: Sequence[int], lengths: Sequence[int], width: int) -> list[list[int]]:
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for text in order:
+        row = next((row for row, left in enumerate(room) if left >= lengths[text]), len(rows))
+        if row == len(rows):
+            rows.append([])
+            room.append(width)
+        rows[row].append(text)
+        room[row] -= lengths[text]
+    return rows
+
+
+@dataclass(frozen=True)
+class Gain:
+    """The tokens of an epoch: those of its texts, and those that are computed.
+
+    padded, packed: of micro-batches drawn at random, by SAMPLE of them. grouped: of those that are
+    padded if texts are not packed, each of texts of about one length.
+    """
+
+    texts: int
+    padded: int
+    packed: int
+    grouped: int
+
+    @property
+    def share(self) -> float:
+        """The tokens of packed micro-batches as a share of those of padded ones."""
+        return self.packed / self.padded
+
+    @property
+    def pays(self) -> bool:
+        """Whether packing shortens an epoch by a fifth or more."""
+        return self.share <= PAYS
+
+    def average(self, packing: bool, micro_batches: float, rows: int, most: int) -> tuple[int, int]:
+        """The sequences of an average micro-batch and their tokens, as many as `layout` makes.
+
+        Args:
+            packing: whether texts are packed.
+            micro_batches: of an epoch.
+            rows: the texts of each.
+            most: the most tokens of a sequence.
+        """
+        tokens = (self.packed if packing else self.grouped) / micro_batches
+        rows = math.ceil(tokens / most) if packing else rows
+        return rows, min(most, rounded(math.ceil(tokens / rows), most))
+
+
+def gain(lengths: Sequence[int], micro_batch: int, most: int, batch_size: int = 0) -> Gain:
+    """The gain of packing texts of these lengths; batch_size: 0 is that of a micro-batch."""
+    draw = random.Random(0)
+    size = min(micro_batch, len(lengths))
+    drawn = [draw.sample(range(len(lengths)), size) for _ in range(SAMPLE)]
+    padded = packed = read = 0
+    for texts in drawn:
+        own = [min(lengths[text], most) for text in texts]
+        rows, width = layout(own, most)
+        read += sum(own)
+        padded += len(own) * rounded(max(own), most)
+        packed += len(rows) * width
+    pool, grouped = GROUPED * (batch_size or size), 0
+    every = draw.sample([min(length, most) for length in lengths], len(lengths))
+    for start in range(0, len(every), pool):
+        ordered = sorted(every[start : start + pool])
+        for at in range(0, len(ordered), size):
+            part = ordered[at : at + size]
+            grouped += len(part) * rounded(part[-1], most)
+    epoch = len(lengths) / (SAMPLE * size)
+    return Gain(round(epoch * read), round(epoch * padded), round(epoch * packed), grouped)
+
+
+def keeps_apart(model: "nn.Module", logits: "Callable[[nn.Module, Any], Tensor]") -> bool:
+    """Whether a text has the same logits behind another one in its sequence as alone.
+
+    The model is run twice, on a few tokens, in eval mode.
+    """
+    import torch
+
+    weight = next(model.parameters())
+    ids = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8, 9]], device=weight.device)
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]], device=weight.device)
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            both = logits(model, {"input_ids": ids, "position_ids": positions})[0, 4:].float()
+            alone = logits(model, {"input_ids": ids[:, 4:]})[0].float()
+    finally:
+        model.train(training)
+    rounding = ROUNDING if weight.dtype == torch.float32 else ROUNDED
+    return bool((both - alone).abs().max() <= rounding * alone.abs().max())
