@@ -59,17 +59,15 @@ class _Settled:
 def _run(call: Call, settled: _Settled, device: str | None, resume: bool) -> dict[str, Any]:
     """Trains, and returns the result, which is empty in all but the first process."""
     from razorctl.cli import effects, progress
-    from razorctl.training.threads import Threads
 
     def prepare(at: Callable[[str], None]) -> "Run":
-        run = _begun(settled, device=device, progress=at, settle=threads.settle, resume=resume)
+        run = _begun(settled, device=device, progress=at, resume=resume)
         effects.note_settings(call, run.job)  # resolved: its steps may come from the model
         return run
 
-    with Threads() as threads:
-        run = progress.train(
-            prepare, settled.job, settled.recipe, settled.out, device, settled.trackers
-        )
+    run = progress.train(
+        prepare, settled.job, settled.recipe, settled.out, device, settled.trackers
+    )
     return run.result() if processes.first() else {}
 
 
@@ -87,12 +85,12 @@ def _prepare(settled: _Settled, device: str | None) -> dict[str, Any]:
 
     runs: list[Run] = []
 
-    def settle(run: "Run", _: object) -> None:
+    def end(run: "Run") -> None:
         runs.append(run)
         raise progress.DryRunError
 
     def prepare(at: Callable[[str], None]) -> object:
-        return _begun(settled, device=device, progress=at, settle=settle)
+        return _begun(settled, device=device, progress=at, prepared=end)
 
     run = progress.prepare_only(prepare, runs.pop, settled.job, settled.recipe, device)
     return {

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from razorctl import models
 from razorctl.config.job import Job
 from razorctl.config.recipe import Recipe
 from razorctl.errors import DivergedError, FigureError, RazorError, UsageError
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
     from filelock import BaseFileLock
 
 log = logging.getLogger(__name__)
-
-Settle = Callable[["Run", models.Progress], object]
 
 
 class Run(PreparedRun, Iterator[Step]):
@@ -53,7 +50,7 @@ class Run(PreparedRun, Iterator[Step]):
         plan: Mapping[str, Any] | None,
         progress: Callable[[str], None],
         lock: "BaseFileLock | None",
-        settle: Settle,
+        prepared: Callable[["Run"], object],
     ) -> None:
         """Prepares the run; other arguments are those of `finetune`.
 
@@ -67,7 +64,7 @@ class Run(PreparedRun, Iterator[Step]):
         self.stop: Callable[[], BaseException | None] = lambda: None
         with processes.together():
             super().__init__(job, recipe, out, device, progress)
-            settle(self, progress)
+            prepared(self)
         self._unsharded = parallel.unsharded(self.model, self.job)
         newest = self.checkpoints.newest
         if len({each and each.step for each in processes.every(newest)}) > 1:
@@ -75,6 +72,7 @@ class Run(PreparedRun, Iterator[Step]):
         self.learner = Learner(self.model, self.job, self.logits, device, self.class_weights)
         self.learner.relieve(self.recovery.relief)
         self.trial = self.learner.trial
+        self.threads = torch.get_num_threads()  # that the run was begun with
         if newest is not None:
             self._go_on(self.learner.load(newest.path))
             if newest.step == self.job.steps and not self.history[-1].metrics:
@@ -91,7 +89,7 @@ class Run(PreparedRun, Iterator[Step]):
                         self.job,
                         recipe,
                         device=devices.name(device),
-                        threads=torch.get_num_threads(),
+                        threads=self.threads,
                         plan=plan,
                         split=self.split_document,
                         pretrained=self.pretrained_document,
@@ -106,6 +104,9 @@ class Run(PreparedRun, Iterator[Step]):
         self.history = [Step(**step) for step in snapshot["history"]]
         self.peak_bytes = snapshot["peak_bytes"]
         self.by_class = snapshot.get("by_class")  # an older razorctl wrote none
+        self.threads, note = run_files.begun_threads(self.out, self.threads)
+        if self.device.type == "cpu":
+            self.notes = (*self.notes, *note)
 
     def __next__(self) -> Step:
         try:
@@ -353,7 +354,7 @@ def finetune(
     plan: Mapping[str, Any] | None = None,
     progress: Callable[[str], None] = lambda _: None,
     resume: bool = False,
-    settle: Settle = lambda *_: None,
+    prepared: Callable[[Run], object] = lambda _: None,
 ) -> Run:
     """Prepares and returns a run of `job` with `recipe`: iterate to train, then call `result`.
 
@@ -369,8 +370,7 @@ def finetune(
             CUDA may allocate, and the result has its prediction.
         progress: called with the name of each stage of the preparation.
         resume: go on from the newest valid checkpoint in `out`; without one, start at the start.
-        settle: called with the run and `progress` when data and model are loaded, before the
-            optimizer is built.
+        prepared: called with the run when data and model are loaded, before the optimizer is built.
     """
     recipe, place = recipe or Recipe(), devices.find(device)
     processes.check_count(job.processes)
@@ -396,5 +396,5 @@ def finetune(
             plan=plan,
             progress=progress,
             lock=lock,
-            settle=settle,
+            prepared=prepared,
         )

@@ -27,6 +27,7 @@ from razorctl.training.rundir import (
     is_run,
     resuming,
 )
+from razorctl.units import count
 from razorctl.version import __version__
 
 if TYPE_CHECKING:
@@ -90,12 +91,17 @@ def read_settings(out: Path) -> tuple[Job, Recipe] | None:
     return Job(**tables["job"]), Recipe(**tables["recipe"])
 
 
-def read_threads(out: Path) -> int | None:
-    """The number of threads that the run in a directory was begun with; None if unknown."""
-    if not is_run(out):
-        return None
-    number = read_toml(out / CONFIG).get(ENVIRONMENT, {}).get("threads")
-    return number if isinstance(number, int) and number > 0 else None
+def begun_threads(out: Path, threads: int) -> tuple[int, list[str]]:
+    """The threads that the run in `out` was begun with, and a note unless they are `threads`.
+
+    The bits of the weights depend on that number. A run that does not say it has `threads`.
+    """
+    begun = read_toml(out / CONFIG).get(ENVIRONMENT, {}).get("threads", threads)
+    note = (
+        f"the run was begun with {count(begun, 'thread')} and goes on with {threads}, so its "
+        f"weights differ in their last bits; OMP_NUM_THREADS={begun} keeps them."
+    )
+    return begun, [] if begun == threads else [note]
 
 
 def split_document(splits: "Splits") -> dict[str, Any]:

@@ -228,6 +228,17 @@ def test_without_a_valid_checkpoint_a_run_begins_again(tmp_path, caplog):
     assert same(tmp_path / "run/model.safetensors", tmp_path / "reference/model.safetensors")
 
 
+def test_another_number_of_threads_is_noted_and_the_first_one_stays_on_record(tmp_path):
+    stop(begin(tmp_path / "run", steps=1))
+    config = tmp_path / "run/config.toml"
+    had = f"threads = {torch.get_num_threads()}"
+    config.write_text(config.read_text().replace(had, "threads = 7"))
+    again = resume(tmp_path / "run")
+    assert [note for note in again.notes if "was begun with 7 threads" in note]
+    assert "threads = 7" in config.read_text()
+    stop(again)
+
+
 def test_other_settings_are_refused_and_all_named(tmp_path):
     stop(begin(tmp_path / "run", steps=1))
     before = sorted(str(path) for path in tmp_path.rglob("*"))

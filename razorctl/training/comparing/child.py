@@ -24,7 +24,6 @@ def run_child(command: list[str], report: Callable[[], object]) -> None:
     """
     # The command line has all settings, so none may come from the environment.
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("RAZORCTL_", "FORCE_"))}
-    environment.setdefault("OMP_DYNAMIC", "false")  # otherwise each run would settle its threads
     with (
         termination_waits() as check,
         subprocess.Popen(

@@ -15,7 +15,6 @@ import pytest
 from razorctl.errors import RazorError, Terminated
 from razorctl.training import signals
 from razorctl.training.comparing import child
-from razorctl.training.threads import CHOSEN
 from tests.comparing import NAMED
 
 
@@ -36,14 +35,6 @@ def test_a_command_that_fails_tells_why():
     error = call("sys.exit(3)")
     assert "ended with code 3" in str(error)
     assert error.exit_code == 3
-
-
-def test_no_run_settles_its_threads(monkeypatch):
-    for name in [name for name in os.environ if name.startswith(CHOSEN)]:
-        monkeypatch.delenv(name)
-    code = "import os, sys; from razorctl.training.threads import CHOSEN; "
-    code += "sys.exit(not any(name.startswith(CHOSEN) for name in os.environ))"
-    child.run_child([sys.executable, "-c", code], lambda: None)
 
 
 # What stands in for Python in a run: it takes its first step, and does not end.
