@@ -192,7 +192,7 @@ def profile(
     in full, and by its recipe if it is sparsified, else by the recipe that `sparsify` would apply.
 
     Args:
-        model: name of a model, module:function that returns one, or an nn.Module.
+        model: name of a model, or an nn.Module.
         dataset: data set of the batches, which are random without it; inputs of an nn.Module.
         inputs: of an nn.Module: a tensor, a tuple of arguments or a mapping of keywords, real or on
             the meta device.

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from razorctl.cli.options import RECIPE, Device, Json, Preset, argument, option, with_options
+from razorctl.cli.options import MODEL, RECIPE, Device, Json, Preset, argument, option, with_options
 from razorctl.cli.profiling import JOB_SETTINGS
 from razorctl.cli.results import Result, print_result
 
@@ -18,9 +18,7 @@ FIRST = (
 @with_options(*RECIPE, *JOB_SETTINGS, first=FIRST, planned=False)
 def profile(
     ctx: typer.Context,
-    model: Annotated[
-        str, argument("Name of a model, or module:function of your own.", "MODEL", "models")
-    ],
+    model: Annotated[str, MODEL],
     dataset: Annotated[
         str | None,
         argument(
@@ -51,9 +49,8 @@ def profile(
     fine-tuning. The times are measured on real steps with random weights. Batches
     are random, so nothing is downloaded, or those of DATASET.
 
-    module:function is imported, from the current directory first, and called
-    without arguments. It returns a model and its inputs, or just a model of timm
-    or transformers. The bytes of such a model are traced; no step is run.
+    The bytes of a model of your own are traced in Python, by
+    `razorctl.profile(model, inputs)`.
     """
     from razorctl import api
     from razorctl.cli import calls

@@ -1,7 +1,7 @@
 """A profile of `profile`: of a model by name, or of the bytes that any nn.Module keeps."""
 
-import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from razorctl.cli.settings import DATA_SETTINGS, Call, Settings
@@ -9,31 +9,33 @@ from razorctl.cli.views import common as views
 from razorctl.config.keywords import RecipeSettings
 from razorctl.errors import UsageError
 
-FUNCTION = re.compile(r"\w+(\.\w+)*:\w+(\.\w+)*")  # module:function
 # Settings of a job that change the cost of a step.
 JOB_SETTINGS = (
     *("task", "input_size", "batch_size", "precision", "optimizer", "compile", "cuda_graphs"),
     *DATA_SETTINGS,
 )
-# Settings that apply to any nn.Module, and to one that module:function returns.
+# Settings that apply to any nn.Module.
 OF_MODULE = {*RecipeSettings.__annotations__, "precision"}
-OF_FUNCTION = {*OF_MODULE, "input_size", "batch_size"}
 # Options of a model by its name alone, with their defaults.
 OPTIONS = {"steps": 5, **dict.fromkeys(("dataset", "device", "trace", "snapshot"))}
 
 
 def profile(call: Call, model: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The document of a model by its name, or by module:function.
+    """The document of a model by its name.
 
     options: those of `api.profile` in OPTIONS. Raises UsageError for what cannot be used.
     """
     from razorctl import models
     from razorctl.cli import effects, planning
     from razorctl.config.job import Job
-    from razorctl.system import c_compiler
+    from razorctl.system import c_compiler, folders
 
-    if FUNCTION.fullmatch(model) and not model.startswith(models.prefixes()):
-        return _profile_function(call, model, options)
+    named = model.startswith(models.prefixes()) or folders.exists(Path(model).expanduser())
+    if ":" in model and not named:
+        raise UsageError(
+            f"{model} is no name of a model, such as vit-b16 or timm:NAME; one of your own is "
+            "traced in Python, by razorctl.profile(model, inputs)."
+        )
     dataset, settings = options["dataset"], call.settings
     chosen = settings.recipe
     effects.note_settings(call, chosen)
@@ -56,40 +58,25 @@ def profile(call: Call, model: str, options: Mapping[str, Any]) -> dict[str, Any
         return measure(model, chosen, progress=at, **options, **of_job).result()
 
 
-def _profile_function(call: Call, model: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The bytes of the model that module:function returns."""
-    sizes = [call.given.get(name) for name in ("batch_size", "input_size")]
-    settings = _module_settings(call, options, OF_FUNCTION)
-    with views.status(f"loading {model}") as at:
-        from razorctl.training import imported_models
-
-        net, inputs = imported_models.load(model, *sizes)
-        at(f"tracing {model}")
-        return _trace(settings, net, inputs) | {"model": model}
-
-
 def profile_module(
     call: Call, net: Any, options: Mapping[str, Any], inputs: Any, forward: Any = None
 ) -> dict[str, Any]:
-    """The bytes of any nn.Module, in the document of `profile`."""
-    settings = _module_settings(call, options, OF_MODULE)
-    with views.status(f"tracing {type(net).__name__}"):
-        return _trace(settings, net, inputs, forward)
+    """The bytes of any nn.Module, in the document of `profile`.
 
-
-def _module_settings(call: Call, options: Mapping[str, Any], allowed: Collection[str]) -> Settings:
-    """The settings for an nn.Module; raises UsageError for those that are not allowed."""
+    Raises UsageError for settings that do not apply to one.
+    """
     from razorctl.cli import effects
 
     given = [name for name, value in options.items() if value != OPTIONS[name]]
     for name in (*given, *call.given):
-        if name not in allowed:
+        if name not in OF_MODULE:
             raise UsageError(
                 f"{name.replace('_', ' ')} does not apply to a model of your own, which is only "
                 "traced; leave it out."
             )
     effects.note_settings(call, call.settings.recipe)
-    return call.settings
+    with views.status(f"tracing {type(net).__name__}"):
+        return _trace(call.settings, net, inputs, forward)
 
 
 def _trace(settings: Settings, net: Any, inputs: Any, forward: Any = None) -> dict[str, Any]:

@@ -27,7 +27,7 @@ COMPILED = {"forward_s": "with the loss and packing", "sampling_s": "in forward"
 def show(result: dict[str, Any]) -> None:
     """Prints the tables of `profile`: bytes by layer kind and by module, peak, time by phase.
 
-    Of an nn.Module or a module:function there are only bytes.
+    Of an nn.Module there are only bytes.
     """
     if "phases" not in result:
         _show_module(result)
