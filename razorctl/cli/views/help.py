@@ -1,16 +1,18 @@
 """Help pages: an example, the most used options, and the others in panels.
 
-The panels are drawn here: rich would take half of the time of `--help` for them.
+typer's own page has five columns for an option, so at 80 it cuts flags and choices.
 """
 
 from collections.abc import Iterator
 from inspect import cleandoc
+from textwrap import fill
 from typing import Any
 
-from rich.box import ROUNDED
-from rich.cells import cell_len, chop_cells
+from rich.console import Group, RenderableType
 from rich.markup import render
-from rich.segment import Segment, Segments
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
 
 from razorctl.cli.views import common as views
 
@@ -19,62 +21,33 @@ LEFT = 32  # most columns for flags; longer flags have a line of their own
 FIRST = "Options"
 DEFAULT, BY_MODEL = "[default: ", "[default: by model]"
 OF_MODEL = "by model: see `razorctl list defaults MODEL DATASET`"
-FLAG = "bold cyan"
+FLAG, VALUE = "bold cyan", "yellow"
 
-Line = list[tuple[str, str]]  # texts, each with its style
-END = ("\n", "")
-Row = tuple[Line, str]  # an argument or the flags of an option, and its help
+Row = tuple[Text, str]  # an argument or the flags of an option, and its help
 
 
 def show(command: Any, ctx: Any) -> None:
     """Prints the help of a command or of the application."""
-    page = _page(command, ctx, min(views.out.width, WIDEST))
-    styled = views.out.get_style
-    segments = (Segment(text, styled(style)) for line in page for text, style in [*line, END])
-    views.out.print(Segments(segments), soft_wrap=True)
+    width = min(views.out.width, WIDEST)
+    for part in _page(command, ctx, width):
+        wrapped = isinstance(part, Text)  # also an example, which is to be copied
+        views.out.print(part, highlight=False, width=width, soft_wrap=wrapped)
 
 
-def _page(command: Any, ctx: Any, width: int) -> Iterator[Line]:
+def _page(command: Any, ctx: Any, width: int) -> Iterator[RenderableType]:
     summary, *paragraphs = cleandoc(command.help).split("\n\n")
     examples = [text for text in paragraphs if text.startswith("    ")]
-    yield from _paragraph(command.get_usage(ctx), "bold", width)
-    yield from _paragraph(summary, "", width)
-    for text in examples:
-        yield []
-        yield from ([(line, FLAG)] for line in text.splitlines())
-    yield []
-    for name, rows in _panels(command, ctx).items():
-        yield from _panel(name, rows, width)
+    yield Text(f"\n{_wrapped(command.get_usage(ctx), width)}", "bold")
+    yield Text(f"\n{_wrapped(summary, width)}\n")
+    yield from (Text(f"{text}\n", FLAG) for text in examples)
+    yield from (_panel(name, rows, width) for name, rows in _panels(command, ctx).items())
     for text in paragraphs:
         if text not in examples:
-            yield from _paragraph(text, "", width)
+            yield Text(f"\n{_wrapped(text, width)}")
 
 
-def _paragraph(text: str, style: str, width: int) -> Iterator[Line]:
-    """A paragraph below an empty line."""
-    yield []
-    yield from ([(" ", ""), *line] for line in _wrapped(_words(text, style), width - 2))
-
-
-def _words(text: str, style: str) -> Line:
-    return [(word, style) for word in text.split()]
-
-
-def _wrapped(words: Line, width: int) -> list[Line]:
-    """Lines of words; a word that is wider than a line is broken."""
-    lines: list[Line] = []
-    free = 0
-    for word, style in words:
-        for part in [word] if cell_len(word) <= width else chop_cells(word, width):
-            if cell_len(part) >= free:
-                lines.append([(part, style)])
-                free = width + 1
-            elif lines[-1][-1][1] == style:
-                lines[-1][-1] = (f"{lines[-1][-1][0]} {part}", style)
-            else:
-                lines[-1].append((f" {part}", style))
-            free -= cell_len(part) + 1
-    return lines
+def _wrapped(paragraph: str, width: int) -> str:
+    return fill(" ".join(paragraph.split()), width, break_on_hyphens=False)
 
 
 def _panels(command: Any, ctx: Any) -> dict[str, list[Row]]:
@@ -82,22 +55,22 @@ def _panels(command: Any, ctx: Any) -> dict[str, list[Row]]:
     panels: dict[str, list[Row]] = {"Arguments": [], FIRST: []}
     for each in command.get_params(ctx):
         if each.param_type_name == "argument":
-            argument = [(each.display_name_raw, "yellow")]
-            panels["Arguments"].append((argument, _about(each, ctx)))
+            panels["Arguments"].append((Text(each.display_name_raw, VALUE), _about(each, ctx)))
         elif not each.hidden:
             name = each.rich_help_panel or FIRST
             panels.setdefault(name, []).append((_flags(each), _about(each, ctx)))
     for name, other in getattr(command, "commands", {}).items():
-        panels.setdefault("Commands", []).append(([(name, FLAG)], other.help))
+        panels.setdefault("Commands", []).append((Text(name, FLAG), other.help))
     return {name: rows for name, rows in panels.items() if rows}
 
 
-def _flags(option: Any) -> Line:
+def _flags(option: Any) -> Text:
     """The flags of an option and its metavar, as in --steps N or --[no-]lora."""
     flags = sorted(option.opts, key=len)
     if option.secondary_opts:
         flags = [flag.replace("--", "--[no-]") for flag in flags]
-    return _words(", ".join(flags), FLAG) + _words(option.metavar or "", "yellow")
+    value = f" {option.metavar}" if option.metavar else ""
+    return Text.assemble((", ".join(flags), FLAG), (value, VALUE))
 
 
 def _about(parameter: Any, ctx: Any) -> str:
@@ -112,36 +85,20 @@ def _about(parameter: Any, ctx: Any) -> str:
     return f"{about} {DEFAULT}{default}]"
 
 
-def _panel(name: str, rows: list[Row], width: int) -> Iterator[Line]:
-    """A box with rows in two columns."""
-    box = ROUNDED.substitute(views.out.options)
-    top, inner = f"{box.top_left}{box.top} {name} ", width - 4
-    most = min(LEFT, inner // 2)
-    sizes = [_size(line) for flags, _ in rows for line in _wrapped(flags, inner)]
-    left = 2 + max((size for size in sizes if size <= most), default=2)
-    lines = [line for row in rows for line in _lines(*row, left, inner)]
+def _panel(name: str, rows: list[Row], width: int) -> Panel:
+    """A box with rows in two columns; flags that are too long are above their help."""
+    most = min(LEFT, (width - 4) // 2)
+    left = max((size for flags, _ in rows if (size := flags.cell_len) <= most), default=0)
+    parts: list[RenderableType] = []
+    for flags, about in rows:
+        above = flags.cell_len > left
+        parts += [flags] if above else []
+        line = Table.grid(expand=True, padding=(0, 2, 0, 0))
+        line.add_column(width=left)
+        line.add_column(ratio=1, overflow="fold")
+        meaning, default, rest = about.partition(DEFAULT)
+        line.add_row("" if above else flags, Text.assemble(meaning, (default + rest, "dim")))
+        parts.append(line)
     if any(about.endswith(BY_MODEL) for _, about in rows):
-        lines += _wrapped(_words(OF_MODEL, "dim"), inner)
-    yield [(f"{top:{box.top}<{width - 1}}{box.top_right}", "dim")]
-    for line in lines:
-        rest = " " * (inner - _size(line))
-        yield [(f"{box.mid_left} ", "dim"), *line, (f"{rest} {box.mid_right}", "dim")]
-    yield [(f"{box.bottom_left}{box.bottom * (width - 2)}{box.bottom_right}", "dim")]
-
-
-def _size(line: Line) -> int:
-    """The columns that a line takes."""
-    return sum(cell_len(text) for text, _ in line)
-
-
-def _lines(words: Line, about: str, left: int, inner: int) -> Iterator[Line]:
-    """The lines of a row: the flags, and the help beside or below them."""
-    meaning, default, rest = about.partition(DEFAULT)
-    lines = _wrapped(_words(meaning, "") + _words(default + rest, "dim"), inner - left)
-    *above, flags = _wrapped(words, inner)
-    yield from above
-    if _size(flags) + 2 > left or not lines:
-        yield flags
-    else:
-        yield [*flags, (" " * (left - _size(flags)), ""), *lines.pop(0)]
-    yield from ([(" " * left, ""), *line] for line in lines)
+        parts.append(Text(OF_MODEL, "dim"))
+    return Panel(Group(*parts), title=name, title_align="left", border_style="dim")
