@@ -18,7 +18,6 @@ from rich.progress import (
 
 from razorctl.cli.views import common as views
 from razorctl.cli.views import finetune as view
-from razorctl.cli.views import notebook
 from razorctl.cli.views.common import Pulse
 from razorctl.cli.views.evaluate import note_skipped
 from razorctl.config.job import Job
@@ -144,9 +143,6 @@ def _with_time_left(run: "Run", steps: Iterable["Step"]) -> Iterator["Step"]:
 
 
 def _progress(*columns: ProgressColumn) -> Progress:
-    """Bars in a terminal, or in the output of a notebook's cell."""
-    if views.err.is_jupyter:
-        return notebook.Bars(*columns)
     return Progress(*columns, console=views.err, transient=True)
 
 

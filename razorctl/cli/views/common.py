@@ -225,8 +225,11 @@ def hide_messages(*, unless: bool) -> Iterator[None]:
 
 
 def live() -> bool:
-    """Whether bars are shown: on a terminal and in a notebook, unless messages are hidden."""
-    return (err.is_interactive or err.is_jupyter) and not err.quiet
+    """Whether bars are shown: on a terminal, unless messages are hidden.
+
+    A notebook gets lines, since rich's bars need widgets there, which many notebooks lack.
+    """
+    return err.is_interactive and not (err.is_jupyter or err.quiet)
 
 
 @contextmanager
@@ -235,12 +238,7 @@ def status(text: str) -> Iterator[Callable[[str], None]]:
 
     Without a terminal, a first message is printed at once and any other only after EVERY seconds.
     """
-    if err.is_jupyter and live():
-        from razorctl.cli.views import notebook  # imported here: few commands need it
-
-        with notebook.status(text) as change:
-            yield change
-    elif live():
+    if live():
         with err.status(f"{text} ...") as status:
             yield lambda text: status.update(f"{text} ...")
     else:
