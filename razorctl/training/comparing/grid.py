@@ -38,14 +38,6 @@ from razorctl.training.comparing.finished_run import FinishedRun, read_run
 from razorctl.training.comparing.variants import GridRow, Lists, rows_of
 from razorctl.version import __version__
 
-# Settings that do not change the time of a step.
-UNTIMED = frozenset(
-    {
-        *("learning_rate", "weight_decay", "layer_decay", "momentum", "warmup_steps", "clip_norm"),
-        *("label_smoothing", "evaluate_every", "save_every", "patience", "validation"),
-    }
-)
-
 
 @dataclass(frozen=True)
 class Progress:

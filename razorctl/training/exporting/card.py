@@ -198,8 +198,9 @@ def _figures(trained: Trained) -> dict[str, float | None]:
 
 
 def _table(rows: Mapping[str, str]) -> str:
-    cells = ({"name": name, "value": value.replace("|", "\\|")} for name, value in rows.items())
-    lines = (f"| {row['name']} | {row['value']} |\n" for row in cells)
+    lines = (
+        "| {} | {} |\n".format(name, value.replace("|", r"\|")) for name, value in rows.items()
+    )
     return f"| | |\n|---|---|\n{''.join(lines)}"
 
 
