@@ -96,7 +96,8 @@ def begun_threads(out: Path, threads: int) -> tuple[int, list[str]]:
 
     The bits of the weights depend on that number. A run that does not say it has `threads`.
     """
-    begun = read_toml(out / CONFIG).get(ENVIRONMENT, {}).get("threads", threads)
+    begun = read_toml(out / CONFIG).get(ENVIRONMENT, {}).get("threads")
+    begun = begun if isinstance(begun, int) else threads
     note = (
         f"the run was begun with {count(begun, 'thread')} and goes on with {threads}, so its "
         f"weights differ in their last bits; OMP_NUM_THREADS={begun} keeps them."
