@@ -1,1 +1,1 @@
-"""Layers with an exact forward pass that keep by a rule: one file for each kind of layer."""
+"""Layers with the stock forward pass that store packed copies for the backward pass."""

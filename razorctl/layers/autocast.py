@@ -1,4 +1,4 @@
-"""The dtypes in which stock layers compute under autocast."""
+"""The dtypes that stock layers compute in under autocast."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -14,7 +14,7 @@ _NOTHING = nullcontext()
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
-    """The dtype that stock autocast would compute with, for `x`."""
+    """The dtype that stock autocast would cast `x` to for a GEMM."""
     dtype, device = x.dtype, x.device.type
     if device not in AVAILABLE or dtype == torch.float64 or not torch.is_autocast_enabled(device):
         return dtype
@@ -30,7 +30,7 @@ def to_compute_dtype(x: Tensor) -> Tensor:
 def no_autocast(device: torch.device) -> AbstractContextManager[None]:
     """A context without autocast, for a backward pass.
 
-    The forward pass has settled the dtypes, even if a user runs the backward pass under autocast.
+    The forward pass has fixed the dtypes. A backward pass under autocast must not change them.
     """
     kind = device.type
     if kind not in AVAILABLE or not torch.is_autocast_enabled(kind):

@@ -2,8 +2,7 @@
 
 A razor class adds no parameter or buffer. It takes over a module by assignment to `__class__`, so
 parameters, state-dict keys, hooks, deepcopy and pickle stay what they were. The module's new class
-inherits from the razor class and from the stock class, and is made when the first module of that
-stock class is taken over.
+inherits from the razor class and the stock class. It is created with the first such module.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -27,11 +26,11 @@ from razorctl.rules.packed import Packed
 from razorctl.sampling.joint import Blocks
 from razorctl.system.spans import packing
 
-PARAMETRIZED = "parametrizations"  # where `torch.nn.utils.parametrize` keeps what it calls
+PARAMETRIZED = "parametrizations"  # the submodule that `torch.nn.utils.parametrize` adds
 
 
 def transforming() -> bool:
-    """Whether torch.func, forward-mode AD, torch.fx or torch.jit runs; they take stock layers."""
+    """Whether torch.func, forward-mode AD, torch.fx or torch.jit runs; they get stock layers."""
     in_func = torch._C._functorch.peek_interpreter_stack() is not None
     tracing = is_fx_symbolic_tracing() or torch._C._get_tracing_state() is not None
     return in_func or forward_ad._current_level >= 0 or tracing
@@ -46,12 +45,12 @@ class LayerSettings:
     """The settings that the razor layers of a model share.
 
     Args:
-        memo: where layers find the copies of others; None if each packs for itself.
+        memo: the store of copies that layers share; None if each layer packs for itself.
         blocks: the draw of weights under a joint budget, else None.
         attention: the backend, as `Recipe.backend`.
         int8_weight_grad, int8_input_grad, int8_forward: as `Recipe.int8`.
-        rules_of: the rules that a layer kind gets, for a number of columns; None if it stays stock.
-            It is for parts of a module that are no modules of their own.
+        rules_of: (layer kind, number of columns) -> its rules; None if it stays stock. For the
+            parts of a module that are no modules themselves.
     """
 
     memo: Memo | None = None
@@ -64,11 +63,11 @@ class LayerSettings:
 
 
 class RazorLayer(nn.Module):
-    """Base of the razor classes: a layer whose training forward keeps by one of its `rules`.
+    """Base of the razor classes: in training, a layer stores activations by one of its `rules`.
 
     kind: layer kind, as `Method.rules` names it. memo: see `LayerSettings`. place: the name of the
-    module in its model, for messages. partial: whether it is stock but for some functions.
-    rewrites: whether it reimplements the stock forward, which must then be a known one.
+    module in its model, for messages. partial: whether only some functions of it are replaced.
+    rewrites: whether it reimplements the stock forward; then that forward must be `known`.
     """
 
     kind: ClassVar[str]
@@ -85,7 +84,7 @@ class RazorLayer(nn.Module):
 
     @classmethod
     def columns(cls, module: nn.Module) -> int:
-        """The number of columns that the rule of `module` will see; 1 where no column is drawn."""
+        """The number of columns that the rule of `module` will see; 1 if no column is drawn."""
         return 1
 
     @classmethod
@@ -95,12 +94,12 @@ class RazorLayer(nn.Module):
 
     @classmethod
     def fits(cls, module: nn.Module, rule: Rule) -> bool:
-        """Whether this class can stand in for a module of its stock type, with that rule."""
+        """Whether this class can replace `module`, given that rule."""
         return True
 
     @classmethod
     def covers(cls, module: nn.Module) -> bool:
-        """Whether the modules inside `module` stay stock, since it runs again as a whole."""
+        """Whether the modules inside `module` stay stock, as it is recomputed as a whole."""
         return False
 
     @classmethod
@@ -110,14 +109,14 @@ class RazorLayer(nn.Module):
         module.rules, module.memo = rules, settings.memo  # type: ignore[assignment]
 
     def detach(self) -> None:
-        """Makes the module its stock class again."""
+        """Gives the module its stock class back."""
         del self.rules, self.memo
         for name in ("place", "logit_bits", "checked"):
             vars(self).pop(name, None)
         _become(self, stock_type(self))
 
     def stock(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The forward of the stock class; in a trace of torch.fx a call of this very module."""
+        """The forward of the stock class; in a torch.fx trace, a call of this module."""
         if args and isinstance(args[0], Proxy) and stock_type(self).__module__.startswith("torch."):
             tracer: Any = args[0].tracer
             made: Tensor = tracer.create_proxy(
@@ -128,21 +127,21 @@ class RazorLayer(nn.Module):
         return y
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Names both classes, since no import finds the one that is made of them."""
+        """Names both base classes, since the joined class cannot be imported."""
         reduced: Any = super().__reduce_ex__(protocol)
         return _blank, type(self).__bases__, *reduced[2:]
 
     @property
     def saving(self) -> bool:
-        """Whether this forward pass keeps for a backward pass; if not, it is the stock one."""
+        """Whether this forward pass stores for backward; otherwise the stock forward runs."""
         return self.training and self.may_save
 
     @property
     def may_save(self) -> bool:
-        """Whether this forward pass may keep for a backward pass, in any mode.
+        """Whether this forward pass may store for backward, in training or eval mode.
 
-        A parametrized weight is made anew each time it is read, so the stock forward reads it.
-        torch.func and torch.fx transform stock layers alone.
+        A parametrized weight is computed at each access, so the stock forward reads it. torch.func
+        and torch.fx transform only stock layers.
         """
         if not torch.is_grad_enabled() or PARAMETRIZED in self._modules:
             return False
@@ -151,15 +150,15 @@ class RazorLayer(nn.Module):
     def derived(self, *views: Tensor, by: object = None) -> tuple[Derived, ...]:
         """The derived activations that are offered for `views`.
 
-        Empty if the rule of this layer makes none again, or if one of them is not offered. by: who
-        looks, in place of this layer, if it will look for another view of the same tensor.
+        Empty if the rule of this layer recomputes nothing, or if one of them is not offered. by:
+        the reader, in place of this layer, if it will look for another view of the same tensor.
         """
         if self.memo is None or not self.rules.of(compute_dtype(views[0])).again:
             return ()
         return self.memo.derived(views, self if by is None else by)
 
     def derived_rows(self, x: Tensor) -> Derived | None:
-        """The derived activation that is offered for `x`, as rows in the dtype of a GEMM."""
+        """The derived activation offered for `x`, as rows in the dtype of a GEMM, else None."""
         derived, dtype = self.derived(x), compute_dtype(x)
         if not derived:
             return None
@@ -170,14 +169,14 @@ class RazorLayer(nn.Module):
     def copy_rows(self, input: Tensor, x: Tensor) -> Packed:
         """The copy of `input` [..., columns] as rows in the dtype of a GEMM: derived, or a new one.
 
-        x: the input, in that dtype if it has been cast.
+        x: the input; if it has been cast, in that dtype.
         """
         return self.derived_rows(input) or copy_of(flat(to_compute_dtype(x.detach())), self.rules)
 
     def shared(self, input: Tensor, x: Tensor, layout: Hashable) -> tuple[Packed, bool]:
-        """The copy of `input` in a layout, and whether another layer has made it.
+        """The copy of `input` in a layout, and whether another layer packed it.
 
-        x: as for `copy_rows`, which makes a copy that the memo does not have.
+        x: as for `copy_rows`, which packs a copy that the memo does not have.
         """
         found = None if self.memo is None else self.memo.find(input, layout, self)
         if found is not None:
@@ -190,11 +189,11 @@ class RazorLayer(nn.Module):
 Swaps = dict[type[nn.Module], type[RazorLayer]]
 
 
-_JOINED: dict[tuple[type, type, Any], type[RazorLayer]] = {}  # by a forward, which may be patched
+_JOINED: dict[tuple[type, type, Any], type[RazorLayer]] = {}  # the key has the forward: patches
 
 
 def _joined(razor: type[RazorLayer], stock: type[nn.Module]) -> type[RazorLayer]:
-    """The class of the modules of a stock type that a razor class takes over."""
+    """The class that inherits from a razor class and a stock class."""
     key = razor, stock, stock.forward
     if key not in _JOINED:
         attributes = {"__module__": razor.__module__, "__doc__": razor.__doc__}
@@ -203,20 +202,20 @@ def _joined(razor: type[RazorLayer], stock: type[nn.Module]) -> type[RazorLayer]
 
 
 def _blank(razor: type[RazorLayer], stock: type[nn.Module]) -> RazorLayer:
-    """A module of both classes without attributes, which pickle sets."""
+    """A module of the joined class without attributes; pickle sets them."""
     joined = _joined(razor, stock)
     return joined.__new__(joined)
 
 
 def _become(module: nn.Module, kind: type[nn.Module]) -> None:
-    """Changes the class of a module to `kind`, and the bound forward that accelerate keeps."""
+    """Changes the class of a module to `kind`, and rebinds the forward that accelerate stored."""
     before = type(module)
     module.__class__ = _replaced(module, kind)
     rebind(module, before)
 
 
 def _replaced(module: nn.Module, kind: type[nn.Module]) -> type[nn.Module]:
-    """The class of a module that is to be a `kind`; what torch has put before it stays there."""
+    """`kind` with what FSDP2 or parametrize added to the module's class."""
     own = type(module)
     bases: tuple[type, ...]
     if _by_fsdp(own):
@@ -230,17 +229,17 @@ def _replaced(module: nn.Module, kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def _by_fsdp(kind: type) -> bool:
-    """Whether FSDP2 made a class, to put its own before that of a module."""
+    """Whether FSDP2 made this class, by putting FSDPModule before a module's class."""
     return kind.__bases__[0].__name__ == "FSDPModule"
 
 
 def stock_type(module: nn.Module) -> type[nn.Module]:
-    """The type of a module, or the one that it had before a razor class or FSDP2 took it over."""
+    """The type of a module, or its type before a razor class or FSDP2 took it over."""
     return stock_base(type(module))
 
 
 def stock_base(kind: type[nn.Module]) -> type[nn.Module]:
-    """The first class of modules in the order of bases that is no razor class and none of FSDP2."""
+    """The first module class among the bases that is neither a razor class nor FSDP2's."""
     bases: Any = kind.__mro__
     modules = (base for base in bases if issubclass(base, nn.Module))
     stock: type[nn.Module] = next(
@@ -250,9 +249,9 @@ def stock_base(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 class WeightLayer(RazorLayer):
-    """A layer whose weight gradient is computed from what a rule packs of its input.
+    """A layer that computes its weight gradient from a packed copy of its input.
 
-    blocks: the draw of weights under a joint budget, in which this layer's weight is number
+    blocks: the draw of weights under a joint budget, where this layer's weight has the index
     `block`; None if every weight gets a gradient.
     """
 
@@ -283,8 +282,8 @@ class WeightLayer(RazorLayer):
     ) -> tuple[Tensor, float, Packed | None]:
         """Packs the input, if the weight gets a gradient in this step.
 
-        x, layout: see `shared`. Returns the weight, the probability with which it was drawn,
-        and the copy. A weight without a gradient is returned detached, with None for the copy; the
+        x, layout: see `shared`. Returns the weight, the probability with which it was drawn, and
+        the copy. A weight without a gradient is returned detached, with None for the copy. The
         probability is 1 without a joint budget, and 0 for a weight that is not drawn.
         """
         weight, p = self.weight, 1.0
@@ -300,7 +299,7 @@ class WeightLayer(RazorLayer):
     def weight_grad(self, packed: Packed, products: Sequence[Tensor], p: float) -> Tensor:
         """The gradient of the weight, [..., columns], from the products of the copy's operands.
 
-        The draw of blocks learns its norm; p: the probability with which it drew the weight.
+        The joint budget is told its norm. p: the probability with which the weight was drawn.
         """
         if self.memo is not None:
             self.memo.clear()  # a later forward pass packs again, even the same tensor
@@ -309,10 +308,10 @@ class WeightLayer(RazorLayer):
 
 
 def save(ctx: Any, *parts: Tensor | Packed | None) -> None:
-    """Keeps `parts` for backward, where `saved` returns them.
+    """Saves `parts` for backward, where `saved` returns them.
 
-    Every tensor goes through `save_for_backward`, since autograd's hooks see no other. In a
-    compiled program the parts stay whole: to trace how they are taken apart took most of the time.
+    Every tensor goes through `save_for_backward`, as hooks of autograd see no others. A compiled
+    program also keeps the parts whole: tracing how they are taken apart took most of its time.
     """
     ctx.parts = ctx.forms = None
     if torch.compiler.is_compiling():
@@ -343,7 +342,7 @@ def saved(ctx: Any) -> list[Any]:
 
 
 def unpacked(ctx: Any) -> tuple[Tensor, ...]:
-    """The tensors that autograd kept; raises UsageError if one has changed in place since."""
+    """The tensors that autograd saved; raises UsageError if one has changed in place since."""
     try:
         tensors: tuple[Tensor, ...] = ctx.saved_tensors
     except RuntimeError as error:
@@ -354,7 +353,7 @@ def unpacked(ctx: Any) -> tuple[Tensor, ...]:
 
 
 def changed_since(name: str) -> str:
-    """The message for a module of that name that finds a tensor changed which it needs again."""
+    """The error message for a changed tensor that module `name` needs in the backward pass."""
     return (
         f"a weight, a mask or an input of {name} was changed in place between the forward "
         "pass and the backward pass, which needs it; change it after the backward pass, or change "
@@ -363,14 +362,14 @@ def changed_since(name: str) -> str:
 
 
 def _layer_of(ctx: Any) -> str:
-    """The name and the class of the layer of an autograd function, as far as they are known."""
+    """The name and class of the layer of an autograd function, if they are known."""
     layers = [layer for form in ctx.forms if form is not None for layer in form.changed()]
     layer = next(iter(layers), getattr(ctx, "layer", None))
     return getattr(ctx, "label", "a layer") if layer is None else name_of(layer)
 
 
 def name_of(layer: RazorLayer) -> str:
-    """The name and the class of a layer, for messages."""
+    """The name and class of a layer, for messages."""
     return f"{layer.place or 'a layer'} ({stock_type(layer).__name__})"
 
 
@@ -380,10 +379,10 @@ def flat(x: Tensor) -> Tensor:
 
 
 def flat_shape(x: Tensor) -> torch.Size:
-    """The shape of `flat` of `x` [..., columns]."""
+    """The shape of `flat(x)`."""
     return torch.Size((x.shape[:-1].numel(), x.shape[-1]))
 
 
 def shaped(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """`x` in a shape; without a view if it has that shape, since a view takes the host a while."""
+    """`x` in a shape; `x` itself if it has that shape, since a view costs host time."""
     return x if x.shape == shape else x.view(shape)

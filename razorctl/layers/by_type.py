@@ -1,14 +1,15 @@
 """The razor classes of stock types, and the residual branches of blocks.
 
-Each kind of torch's layers has a file with `SWAPS`, which maps exact stock types to their razor
-classes. Each library has a file of its name with its own `SWAPS`. A file may also have `BRANCHES`,
-which maps exact block types to their residual branches. A branch is the names of its modules that
-keep something; the last of them gives the branch's output. `PRE_NORM` maps the block types that are
-nothing but residual connections with a norm first to all modules of each connection, and
-`LINEAR_FIRST` has the types after such a norm that only multiply its output by weights. A library's
-`recognized` gives the razor class of a type that is not listed, by its code. `recognition` finds it
-by the values of a module. A type with another forward than a file expects is unknown
-(`known_forwards`).
+A file for a kind of torch layers or for a library may define:
+- `SWAPS`: exact stock type -> razor class.
+- `BRANCHES`: exact block type -> residual branches. A branch is the names of its modules that store
+  something; the last one computes the branch's output.
+- `PRE_NORM`: block type -> all modules of each connection, for blocks that consist of residual
+  connections with a norm first. `LINEAR_FIRST`: types that only multiply that norm by weights.
+- `recognized` (libraries only): the razor class of an unlisted type, by its code.
+
+`recognition` tells razor classes by the values that a module computes. A type whose forward has
+changed counts as unknown (`known_forwards`).
 """
 
 import importlib
@@ -29,12 +30,8 @@ from razorctl.registry import modules
 
 OF_LIBRARIES = f"{layers.__name__}.libraries"
 Branches = tuple[tuple[str, ...], ...]
-LIBRARIES = (
-    "timm",
-    "torchvision",
-    "transformers",
-    "peft",
-)  # a file is imported once its library is loaded
+# A file is imported once its library is loaded.
+LIBRARIES = ("timm", "torchvision", "transformers", "peft")
 
 
 @cache
@@ -54,21 +51,21 @@ def _loaded() -> tuple[str, ...]:
 
 @cache
 def _files(loaded: tuple[str, ...]) -> list[ModuleType]:
-    """The files of torch's layers, and those of the libraries that are loaded."""
+    """The files of torch's layers and of the given libraries."""
     return [*_of_torch(), *(importlib.import_module(f"{OF_LIBRARIES}.{name}") for name in loaded)]
 
 
 def swaps() -> Mapping[type[nn.Module], type[RazorLayer]]:
-    """Stock types -> razor classes: torch's, and those of every library that is loaded.
+    """Stock types -> razor classes, of torch and of every library that is loaded.
 
-    A library that is not loaded has no module in any model, and may be slow to load. `razor_of`
+    A library that is not loaded has no module in any model, and may be slow to import. `razor_of`
     knows more types.
     """
     return _registered("SWAPS")
 
 
 def razor_of(stock: type[nn.Module]) -> type[RazorLayer] | None:
-    """The razor class of exactly that stock type; None if there is none."""
+    """The razor class of exactly this stock type, else None."""
     listed = swaps().get(stock)
     if listed is not None and (known(stock) or not listed.rewrites):
         return listed
@@ -81,7 +78,7 @@ def razor_of(stock: type[nn.Module]) -> type[RazorLayer] | None:
 
 
 def razor_of_module(module: nn.Module) -> type[RazorLayer] | None:
-    """The razor class of a module by its stock type; None if it has a forward of its own."""
+    """The razor class of a module by its stock type; None if foreign code overrides its forward."""
     return razor_of(stock_type(module)) if place(module) else None
 
 
@@ -91,12 +88,12 @@ def linear_types() -> frozenset[type[nn.Module]]:
 
 
 def branches() -> Mapping[type[nn.Module], Branches]:
-    """Stock block types -> their residual branches, of every library that is loaded."""
+    """Stock block types -> residual branches, of every library that is loaded."""
     return _registered("BRANCHES")
 
 
 def branches_of(block: type[nn.Module]) -> Branches:
-    """The residual branches of a block type, none if they are unknown."""
+    """The residual branches of a block type; empty if they are unknown."""
     listed = branches()
     if block in listed or not block.__module__.startswith("transformers."):
         return listed.get(block, ())
@@ -106,7 +103,7 @@ def branches_of(block: type[nn.Module]) -> Branches:
 
 
 def connections_of(block: type[nn.Module]) -> Branches:
-    """The residual connections of a block type that is nothing else; none if they are unknown."""
+    """The modules of each residual connection of a `PRE_NORM` block type; empty if unknown."""
     listed = _registered("PRE_NORM")
     if block in listed or not block.__module__.startswith("transformers."):
         return listed[block] if block in listed and known(block) else ()
@@ -115,7 +112,7 @@ def connections_of(block: type[nn.Module]) -> Branches:
 
 
 def linear_first() -> frozenset[type[nn.Module]]:
-    """The types after a norm of `connections_of` that only multiply its output by weights."""
+    """The `LINEAR_FIRST` types whose forward is known."""
     listed = frozenset().union(*(getattr(file, "LINEAR_FIRST", ()) for file in _files(_loaded())))
     return frozenset(filter(known, listed))
 

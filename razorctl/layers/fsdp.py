@@ -1,7 +1,7 @@
-"""Weights that FSDP2 frees after the forward pass of a module, until its backward pass.
+"""Weights that FSDP2 frees between the forward pass of a module and its backward pass.
 
-Other layers read some of them before: of a norm, whose copy serves the layers that it feeds, and of
-a linear layer whose output is made again.
+Other layers need some of them earlier: the weight of a norm whose copy serves the layers after it,
+and the weight of a linear layer whose output is recomputed.
 """
 
 import sys
@@ -32,20 +32,20 @@ def refuse_sharded(model: nn.Module) -> None:
 
 
 def alone(layer: nn.Module) -> bool:
-    """Whether FSDP2 gathers this very layer, whose weight is freed right after its forward pass."""
+    """Whether FSDP2 wraps this very layer, so that its weight is freed right after its forward."""
     return any(module is layer for module in _wrapped())
 
 
 def lasting(t: Tensor | None) -> Tensor | None:
-    """A small parameter for other layers to read: a copy of it if FSDP2 trains a model."""
+    """A small parameter that other layers will read: a clone if FSDP2 is in use."""
     return t.detach().clone() if t is not None and _wrapped() else t
 
 
 def gather(layer: nn.Module, weight: Tensor) -> None:
-    """Gathers the weight of a layer if FSDP2 has freed it, before the layer's backward pass.
+    """Gathers a weight that FSDP2 has freed, before the layer's own backward pass.
 
-    Collective. FSDP2 then finds it gathered there, so it is sent once either way. Raises UsageError
-    if it is freed and not by FSDP2.
+    Collective. FSDP2 does not gather it again, so it is sent once either way. Raises UsageError if
+    something other than FSDP2 freed it.
     """
     if torch.compiler.is_compiling() or not weight.numel() or weight.untyped_storage().size():
         return

@@ -1,9 +1,9 @@
 """The forwards of stock classes that razor classes were written for.
 
-A razor class that reimplements a forward computes what the stock forward did at that time. So the
-test `tests/layers/test_known_forwards.py --write-forwards` stores fingerprints of stock sources in
-`known_forwards.json`. A fingerprint is a hash of the syntax of the forward, and of the methods and
-functions of its file that it calls, without annotations, docstrings and names of variables.
+A razor class that reimplements a forward computes what the stock forward computed at that time. So
+the test `tests/layers/test_known_forwards.py --write-forwards` stores fingerprints of stock sources
+in `known_forwards.json`. A fingerprint is a hash of the syntax of the forward, and of the methods
+and functions of its file that it calls, without annotations, docstrings and names of variables.
 """
 
 import ast
@@ -24,24 +24,24 @@ from torch import nn
 from razorctl.system import documents
 
 FILE = Path(__file__).with_name("known_forwards.json")
-F_ATTENTION: Any = F.multi_head_attention_forward  # which a razor class reimplements
+F_ATTENTION: Any = F.multi_head_attention_forward  # a razor class reimplements it
 IGNORED: dict[str, Any] = {"annotation": None, "decorator_list": [], "returns": None}
-BY_PYTHON = r"\w+=\[\]|ctx=Load\(\)|[\s,]"  # which not every Python dumps of a tree
+BY_PYTHON = r"\w+=\[\]|ctx=Load\(\)|[\s,]"  # parts of `ast.dump` that depend on Python's version
 
 
 def known(kind: type[nn.Module]) -> bool:
-    """Whether the fingerprint of a class is in the file under its name."""
+    """Whether the file has the fingerprint of a class under its name."""
     return name_of(kind) in alike(kind)
 
 
 def alike(kind: type[nn.Module]) -> set[str]:
-    """The names of the classes in the file with the fingerprint of this class."""
+    """The classes in the file that have the fingerprint of this class."""
     own = fingerprint(kind)
     return {name for name, prints in _table().items() if own in prints}
 
 
 def changed(kinds: Iterable[type[nn.Module]]) -> list[str]:
-    """The classes in the file whose forward has another fingerprint, with their releases."""
+    """The classes in the file whose forward now has another fingerprint, with their releases."""
     unlike = [k for k in dict.fromkeys(kinds) if name_of(k) in _table() and not known(k)]
     return [f"{kind.__name__} ({release(kind)})" for kind in unlike]
 
@@ -52,17 +52,17 @@ def name_of(kind: type[nn.Module]) -> str:
 
 
 def release(kind: type[nn.Module]) -> str:
-    """The library of a class, and its version."""
+    """The library of a class and its version, as "timm 1.0.15"."""
     library = kind.__module__.partition(".")[0]
     return f"{library} {sys.modules[library].__version__.partition('+')[0]}"
 
 
 def fingerprint(kind: type[nn.Module]) -> str | None:
-    """The fingerprint of the present forward of a class; None without a source."""
+    """The fingerprint of the current forward of a class; None without its source."""
     sources = []
     try:
         functions = list(_methods(kind, "forward"))
-        for function in functions:  # which grows
+        for function in functions:  # the list grows in the loop
             syntax, names = _source(function.__code__)
             sources.append(syntax)
             called = [each for name in names for each in _called(kind, function, name)]
@@ -79,7 +79,7 @@ def forward_names(kind: type[nn.Module]) -> frozenset[str]:
 
 
 def _called(kind: type[nn.Module], function: FunctionType, name: str) -> Iterator[Any]:
-    """The methods, or the function of the same file, to which a name in a function refers."""
+    """The methods, or the function in the same file, that a name in a function refers to."""
     yield from _methods(kind, name)
     value = F_ATTENTION if name == F_ATTENTION.__name__ else function.__globals__.get(name)
     same_file = getattr(value, "__globals__", None) is function.__globals__
@@ -88,7 +88,7 @@ def _called(kind: type[nn.Module], function: FunctionType, name: str) -> Iterato
 
 
 def _methods(kind: type[nn.Module], name: str) -> Iterator[Any]:
-    """A method or property of a class, with those that it calls by `super`."""
+    """A method or property of a class, and the ones that it calls by `super`."""
     for base in kind.__mro__[: kind.__mro__.index(nn.Module)]:
         method: Any = vars(base).get(name)
         method = getattr(method, "fget", getattr(method, "__func__", method))
@@ -103,7 +103,7 @@ def _methods(kind: type[nn.Module], name: str) -> Iterator[Any]:
 
 @cache
 def _source(code: CodeType) -> tuple[str, list[str]]:
-    """The syntax of a function, and its names of attributes and globals."""
+    """The syntax of a function, and the names of its attributes and globals."""
     tree: Any = ast.parse(textwrap.dedent(inspect.getsource(code))).body[0]
     if ast.get_docstring(tree) is not None:
         del tree.body[0]
@@ -124,6 +124,6 @@ def _source(code: CodeType) -> tuple[str, list[str]]:
 
 @cache
 def _table() -> dict[str, dict[str, str]]:
-    """Name of a class -> its known fingerprints -> a release with each."""
+    """Name of a class -> its known fingerprints -> a release with each of them."""
     table: dict[str, dict[str, str]] = documents.parse(FILE.read_bytes())
     return table

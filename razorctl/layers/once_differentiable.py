@@ -1,4 +1,4 @@
-"""The end of what can be differentiated: a gradient that was computed from copies."""
+"""Gradients that cannot be differentiated again, since they come from copies."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -12,10 +12,10 @@ Gradients = tuple[Tensor | None, ...]
 
 
 def once_differentiable(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
-    """A backward pass whose results raise an error where they are differentiated.
+    """A backward pass whose results raise an error when they are differentiated.
 
-    That of torch raises only where the gradient that comes in is differentiated too, so what a
-    second derivative owes to the weights would be lost in silence.
+    torch's `once_differentiable` raises only if the incoming gradient requires grad. A second
+    derivative with respect to the weights would then be lost in silence.
     """
 
     @wraps(backward)

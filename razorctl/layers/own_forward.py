@@ -1,6 +1,6 @@
-"""Forwards of instances, which override the forward of the class.
+"""Forwards that are attributes of instances, and override the forward of the class.
 
-accelerate puts a wrapper there, which calls the bound forward that it keeps in `_old_forward`.
+accelerate sets such a wrapper. It calls the bound forward, which it stores in `_old_forward`.
 """
 
 from itertools import chain
@@ -9,17 +9,17 @@ from typing import Any
 
 from torch import nn
 
-PLACES = ("_old_forward", "forward")  # what a hook of accelerate wraps runs inside it
+PLACES = ("_old_forward", "forward")  # inside accelerate's wrapper, and without one
 
 
 class InPlace:
-    """Base of callables that replace a forward: `inner`, or the class's forward if it is None."""
+    """Base of callables that replace a forward. inner: the forward, None for the class's."""
 
     inner: Any = None
 
 
 def place(module: nn.Module) -> str | None:
-    """The attribute that holds the forward of the class; None if foreign code overrides it."""
+    """The attribute for the forward of the class; None if foreign code overrides it."""
     own = vars(module)
     ours = (name for name in PLACES if isinstance(own.get(name), InPlace))
     bound = (name for name in PLACES if _bound(module, name, type(module)))
@@ -32,7 +32,7 @@ def put(module: nn.Module, forward: InPlace) -> None:
 
 
 def runs(module: nn.Module, kind: type[InPlace] = InPlace) -> bool:
-    """Whether a `kind` overrides the forward of this module itself, not of a part."""
+    """Whether a `kind` overrides the forward of this module, not of a submodule."""
     return any(isinstance(vars(module).get(name), kind) for name in PLACES)
 
 
@@ -46,7 +46,7 @@ def take(module: nn.Module) -> None:
 
 
 def rebind(module: nn.Module, before: type[nn.Module]) -> None:
-    """Binds the forward of a module's class where the forward of its former class was bound."""
+    """Binds the forward of the new class wherever the forward of the class `before` was bound."""
     for name in PLACES:
         if _bound(module, name, before):
             vars(module)[name] = MethodType(type(module).forward, module)

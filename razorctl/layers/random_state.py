@@ -1,13 +1,13 @@
-"""The state of random numbers that a recomputation draws again."""
+"""The state of random numbers, for replaying them in a recomputation."""
 
 import torch
 from torch import Tensor
 
 
 def random_state(device: torch.device) -> Tensor:
-    """The state of the default generator of a device; in a compiled program a seed drawn from it.
+    """The state of the default generator of a device; in a compiled program, a seed drawn from it.
 
-    A graph draws a seed as any other random number, so that it can be compiled, or be checkpointed.
+    A graph can draw a seed like any random number, so it can be compiled and checkpointed.
     """
     if torch.compiler.is_compiling():
         return torch.randint(2**62, (1,), device="cpu")

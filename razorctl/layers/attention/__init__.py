@@ -1,1 +1,1 @@
-"""Attention: what it stores, its fused kernels, and the attention of each library."""
+"""Attention: what it stores, its fused kernels, and the attention classes of each library."""

@@ -1,4 +1,4 @@
-"""Fused attention that runs again in the backward pass, with q, k, v that are packed or derived."""
+"""Fused attention that is recomputed in the backward pass from packed or derived q, k, v."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -26,11 +26,11 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class MaskParts:
-    """The parts of a mask, where they take fewer bytes.
+    """The tensors that a mask is made from; stored in place of the mask, as they are smaller.
 
     Args:
-        tensors: the parts, each of which may be None.
-        merge: makes the mask of them; None if it is the only one.
+        tensors: the parts; each may be None.
+        merge: computes the mask from them; None if the only part is the mask.
     """
 
     tensors: tuple[Tensor | None, ...]
@@ -39,16 +39,16 @@ class MaskParts:
 
 @dataclass(frozen=True)
 class Attended(Derived):
-    """The output of fused attention, [batch, heads, tokens, columns], which runs again.
+    """The output of fused attention, [batch, heads, tokens, columns]; it is recomputed.
 
     Args:
-        sources: of q, k and v, or one that all three view.
-        others: the mask or its parts, and the state of the random number generator, or the seed
-            of a compiled program; each may be None.
-        merge: as of `MaskParts`.
-        shapes: those of q, k and v.
-        joined: for each of q, k and v, whether its source has the heads side by side.
-        options: of `fused_attention`.
+        sources: the packed q, k and v, or one joint tensor that all three view.
+        others: the mask or its parts; last the state of the random number generator (in a
+            compiled program the seed). Each may be None.
+        merge: see `MaskParts`.
+        shapes: the shapes of q, k and v.
+        joined: for each of q, k and v, whether its source is [batch, tokens, heads * columns].
+        options: keywords of `fused_attention`.
     """
 
     merge: Callable[..., Tensor | None] | None = None
@@ -108,7 +108,7 @@ class Attended(Derived):
     codes = Packed.codes
 
     def gradients(self, dout: Tensor) -> tuple[Tensor, ...]:
-        """The gradients of q, k, v, and of a mask that needs one, by that of the `output`."""
+        """The gradients of q, k, v and a mask that needs one, from the gradient of the output."""
         assert self.cell is not None
         inputs, out = self.cell.take(self.run)
         given: tuple[Tensor, ...] = torch.autograd.grad(out, inputs, dout)
@@ -116,9 +116,9 @@ class Attended(Derived):
 
 
 class SparseFlashFunction(torch.autograd.Function):
-    """Fused attention whose gradient is that of the same attention of packed q, k, v.
+    """Fused attention; its gradient is the gradient of attention with packed q, k, v.
 
-    The backward pass runs fused attention again (CVPR 2024, supplement, Sec. 8). The dense output
+    The backward pass recomputes the attention (CVPR 2024, supplement, Sec. 8). The dense output
     and log-sum-exp do not belong to pruned q, k, v: a gradient from both can become NaN.
     """
 
@@ -167,7 +167,7 @@ class SparseFlashFunction(torch.autograd.Function):
 
 
 def _joined(dq: Tensor, dk: Tensor, dv: Tensor, int8: bool) -> Tensor:
-    """The gradient of a joint output from those of its `_parts`, in int8 if that is wanted."""
+    """The gradient of a joint output from dq, dk and dv; int8: as an `Int8Gradient`."""
     batch, heads, tokens, columns = dq.shape
     shape = torch.Size((batch, tokens, 3 * heads * columns))
     if int8:
@@ -182,10 +182,10 @@ def _parts(joint: Tensor, heads: torch.Size) -> tuple[Tensor, ...]:
 
 
 def joint_of(q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
-    """The output [batch, tokens, 3 * columns of all heads] of one layer that q, k, v view, if any.
+    """The tensor [batch, tokens, 3 * heads * columns] that q, k, v are views of, else None.
 
-    Its gradient is then made at once. Autograd would put the gradients of three views together in
-    two passes.
+    `_joined` then writes its gradient in one pass. Autograd would add up the gradients of three
+    views in two passes.
     """
     joint = q._base
     if joint is None or q.dim() != 4 or not joint.is_contiguous():
@@ -222,9 +222,9 @@ def attention_gradient(
 
 
 def _as_cast(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """A mask as autocast has it: one that gets a gradient gets one in the dtype of q, k, v too.
+    """The mask as autocast passes it: one that gets a gradient is cast to the dtype of q, k, v.
 
-    It takes other kernels than a mask that gets none.
+    SDPA chooses other kernels for such a mask.
     """
     if mask is None or not mask.requires_grad or mask.dtype == dtype:
         return mask
@@ -241,10 +241,10 @@ def fused_attention(
     again: bool = False,
     **options: Any,
 ) -> Tensor:
-    """`F.scaled_dot_product_attention`, with each head of k and v in place of `repeats` heads.
+    """`F.scaled_dot_product_attention`; each head of k and v serves `repeats` heads of q.
 
-    seed: of the dropout in a compiled program. again: whether a compiled program recomputes an
-    output, once for all readers.
+    seed: of the dropout in a compiled program. again: recomputes an output in a compiled program,
+    once for all its readers.
     """
     if repeats > 1:
         k, v = (t.unsqueeze(2).expand(-1, -1, repeats, -1, -1).flatten(1, 2) for t in (k, v))
@@ -261,9 +261,9 @@ def fused_attention(
 
 
 def by_token(out: Tensor) -> Tensor:
-    """out [batch, heads, tokens, columns] as [batch, tokens, heads, columns] in memory.
+    """`out` [batch, heads, tokens, columns] in the memory order [batch, tokens, heads, columns].
 
-    The rows of a projection after it are then a view, by which they are found.
+    The rows that a projection after it reads are then a view, so the memo recognizes them.
     """
     if out.transpose(1, 2).is_contiguous():
         return out
@@ -298,14 +298,14 @@ def attended(
     options: Mapping[str, Any],
     parts: MaskParts | None = None,
 ) -> Attended:
-    """The output of attention as `Attended`, before it is computed.
+    """The output of attention as `Attended`: packs its inputs, does not compute it.
 
     Args:
         rule: packs q, k and v.
-        joint: as `joint_of` returns it.
-        derived: q, k and v if they are made again; else empty.
-        mask, options: of `fused_attention`.
-        parts: of the mask, which are kept in its place unless it gets a gradient.
+        joint: the result of `joint_of`.
+        derived: the derived q, k and v; empty if they are not derived.
+        mask, options: arguments of `fused_attention`.
+        parts: stored in place of the mask, unless the mask gets a gradient.
     """
     tensors = [to_compute_dtype(t.detach()) for t in (q, k, v)]
     shapes, dtype = tuple(t.shape for t in tensors), tensors[0].dtype

@@ -14,7 +14,7 @@ METHODS = {"scaled_dot_product_attention": "attend", "linear": "functional_linea
 
 
 class FunctionalRedirect(TorchFunctionMode):
-    """Inside it, calls of the functions of METHODS go to the methods of `layer`."""
+    """A mode in which calls of the functions in METHODS go to methods of `layer`."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class FunctionalRedirect(TorchFunctionMode):
 
 
 class _Functional(threading.local):
-    """`torch.nn.functional` with methods of `layer` in place of the functions of METHODS."""
+    """`torch.nn.functional`, except that the functions in METHODS are methods of `layer`."""
 
     layer: Any = None
 
@@ -54,10 +54,10 @@ def _twin(forward: Any) -> Any:
 
 
 def redirected(layer: Any, forward: Any, *args: Any, **kwargs: Any) -> Any:
-    """Calls `forward(layer, ...)` with its functions of METHODS redirected to those of `layer`.
+    """Calls `forward(layer, ...)` with the functions in METHODS redirected to methods of `layer`.
 
-    A mode looks at every operation, which takes the host long, so it is used only if there is no
-    other way.
+    It calls a twin of `forward`. If there is none, it uses a mode, which costs host time at every
+    operation.
     """
     twin = _twin(forward)
     if twin is None:

@@ -1,8 +1,8 @@
-"""Scaled dot-product attention that keeps q, k, v, and maybe the probabilities, by a rule.
+"""Scaled dot-product attention that stores q, k, v, and maybe the probabilities, by a rule.
 
-There are three backends, named as in `Recipe.attention`. `stored` keeps the probabilities too.
-`flash` is the stock fused attention, which keeps q, k, v dense. `sparse-flash` packs q, k, v by the
-rule, and runs fused attention again in the backward pass.
+There are three backends, named as in `Recipe.attention`. `stored` stores the probabilities too.
+`flash` is the stock fused attention, which stores q, k, v dense. `sparse-flash` packs q, k, v by
+the rule, and recomputes fused attention in the backward pass.
 """
 
 from collections.abc import Mapping
@@ -29,16 +29,16 @@ from razorctl.rules.derived import apart
 from razorctl.rules.prune import Centered
 from razorctl.system.spans import packing
 
-EXAMPLES = 4  # of a batch, by which attention measures
-WIDEST_HEAD = 256  # columns of a head: the most that fused kernels take
+EXAMPLES = 4  # of a batch, for measuring the error of gradients
+WIDEST_HEAD = 256  # columns of a head, at most, for fused kernels
 
 
 class StoredFunction(torch.autograd.Function):
     """softmax(q k^T scale + mask) v with gradients from pruned q, k, v and probabilities.
 
-    Unpacked probabilities are normalized again, so that every row of the scores' gradient sums to
-    0, as a row of the exact gradient does; Back Razor does not normalize them. A probability that
-    dropout zeroed is kept with a minus sign, so that the dropout mask takes no bytes of its own.
+    Pruned probabilities are normalized again: each row of the scores' gradient then sums to 0,
+    as in the exact gradient. Back Razor does not normalize them. A probability that dropout
+    zeroed is stored with a minus sign, so the dropout mask takes no bytes of its own.
     """
 
     @staticmethod
@@ -101,9 +101,9 @@ class StoredFunction(torch.autograd.Function):
 
 
 def _save(ctx: Any, tensors: list[Tensor]) -> None:
-    """Packs q, k, v and the probabilities by the rules of the layer, and keeps them."""
+    """Packs q, k, v and the probabilities by the rules of the layer, and saves them."""
     rule = ctx.layer.rules.of(tensors[0].dtype)
-    # Probabilities are not centered: the mean of one of their columns has no meaning.
+    # Probabilities are not centered: the mean of a column of them has no meaning.
     of_scores = rule.rule if isinstance(rule, Centered) else rule
     rules, ctx.shapes = [rule, rule, rule, of_scores], [t.shape for t in tensors]
     with packing():
@@ -126,11 +126,11 @@ class Attention(Measured):
 
     Attributes:
         backend: as `Recipe.backend`.
-        rules: None under `flash`, and where a method has no rule for attention; then the backend
-            alone decides what is kept.
-        scales_query: whether the stock eager attention scales q, and not the scores.
-        softmax_dtype: the dtype of the softmax in the stock eager attention; None is that of the
-            scores.
+        rules: None under `flash`, and if a method has no rule for attention; then the backend
+            decides what is stored.
+        scales_query: whether the stock eager attention scales q instead of the scores.
+        softmax_dtype: the dtype of the softmax in the stock eager attention; None for the dtype of
+            the scores.
     """
 
     kind: ClassVar[str] = "attention"
@@ -153,7 +153,7 @@ class Attention(Measured):
     def refusal(cls, module: nn.Module, backend: str) -> str | None:
         """The end of an error message if a stock module cannot run on a backend, else None.
 
-        It says why, and what to do.
+        It says why and how to avoid the error.
         """
         width = cls.head_width(module)
         if backend in ("flash", "sparse-flash") and width > WIDEST_HEAD:
@@ -198,9 +198,9 @@ class Attention(Measured):
         repeats: int = 1,
         parts: MaskParts | None = None,
     ) -> Tensor:
-        """`fused_attention`, with activations kept as the backend and the rules say.
+        """`fused_attention`, storing what the backend and the rules say.
 
-        parts: of the mask, which are kept in its place where they can be.
+        parts: stored in place of the mask if possible.
         """
         options: dict[str, Any] = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
         options |= {"enable_gqa": enable_gqa, "repeats": repeats}
@@ -226,7 +226,7 @@ class Attention(Measured):
     def measure(
         self, views: tuple[Tensor, ...], mask: Tensor | None, options: Mapping[str, Any]
     ) -> None:
-        """Measures how far the gradient of q and k would be off, by the first EXAMPLES."""
+        """Measures the relative error of dq and dk from copies, on the first EXAMPLES."""
         query, key, value = views
         options = {**options, "dropout_p": 0.0}
         some = slice(EXAMPLES if query.dim() > 3 else None)
@@ -263,14 +263,14 @@ class Attention(Measured):
         options: Mapping[str, Any],
         parts: MaskParts | None = None,
     ) -> Tensor:
-        """Attention that runs again in the backward pass, of q, k and v that are packed or derived.
+        """Attention that is recomputed in the backward pass from packed or derived q, k, v.
 
-        options, parts: as of `fused_attention.attended`.
+        options, parts: as in `fused_attention.attended`.
         """
         assert self.rules is not None
         if self.measures(query):
             self.measure((query, key, value), mask, options)
-        # A rule that selects elements selects them of q, k and v separately.
+        # A rule that selects elements does so in q, k and v separately.
         joins = self.rules.wide.tiled and not torch.compiler.is_compiling()
         joint = joint_of(query, key, value) if joins else None
         derived, rule = self.derived(query, key, value), self.rules.of(compute_dtype(query))

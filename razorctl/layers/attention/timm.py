@@ -1,4 +1,4 @@
-"""timm's attentions, which call fused attention if `fused_attn` is set."""
+"""timm's attention classes. They call fused attention if `fused_attn` is set."""
 
 from collections.abc import Callable
 from functools import partial
@@ -45,7 +45,7 @@ class TimmAttention(Attention):
 
 
 class JointBiasAttention(TimmAttention):
-    """Base of attentions whose q and v have biases that are no part of a linear layer."""
+    """Base of attentions that hold the biases of q and v themselves, outside the linear layer."""
 
     rewrites = True
     num_heads: int
@@ -103,7 +103,7 @@ class BeitAttention(JointBiasAttention):
 
 
 class EvaAttention(JointBiasAttention):
-    """EVA's attention, with rotary positions and maybe a gate."""
+    """EVA's attention, with rotary positions and an optional gate."""
 
     num_prefix_tokens: int
     q_proj: Any
@@ -151,6 +151,6 @@ class EvaAttention(JointBiasAttention):
 
 
 def _rotated(t: Tensor, rope: Tensor, first: int, half: bool, dtype: torch.dtype) -> Tensor:
-    """t [batch, heads, tokens, columns] with rotary positions of all but its first tokens."""
+    """t [batch, heads, tokens, columns]; all but its `first` tokens get rotary positions."""
     turned = apply_rot_embed_cat(t[:, :, first:], rope, half=half)
     return torch.cat([t[:, :, :first], turned], dim=2).to(dtype)

@@ -1,9 +1,9 @@
-"""torch's MultiheadAttention, whose projections keep their inputs as linear layers do.
+"""torch's MultiheadAttention; its projections store their inputs as linear layers do.
 
 x -- in_proj -- q, k, v -- attention -- out_proj     self-attention: one projection of one input
 x -- q_proj -- q           memory -- kv_proj -- k, v       attention to another input
 
-The order of operations is that of `F.multi_head_attention_forward`, whose output this is.
+The operations and their order are the same as in `F.multi_head_attention_forward`.
 """
 
 import math
@@ -27,17 +27,17 @@ from razorctl.layers.recompute.code import LayerCode
 from razorctl.rules.base import Rule, Rules
 from razorctl.rules.derived import DerivedCall
 
-Masks = tuple[Tensor | None, Tensor | None]  # of scores, and of padding
+Masks = tuple[Tensor | None, Tensor | None]  # `attn_mask` and `key_padding_mask`
 
 
 @dataclass(frozen=True)
 class Merge:
-    """Makes the mask of fused attention from the masks that MultiheadAttention takes.
+    """Computes the mask of fused attention from the masks that MultiheadAttention takes.
 
     Args:
         batch, heads: of the attention.
         dtype: of the mask.
-        more: the number of further keys, which are never masked.
+        more: the number of keys beyond the input's; they are never masked.
     """
 
     batch: int
@@ -89,8 +89,8 @@ PARTS = ("in_proj", "q_proj", "k_proj", "v_proj", "kv_proj")
 class MultiheadAttention(Attention):
     """torch's MultiheadAttention.
 
-    Its projections are no part of a joint draw. Where the probabilities are asked for, q, k and v
-    are kept and the attention runs again, whatever the backend.
+    Its projections take no part in a joint budget. If the probabilities are requested, q, k and v
+    are stored and the attention is recomputed, whatever the backend.
     """
 
     embed_dim: int
@@ -188,7 +188,7 @@ class MultiheadAttention(Attention):
         return int(self.bias_k is not None) + int(self.add_zero_attn)
 
     def _check(self, q: Tensor, k: Tensor, mask: Tensor | None) -> None:
-        """Raises the error of the stock class about a mask of another shape."""
+        """Raises the stock error for a mask of another shape."""
         if mask is None:
             return
         batch = () if mask.dim() == 2 else (q.shape[1] * self.num_heads,)
@@ -199,7 +199,7 @@ class MultiheadAttention(Attention):
             )
 
     def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
-        """q, k, v, [tokens, batch, embed_dim]; batch is 1 where the inputs have none."""
+        """q, k, v, [tokens, batch, embed_dim]; batch is 1 for inputs without a batch."""
 
         def batched(t: Tensor) -> Tensor:
             return t if t.dim() == 3 else t.unsqueeze(1)
@@ -222,7 +222,7 @@ class MultiheadAttention(Attention):
         return y
 
     def _further(self, t: Tensor, bias: Tensor | None) -> Tensor:
-        """k or v with a bias as a further key or value."""
+        """k or v with a bias as one more key or value."""
         return t if bias is None else torch.cat([t, bias.repeat(1, t.shape[1], 1)])
 
     def _heads(self, t: Tensor) -> Tensor:
@@ -231,7 +231,7 @@ class MultiheadAttention(Attention):
         return t.reshape(tokens, batch * self.num_heads, self.head_dim).transpose(0, 1)
 
     def _keys(self, t: Tensor) -> Tensor:
-        """`_heads` of k or v, with zeros as a further key or value if the stock setting says so."""
+        """`_heads` of k or v, with one more key or value of zeros if `add_zero_attn` is set."""
         t = self._heads(t)
         if not self.add_zero_attn:
             return t
@@ -277,7 +277,7 @@ class MultiheadAttention(Attention):
         return y.view(tokens, -1, y.shape[1])
 
     def _hand_on(self, x: Tensor, y: Tensor, call: Callable[[Tensor], Tensor]) -> None:
-        """Offers y = call(x) as it is made again, if x can be."""
+        """Offers y = call(x) as a derived activation, if x is one."""
         if self.memo is None:
             return
         derived = self.memo.derived((x,), self)
@@ -286,7 +286,7 @@ class MultiheadAttention(Attention):
 
 
 def _apart(joint: Tensor, count: int) -> Tensor:
-    """[tokens, batch, count * columns] as [count, tokens, batch, columns], as stock computes it."""
+    """[tokens, batch, count * columns] as [count, tokens, batch, columns], by stock operations."""
     parts = joint.view(*joint.shape[:-1], count, joint.shape[-1] // count)
     return parts.unsqueeze(0).transpose(0, -2).squeeze(-2).contiguous()
 

@@ -1,8 +1,8 @@
-"""Attention of transformers, which asks an AttentionInterface for a function.
+"""Attention of transformers, which looks its function up in an AttentionInterface.
 
-The forward of a razor attention is the stock one with another interface, whose functions call
-`attend` where they can and else the stock function. The model's configuration stays as it is.
-Eager attention stays eager: its own function runs forward, and again in the backward pass.
+A razor attention runs the stock forward with another interface. Its functions call `attend` if it
+computes the same, else the stock function. The model's configuration does not change. Eager
+attention stays eager: its stock function runs forward, and is recomputed in the backward pass.
 """
 
 import sys
@@ -38,7 +38,7 @@ class InterfaceAttention(Attention):
     scales_query = False
     config: Any
     redirected_forward: ClassVar[Any]
-    makes_mask: ClassVar[bool]  # of weights, as large as the scores; so all code runs again
+    makes_mask: ClassVar[bool]  # of weights, as large as the scores; then all is recomputed
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -58,7 +58,7 @@ class InterfaceAttention(Attention):
         self.memo.note_views(True)
         named = {name: _handing(value) for name, value in kwargs.items()}
         y = self.redirected_forward(self, *map(_handing, args), **named)
-        self.memo.derive_view(first_of(y))  # for a projection outside
+        self.memo.derive_view(first_of(y))  # for the projection after this module
         self.memo.note_views(False)
         return y
 
@@ -87,12 +87,12 @@ class InterfaceAttention(Attention):
 
     @property
     def again_allowed(self) -> bool:
-        """Whether stock functions may run again in the backward pass."""
+        """Whether stock functions may be recomputed in the backward pass."""
         return self.backend == "sparse-flash" and self.rules is not None
 
     @property
     def softmax_dtype(self) -> torch.dtype | None:  # type: ignore[override]
-        """Single precision if the stock eager attention takes its softmax so."""
+        """Single precision if the stock eager attention computes its softmax in it, else None."""
         eager = _eager(self)
         code = getattr(eager, "__code__", None)
         return torch.float32 if code is not None and "float32" in code.co_names else None
@@ -119,11 +119,11 @@ class InterfaceAttention(Attention):
 
 
 class _Handing:
-    """A cache of keys and values, which models fill in training too unless they are told not to.
+    """A key/value cache that returns the first keys and values unchanged.
 
-    The first keys and values are returned themselves, not the copies that it has of them, so that
-    the attention finds how they are made again. A checkpointed region that runs again finds its own
-    keys there, and must not append them twice.
+    Models fill a cache in training too, unless `use_cache` is off. A cache returns copies, which
+    attention would not recognize as derived. In a recomputed checkpoint region the cache holds the
+    keys already, so they are not appended again.
     """
 
     def __init__(self, cache: DynamicCache) -> None:
@@ -145,7 +145,7 @@ class _Handing:
 
 
 def _handing(value: Any) -> Any:
-    """`_Handing` in place of a cache, or of both parts of an `EncoderDecoderCache`."""
+    """Wraps a cache, or both parts of an `EncoderDecoderCache`, in `_Handing`."""
     if isinstance(value, DynamicCache):
         return _Handing(value)
     if isinstance(value, EncoderDecoderCache) and not torch.compiler.is_compiling():
@@ -163,9 +163,9 @@ ROTARY = "apply_rotary_pos_emb"
 
 @cache
 def redirecting(forward: Any) -> Any:
-    """A forward with the code of `forward` that asks `Functions`, and turns by `rotary`.
+    """A copy of `forward` that looks functions up in `Functions` and calls `rotary`.
 
-    None if its code names no AttentionInterface, or cannot be put under its decorators.
+    None if its code names no AttentionInterface, or if a decorator cannot be copied.
     """
     code, variables = getattr(unwrap(forward), "__code__", None), unwrap(forward).__globals__
     names = () if code is None else code.co_names
@@ -183,7 +183,7 @@ def redirecting(forward: Any) -> Any:
     changed: dict[str, Any] = {name: Functions(variables[name]) for name in asked}
     changed |= {} if stock is None else {ROTARY: rotary}
     scope = {**variables, **changed}
-    scope.pop("__name__", None)  # by which torch.compile of torch 2.11 takes it for the module's
+    scope.pop("__name__", None)  # torch.compile of torch 2.11 would read the module's
     twin = decorated(forward, scope)
     if stock is None or twin is None:
         return twin
@@ -194,26 +194,26 @@ def redirecting(forward: Any) -> Any:
         try:
             return twin(attention, *args, **kwargs)
         finally:
-            place.module = before  # a model that is gone frees its memory
+            place.module = before  # so that no reference keeps a deleted model in memory
 
     return run
 
 
 def _eager(module: nn.Module) -> Any:
-    """The eager attention of the file that a module is from; None if there is none."""
+    """The eager attention of the file that defines a module's class; None if there is none."""
     homes = (vars(sys.modules[c.__module__]) for c in type(module).__mro__)
     name = "eager_attention_forward"
     return next((home[name] for home in homes if name in home), None)
 
 
 class Functions:
-    """The AttentionInterface that the forward of a razor attention finds in place of its own."""
+    """An AttentionInterface in place of the stock one, for the forward of a razor attention."""
 
     def __init__(self, interface: AttentionInterface) -> None:
         self.interface = interface
 
     def get_interface(self, name: str, default: Any) -> Any:
-        """The attention function in place of the stock one of that name."""
+        """The attention function that replaces the stock one of that name."""
         stock = self.interface.get_interface(name, default)
         known = name in ("eager", "sdpa")
         return partial(_attention, stock, default, name == "eager") if known else stock
@@ -231,13 +231,15 @@ def _attention(
     *more: Any,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """The output of the stock function for a module that is saving, and probabilities."""
+    """The output of the stock function for a `saving` module, and the probabilities."""
     inputs = query, key, value, attention_mask
     if razor.backend == "stored" and razor.rules is None:
         if attention_mask is not None and attention_mask.dtype == torch.bool:
             zeros = torch.zeros_like(attention_mask, dtype=query.dtype)
             attention_mask = apply_mask(zeros, attention_mask)
-        return eager(razor, query, key, value, attention_mask, *more, **kwargs)  # type: ignore[no-any-return]
+        return eager(  # type: ignore[no-any-return]
+            razor, query, key, value, attention_mask, *more, **kwargs
+        )
     again = razor.again_allowed
     given = (name for name, x in kwargs.items() if x is not None and x is not False)
     others = tuple(sorted({*given}.difference(KNOWN)))
@@ -262,7 +264,7 @@ KNOWN = ("dropout", "scaling", "is_causal")  # what `_attended` reads beside INP
 
 
 class _Unread(Tensor):
-    """An argument that nothing may be asked of."""
+    """An argument that raises TypeError when it is used."""
 
     @classmethod
     def __torch_function__(cls, func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -271,14 +273,14 @@ class _Unread(Tensor):
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def is_plain(function: Any, names: tuple[str, ...]) -> bool:
-    """Whether a function of an AttentionInterface is plain attention, by its values.
+    """Whether a function of an AttentionInterface computes softmax(q k^T scaling + mask) v.
 
-    That is softmax(q k^T scaling + mask) v, whatever its arguments of these further names are.
+    It is run on small inputs. Its arguments `names` must not be read.
     """
     return _is_plain(function, names)
 
 
-@cache  # which the compiler would look through
+@cache  # in a function of its own, as the compiler would trace through the cache
 def _is_plain(function: Any, names: tuple[str, ...]) -> bool:
     module = SimpleNamespace(training=False, is_causal=False, num_key_value_groups=1)
     with torch.no_grad(), torch.autocast("cpu", enabled=False), _disable_current_modes():
@@ -291,7 +293,7 @@ def _is_plain(function: Any, names: tuple[str, ...]) -> bool:
                 y = function(module, q, k, v, mask, dropout=0.0, scaling=0.7, **given)[0]
                 if y.shape != want.shape or not torch.allclose(y, want, atol=1e-5):
                     return False
-            except Exception:  # it reads one of them, or more of the module
+            except Exception:  # it reads one of `names`, or another attribute of the module
                 return False
     return True
 
@@ -299,7 +301,7 @@ def _is_plain(function: Any, names: tuple[str, ...]) -> bool:
 def _attended(razor: InterfaceAttention, inputs: Inputs, kwargs: dict[str, Any]) -> Tensor | None:
     """The output of a plain attention function, computed by `attend`.
 
-    None where it does more than fused attention.
+    None if fused attention cannot compute it.
     """
     query, key, value, mask = inputs
     causal = kwargs.get("is_causal")

@@ -10,10 +10,10 @@ CHECKPOINTING = "forward_with_checkpointing"
 
 
 def decorated(forward: Any, scope: dict[str, Any]) -> Any:
-    """A copy of `forward` whose code, under its decorators, reads the globals `scope`.
+    """A copy of `forward`, with its decorators, whose code reads the globals `scope`.
 
-    None if a decorator does not hold the decorated function in its closure. The copy lacks
-    transformers' checkpointing, which wraps the forwards of subclasses, such as razor classes, too.
+    None if the closure of a decorator does not hold the decorated function. The copy lacks
+    transformers' checkpointing, which wraps the forwards of subclasses and so of razor classes.
     """
     inner, closure = getattr(forward, "__wrapped__", None), getattr(forward, "__closure__", ())
     if not isinstance(forward, FunctionType):
@@ -36,7 +36,7 @@ def decorated(forward: Any, scope: dict[str, Any]) -> Any:
 
 
 class _Running:
-    """The module whose forward runs, for a thread or for the program that is compiled."""
+    """The module whose forward is running, in a thread or in the program being compiled."""
 
     module: Any = None
 
@@ -49,5 +49,5 @@ _compiled, _eager = _Running(), _RunningThread()
 
 
 def running() -> Any:
-    """Holds the razor module whose forward runs in `module`, None outside of any."""
+    """The holder of the razor module whose forward is running; its `module` is None outside."""
     return _compiled if torch.compiler.is_compiling() else _eager

@@ -1,7 +1,7 @@
-"""Outputs of a layer that are computed where something needs them, and the layers that return them.
+"""Tensors that are computed when something needs their values, and the layers that return them.
 
-A lazy tensor holds what its values are computed from. `LAZY` of its class lists the functions that
-need less than its values; all others get the stock values, which are computed once.
+A lazy tensor holds what its values are computed from. `LAZY` of its class lists functions that do
+not need the values. All others get the stock values, which are computed once.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,14 +25,14 @@ FACTS = frozenset(
         *(getattr(Tensor, name).__get__ for name in ("is_sparse", "is_nested", "is_quantized")),
         *(Tensor.size, Tensor.dim, Tensor.ndimension, Tensor.numel, Tensor.nelement, torch.numel),
         *(Tensor.is_floating_point, torch.is_floating_point, Tensor.element_size, Tensor.__len__),
-        Tensor.untyped_storage,  # of no bytes, for a count of the outputs of modules
+        Tensor.untyped_storage,  # of no bytes, for hooks that count the outputs of modules
         *(Tensor.is_complex, torch.is_complex, Tensor.is_contiguous, Tensor.__hash__),
     }
 )
 
 
 class ValuesFunction(torch.autograd.Function):
-    """The computed values of a lazy tensor, as a tensor of its own in the graph."""
+    """The computed values of a lazy tensor, as a separate tensor in the graph."""
 
     @staticmethod
     def forward(ctx: Any, lazy: "Lazy") -> Tensor:
@@ -48,17 +48,17 @@ class Lazy(Tensor):
     """A tensor that is not computed yet.
 
     Attributes:
-        LAZY: a function -> its form for lazy arguments, which returns None where it needs values.
+        LAZY: function -> its version for lazy arguments, which returns None if it needs values.
         FACTS: functions that never need values.
-        parts: what the values are computed from.
+        parts: the tensors that the values are computed from.
         check: raises UsageError if the parts have changed.
         make: computes the values.
-        computed: the values; once they are computed every operation gets them, since they may have
-            been changed in place.
-        origin: the node of the graph that made this tensor.
-        reached: the node that the graph of `computed` continues from; an autograd function in
-            place replaces it.
-        version: of `computed` when it was made.
+        computed: the values, else None. Once computed they serve every operation, since they may be
+            changed in place.
+        origin: the autograd node that created this tensor.
+        reached: the node at which the graph of `computed` was attached; an in-place autograd
+            function replaces it.
+        version: the version counter of `computed` when it was created.
     """
 
     LAZY: ClassVar[dict[Any, Callable[..., Tensor | None]]]
@@ -82,22 +82,22 @@ class Lazy(Tensor):
     def child(
         self, parts: tuple[Tensor | None, ...], dtype: torch.dtype, make: Callable[[], Tensor]
     ) -> Self:
-        """A lazy tensor of other parts."""
+        """A lazy tensor of the same class with other parts."""
         raise NotImplementedError
 
     @property
     def pending(self) -> bool:
-        """Whether `LAZY` still holds: without values, and not returned by an autograd function."""
+        """Whether `LAZY` still applies: no values yet, and no autograd function has returned it."""
         return self.computed is None and self.node is self.origin
 
     @property
     def node(self) -> Any:
-        """The `grad_fn` of this tensor itself, and not of its values."""
+        """The `grad_fn` of this tensor, not of its values."""
         with torch._C.DisableTorchFunctionSubclass():
             return self.grad_fn
 
     def values(self) -> Tensor:
-        """The stock values; a part of the graph where one is recorded."""
+        """The stock values; in the graph if gradients are enabled."""
         if self.computed is None:
             self.check()
             with torch.no_grad():
@@ -109,7 +109,7 @@ class Lazy(Tensor):
         return self.computed
 
     def first_values(self) -> Tensor:
-        """The values, for another lazy tensor; raises UsageError if they were changed since."""
+        """The values, for another lazy tensor; raises UsageError if they have changed since."""
         values = self.values()
         check_versions((values, self.version))
         return values
@@ -148,7 +148,7 @@ _FLOATS = {Tensor.float: torch.float32, Tensor.double: torch.float64}
 
 
 def _cast(func: Any, lazy: Lazy, *args: Any, **kwargs: Any) -> Lazy | None:
-    """The lazy tensor in a dtype that holds its values exactly, on the same device."""
+    """The lazy tensor in a dtype that holds its values exactly, on the same device; else None."""
     options = (*args, *kwargs.values())
     dtypes = [option for option in options if isinstance(option, torch.dtype)]
     if func in _FLOATS:
@@ -179,7 +179,7 @@ COMMON: dict[Any, Callable[..., Tensor | None]] = {
 
 
 def check_versions(*versions: tuple[Tensor, int]) -> None:
-    """Raises UsageError if a tensor has another version than the one given with it."""
+    """Raises UsageError if the version counter of a tensor differs from the one beside it."""
     if any(tensor._version != version for tensor, version in versions):
         raise UsageError(
             "logits were first read after an optimizer step or an operation in place changed what "
@@ -190,7 +190,7 @@ def check_versions(*versions: tuple[Tensor, int]) -> None:
 class LazyLayer(RazorLayer):
     """Base of razor heads, which may return a lazy tensor.
 
-    lazy: whether passes that keep nothing return one too; see `lazily`.
+    lazy: whether to return one even if nothing is stored for backward; see `lazily`.
     """
 
     kind: ClassVar[str] = "head"
@@ -205,7 +205,7 @@ class LazyLayer(RazorLayer):
 
 @contextmanager
 def lazily(model: nn.Module) -> Iterator[None]:
-    """Inside it, heads compute nothing before it is needed, even in evaluation."""
+    """A context in which heads return lazy tensors even in evaluation."""
     heads = [module for module in model.modules() if isinstance(module, LazyLayer)]
     for head in heads:
         head.lazy = True

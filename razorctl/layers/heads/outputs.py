@@ -1,9 +1,9 @@
 """The output layers of a model: linear layers whose output only the loss reads.
 
-The search follows the graph of a forward pass from its outputs back through elementwise functions,
-losses, choices and sums to the first readers. A reader is a node that mixes values by weights, or
-normalizes them. A linear layer among the first readers is an output layer if no other reader reads
-its output. A learned temperature is no reader. A norm after a linear layer is one. Where the output
+The search follows the graph of a forward pass back from its outputs, through elementwise functions,
+losses, indexing and sums, to the first readers. A reader is a node that multiplies by weights or
+normalizes. A linear layer among the first readers is an output layer, unless another reader reads
+its output. A learned temperature is no reader. A norm after a linear layer is one. If the output
 is the product of two projections, as in CLIP, neither is an output layer.
 """
 
@@ -21,12 +21,12 @@ from razorctl.layers.by_type import linear_types
 
 MARK = "razor_outputs"  # attribute of a sparsified model with its `Exact`
 PRODUCT = re.compile(r"^(Linear\w*|\w*[mM][mv])Backward")
-# Nodes that are readers even if their parameters are frozen, so that the graph has none.
+# Nodes that are readers even with frozen parameters, which the graph does not contain.
 READER = re.compile(
     rf"{PRODUCT.pattern}|^(Mkldnn\w*|\w*Conv\w*|\w*Attention\w*|\w*Flash\w*|Embedding\w*)Backward"
     r"|(Layer|Batch|Group|Rms)Norm|(Norm|Linear|Stored|Weighted|Scale)Function|Checkpoint|Compiled"
 )
-SUM = re.compile("^(Add|Sub)Backward")  # with a bias, or with positions
+SUM = re.compile("^(Add|Sub)Backward")  # such as adding a bias or positions
 VIEW = re.compile(
     r"^(T|ToCopy|View|UnsafeView|ReshapeAlias|Expand|Transpose|Permute|Unsqueeze|Squeeze|Clone|Alias"
     r"|Slice|Select|Split\w*|AsStrided)Backward"
@@ -34,14 +34,14 @@ VIEW = re.compile(
 
 
 class Outputs(NamedTuple):
-    """The names of the output layers found in a graph; every: whether no other can exist."""
+    """The names of the output layers in a graph; every: whether there can be no other."""
 
     names: frozenset[str]
     every: bool
 
 
 def find(model: nn.Module, outputs: Any) -> Outputs:
-    """The output layers of a model, by the outputs of a forward pass with their graph."""
+    """Finds the output layers of a model in the graph of `outputs`, a forward pass's results."""
     types = linear_types()
     linear = {module: name for name, module in model.named_modules() if stock_type(module) in types}
     owners: dict[int, set[str]] = {id(p): set() for p in model.parameters()}
@@ -67,7 +67,7 @@ def find(model: nn.Module, outputs: Any) -> Outputs:
 
 
 def unseen(model: nn.Module) -> list[Any]:
-    """The notes of models in `model` that have had no first pass yet."""
+    """The notes in `model` whose model has had no first pass yet."""
     notes = (vars(module).get(MARK) for module in model.modules())
     return [note for note in notes if note is not None and note.found is None]
 
@@ -75,9 +75,10 @@ def unseen(model: nn.Module) -> list[Any]:
 def _read(
     node: Node, linear: Mapping[nn.Module, str], owners: Mapping[int, set[str]]
 ) -> set[str] | None:
-    """The linear layers whose product a node is; "" for an unknown one; None if it is no reader.
+    """The names of the linear layers whose product a node is; None if it is no reader.
 
-    linear: the names of linear layers. owners: id of a parameter -> the names of its layers.
+    Empty for another reader, {""} for an unknown one. linear: module -> name. owners: id of a
+    parameter -> the names of its layers.
     """
     name, layer = node.name(), getattr(node, "layer", None)
     if name.startswith("LinearFunction") and layer is not None and layer in linear:
@@ -87,7 +88,7 @@ def _read(
         return None
     named = [names for p in parameters if (names := owners.get(id(p)))]
     if named and (PRODUCT.match(name) or isinstance(node, BackwardCFunction)):
-        return set.intersection(*named) or {""}  # of several layers, the last is hidden
+        return set.intersection(*named) or {""}  # of several layers the last is unknown
     known = all(id(p) in owners for p in parameters) and (parameters or layer is not None)
     return set() if known else {""}
 
@@ -103,7 +104,7 @@ def _parameters(node: Node, owners: Mapping[int, set[str]]) -> Iterator[Tensor]:
 
 
 def _tensors(outputs: Any) -> Iterator[Tensor]:
-    """The tensors of a result, also if attributes of its class hold them."""
+    """The tensors in a result, including those in attributes of its objects."""
     for leaf in tree_leaves(outputs):
         held = [leaf] if isinstance(leaf, Tensor) else tree_leaves(getattr(leaf, "__dict__", {}))
         yield from (tensor for tensor in held if isinstance(tensor, Tensor))

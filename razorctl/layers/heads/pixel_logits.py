@@ -1,10 +1,10 @@
-"""The classifier of pixels of a segmentation model, whose logits are enlarged in parts.
+"""The pixel classifier of a segmentation model; its logits are upsampled a few images at a time.
 
-Such a model ends in a 1x1 convolution, whose logits are enlarged bilinearly to the size of the
-labels. Enlarged logits are often the largest activations of a step, and most steps need nothing but
-their cross-entropy. So the convolution returns `Pixels`, a tensor like any other except that
-`F.interpolate` of it returns `Enlarged`, a lazy tensor (`lazy_output`) that holds the logits before
-they are enlarged. `F.cross_entropy` of it enlarges a part of the images at a time.
+Such a model ends in a 1x1 convolution, whose logits are upsampled bilinearly to the size of the
+labels. Upsampled logits are often the largest activations of a step, and most steps need only
+their cross-entropy. So the convolution returns `Pixels`, a tensor whose `F.interpolate` returns
+`Enlarged`, a lazy tensor (`lazy_tensor`) that holds the logits before upsampling. Its
+`F.cross_entropy` upsamples a part of the images at a time.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ from razorctl.ops.pixel_cross_entropy import (
 
 
 class Enlargement(NamedTuple):
-    """The arguments of aten::upsample_bilinear2d for logits, and the dtype of the result."""
+    """The arguments of aten::upsample_bilinear2d, and the dtype of the result."""
 
     size: torch.Size
     dtype: torch.dtype
@@ -39,7 +39,7 @@ class Enlargement(NamedTuple):
 
 
 class PixelCrossEntropyFunction(torch.autograd.Function):
-    """The losses of pixels times a factor, or their sum, whose gradient the same pass computes.
+    """The losses of pixels times a factor, or their sum with its gradient from the same pass.
 
     factor: [batch, height, width]; None for 1.
     """
@@ -73,12 +73,12 @@ class PixelCrossEntropyFunction(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.total:
             (dx,) = saved(ctx)
-            return dx * dy, *(None,) * 6
+            return dx * dy, None, None, None, None, None, None
         x, target, factor = saved(ctx)
         dy = dy if factor is None else dy * factor
         with no_autocast(dy.device):
             _, dx = _losses(x, target, ctx.options, dy, True)
-        return dx, *(None,) * 6
+        return dx, None, None, None, None, None, None
 
 
 def _losses(
@@ -88,14 +88,14 @@ def _losses(
     dy: Tensor | None,
     gradient: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The losses of enlarged logits, and the gradient of x if it is wanted."""
+    """The losses of upsampled logits, and the gradient of x if `gradient` is set."""
     way, ignore_index, smoothing = options
     scales = way.align_corners, way.scale_h, way.scale_w
     return pixel_cross_entropy(x, target, *scales, ignore_index, smoothing, dy, gradient)
 
 
 class EnlargedFunction(torch.autograd.Function):
-    """Enlarged logits as `Enlarged`, with the stock gradient."""
+    """Upsampled logits as `Enlarged`, with the stock gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, way: Enlargement, dtype: torch.dtype) -> Tensor:
@@ -124,7 +124,7 @@ class PixelsFunction(torch.autograd.Function):
 
 
 class Enlarged(Lazy):
-    """Enlarged logits [batch, classes, height, width]; the part is x [batch, classes, h, w]."""
+    """Upsampled logits [batch, classes, height, width]; the part is x [batch, classes, h, w]."""
 
     parts: tuple[Tensor]
     way: Enlargement
@@ -138,7 +138,7 @@ class Enlarged(Lazy):
         check: Callable[[], None],
         make: Callable[[], Tensor],
     ) -> "Enlarged":
-        """The enlarged logits of `x` in `dtype`; the other arguments are attributes."""
+        """The upsampled logits of `x` in `dtype`; the other arguments become attributes."""
         logits: Enlarged = EnlargedFunction.apply(x, way, dtype)
         logits.parts, logits.way, logits.check, logits.make = (x,), way, check, make
         logits.origin = logits.grad_fn
@@ -150,7 +150,7 @@ class Enlarged(Lazy):
 
 
 class Pixels(Lazy):
-    """Logits [batch, classes, h, w] that may be enlarged; their values are computed at once."""
+    """Logits [batch, classes, h, w] that may be upsampled; their values are computed already."""
 
     FACTS = frozenset({Tensor.__hash__})
 
@@ -175,7 +175,7 @@ def _interpolate(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> Tensor | None:
-    """Bilinear `F.interpolate`, unless that takes its deterministic kernels."""
+    """Bilinear `F.interpolate`; None for another mode or where its deterministic kernel runs."""
     x = pixels.values()
     plain = x.dim() == 4 and mode == "bilinear" and not (recompute_scale_factor or antialias)
     if not plain or (not x.is_cpu and torch.are_deterministic_algorithms_enabled()):
@@ -195,7 +195,7 @@ def _upsampled(x: Tensor, way: Enlargement) -> Tensor:
 
 
 def _mapped(func: Any, pixels: Pixels, *args: Any, **kwargs: Any) -> Tensor:
-    """A cast of logits, or the sum of two."""
+    """A cast of logits, or a sum of two."""
     args = tuple(arg.values() if isinstance(arg, Pixels) else arg for arg in args)
     return Pixels.of(func(pixels.values(), *args, **kwargs))
 
@@ -211,7 +211,7 @@ def _cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor | None:
-    """`F.cross_entropy` with a class for each pixel as the target, smoothed or weighted."""
+    """`F.cross_entropy` with a class index per pixel; smoothed or weighted, not both."""
     plain = (weight is None or not label_smoothing) and size_average is None and reduce is None
     shape = logits.shape[0], *logits.shape[2:]
     pixels = target.dtype == torch.int64 and target.shape == shape
@@ -221,7 +221,12 @@ def _cross_entropy(
     taken = target != ignore_index
     factor = None if weight is None else weight[torch.where(taken, target, 0)] * taken
     loss: Tensor = PixelCrossEntropyFunction.apply(
-        *(*logits.parts, target, logits.way, ignore_index, label_smoothing, reduction != "none"),
+        *logits.parts,
+        target,
+        logits.way,
+        ignore_index,
+        label_smoothing,
+        reduction != "none",
         factor,
     )
     if reduction == "mean":
@@ -231,7 +236,7 @@ def _cross_entropy(
 
 
 def _argmax(func: Any, logits: Enlarged, dim: int | None = None) -> Tensor | None:
-    """The classes of the largest logits, which are enlarged for a part of the images at a time."""
+    """The class of the largest logit per pixel, upsampling a part of the images at a time."""
     if dim not in (1, -3):
         return None
     logits.check()
@@ -253,9 +258,9 @@ Pixels.LAZY = {
 
 
 class PixelHead(LazyLayer, Conv2d):
-    """A classifier of pixels, whose cross-entropy never has all enlarged logits.
+    """A pixel classifier; its cross-entropy never holds all upsampled logits.
 
-    It keeps its input by the rule of a 1x1 convolution, whole under methods without one.
+    It stores its input by the rule of a 1x1 convolution, dense under methods without one.
     """
 
     kind: ClassVar[str] = LazyLayer.kind
@@ -268,16 +273,14 @@ class PixelHead(LazyLayer, Conv2d):
 def pixel_classifiers(model: nn.Module) -> frozenset[nn.Module]:
     """The layers that may classify pixels.
 
-    If the last layer is a 1x1 convolution, they are all 1x1 convolutions of as many channels. One
-    that classifies nothing is as before, since nothing enlarges its output.
+    If the last layer is a 1x1 convolution: all 1x1 convolutions with as many output channels. For
+    one that does not classify nothing changes, since its output is not upsampled.
     """
     layers = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
     width = layers[-1].out_channels if layers and _pointwise(layers[-1]) else None
     return frozenset(m for m in layers if _pointwise(m) and m.out_channels == width)
 
 
-def _pointwise(layer: nn.Module) -> bool:
-    return (type(layer) is nn.Conv2d or isinstance(layer, PixelHead)) and layer.kernel_size == (
-        1,
-        1,
-    )
+def _pointwise(layer: Any) -> bool:
+    plain = type(layer) is nn.Conv2d or isinstance(layer, PixelHead)
+    return plain and layer.kernel_size == (1, 1)

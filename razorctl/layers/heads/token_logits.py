@@ -1,10 +1,9 @@
-"""The output embeddings of a language model, whose logits are computed where something needs them.
+"""The output embeddings of a language model; the logits are computed when something needs them.
 
-Logits are [tokens, vocabulary], often the largest activation of a step, and most steps need nothing
-but their cross-entropy. So the layer returns `Logits`, a lazy tensor (`lazy_output`) that holds the
-layer's input and weight. Slices, reshapes and casts of it change its input alone, and
-`F.cross_entropy` computes the loss from input and weight. Its type is nn.Linear, so `heads` finds
-it.
+Logits are [tokens, vocabulary], often the largest activation of a step, and most steps need only
+their cross-entropy. So the layer returns `Logits`, a lazy tensor (`lazy_tensor`) that holds the
+layer's input and weight. Slicing, reshaping and casting it change only the input, and
+`F.cross_entropy` computes the loss from input and weight. `heads` lists these layers.
 """
 
 from collections.abc import Callable
@@ -26,10 +25,10 @@ from razorctl.rules.dense import Dense
 
 
 class TokenCrossEntropyFunction(torch.autograd.Function):
-    """The losses of tokens, or their sum, whose gradients the same pass computes.
+    """The losses of tokens, or their sum with its gradients from the same pass.
 
-    The gradient of the weight is then there before the backward pass. It is as large without this
-    function, so it does not count as kept for backward.
+    The gradient of the weight then exists before the backward pass. The stock gradient is as
+    large, so it does not count as saved bytes.
     """
 
     @staticmethod
@@ -105,7 +104,7 @@ class LogitsFunction(torch.autograd.Function):
 
 
 class Logits(Lazy):
-    """The output [..., vocabulary] of a linear layer; its parts are x, the weight and the bias."""
+    """The output [..., vocabulary] of a linear layer; the parts are x, the weight and the bias."""
 
     parts: tuple[Tensor, Tensor, Tensor | None]
 
@@ -119,7 +118,7 @@ class Logits(Lazy):
         check: Callable[[], None],
         make: Callable[[], Tensor],
     ) -> "Logits":
-        """The logits of `x` [..., columns] in `dtype`; the other arguments are attributes."""
+        """The logits of `x` [..., columns] in `dtype`; the other arguments become attributes."""
         logits: Logits = LogitsFunction.apply(x, weight, bias, dtype)
         logits.parts, logits.check, logits.make = (x, weight, bias), check, make
         logits.origin = logits.grad_fn
@@ -131,7 +130,7 @@ class Logits(Lazy):
 
 
 def _rows(func: Any, logits: Logits, x: Tensor, *args: Any, **kwargs: Any) -> Logits:
-    """The logits of `x`, whose values are `func` of the values of `logits`."""
+    """The logits of `x`; their values are `func` of the values of `logits`."""
     _, weight, bias = logits.parts
 
     def make() -> Tensor:
@@ -142,8 +141,8 @@ def _rows(func: Any, logits: Logits, x: Tensor, *args: Any, **kwargs: Any) -> Lo
 
 
 def _reshaped(func: Any, logits: Logits, *args: Any, **kwargs: Any) -> Logits | None:
-    """The logits in another shape; None if the last dimension changes."""
-    # A view of one element, so that a count of bytes sees none.
+    """The logits in another shape; None if the last dimension would change."""
+    # A view of one element, so that no count of bytes notices it.
     like = torch.empty((), device="meta").expand(logits.shape)
     same = func is Tensor.contiguous
     shape = logits.shape if same else func(like, *args, **kwargs).shape
@@ -154,10 +153,10 @@ def _reshaped(func: Any, logits: Logits, *args: Any, **kwargs: Any) -> Logits | 
 
 
 def _indexed(func: Any, logits: Logits, index: Any) -> Logits | None:
-    """The logits at an index of leading dimensions."""
+    """The logits at an index of the leading dimensions; None for any other index."""
     parts = index if isinstance(index, tuple) else (index,)
     simple = all(part is ... or isinstance(part, (int, slice)) for part in parts)
-    whole = parts[-1:] == (slice(None),)  # of the vocabulary, if the index goes so far
+    whole = parts[-1:] == (slice(None),)  # of the vocabulary, if the index reaches that dimension
     if parts[-1:] == (...,):
         leading = len(parts) - 1 < logits.dim()
     elif ... in parts or len(parts) == logits.dim():
@@ -170,7 +169,7 @@ def _indexed(func: Any, logits: Logits, index: Any) -> Logits | None:
 
 
 def _shifted(func: Any, logits: Logits, other: Any, **kwargs: Any) -> Logits | None:
-    """The logits plus a number for each class, as BART adds them."""
+    """The logits plus a number per class, as BART adds them; None for any other sum."""
     if kwargs or not isinstance(other, Tensor) or isinstance(other, Lazy):
         return None
     classes = logits.shape[-1:]
@@ -193,7 +192,7 @@ def _cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor | None:
-    """`F.cross_entropy` of rows of logits, with classes as targets that are not weighted."""
+    """`F.cross_entropy` of rows of logits with class indices, without class weights."""
     plain = weight is None and size_average is None and reduce is None
     rows = target.dtype == torch.int64 and target.shape == logits.shape[:-1] and target.dim() == 1
     if not (plain and rows and reduction in ("none", "sum", "mean")):
@@ -208,7 +207,7 @@ def _cross_entropy(
 
 
 def _argmax(func: Any, logits: Logits, dim: int | None = None) -> Tensor | None:
-    """The classes of the largest logits, which are computed for a part of the tokens at a time."""
+    """The class of the largest logit per token, computing a part of the tokens at a time."""
     if dim not in (-1, logits.dim() - 1):
         return None
     logits.check()
@@ -218,7 +217,7 @@ def _argmax(func: Any, logits: Logits, dim: int | None = None) -> Tensor | None:
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The stock logits of x, which is in the dtype that autocast computes them in."""
+    """The stock logits of x, which is in its compute dtype already."""
     with no_autocast(x.device):
         return F.linear(x, cast_weight(weight, x.dtype), None if bias is None else bias.to(x.dtype))
 
@@ -235,7 +234,7 @@ Logits.LAZY = {
 
 
 class Head(LazyLayer):
-    """The output embeddings of a language model, whose cross-entropy never has all logits."""
+    """The output embeddings of a language model; their cross-entropy never holds all logits."""
 
     weight: Tensor
     bias: Tensor | None
@@ -257,7 +256,7 @@ class Head(LazyLayer):
 
 
 def heads(model: nn.Module) -> frozenset[nn.Module]:
-    """The linear layers that the language models in `model` name as their output embeddings."""
+    """The linear layers that language models in `model` return as `get_output_embeddings`."""
     embeddings = set()
     for module in model.modules():
         if callable(get := getattr(type(module), "get_output_embeddings", None)):

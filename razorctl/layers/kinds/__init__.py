@@ -1,1 +1,1 @@
-"""Razor layers of torch's kinds of layers."""
+"""Razor classes for torch's kinds of layers."""

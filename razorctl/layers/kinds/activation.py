@@ -1,8 +1,8 @@
-"""Activation functions: GELU and SiLU keep their input by a rule, ReLU keeps one bit per element.
+"""Activation functions: GELU and SiLU store their input by a rule, ReLU one bit per element.
 
-Back Razor and Sheared Backpropagation keep these inputs dense in half precision (rule `half`):
-gelu'(0) is 1/2, so an element pruned to 0 would get a wrong derivative. Where a norm offers a copy
-of the input, that copy takes the place of one by the rule.
+Back Razor and Sheared Backpropagation store these inputs dense in half precision (rule `half`):
+gelu'(0) is 1/2, so an element pruned to 0 would get a wrong derivative. If a norm offers a copy of
+the input, that copy is stored instead.
 """
 
 import math
@@ -30,9 +30,9 @@ from razorctl.system.spans import packing
 
 
 class ActivationFunction(torch.autograd.Function):
-    """y = f(x), dx = f'(x') dy, with x' the packed values; f is the stock forward.
+    """y = f(x), the stock forward; dx = f'(x') dy, with x' the packed values.
 
-    by_channel: whether rows of the copy are pixels. wanted: whether an int8 dx is.
+    by_channel: whether rows of the copy are pixels. wanted: whether to return dx in int8.
     """
 
     @staticmethod
@@ -58,7 +58,7 @@ class ActivationFunction(torch.autograd.Function):
 
 
 class FusedActivationFunction(torch.autograd.Function):
-    """`ActivationFunction` where one operation computes y and makes the copy of x.
+    """`ActivationFunction` with one operation that computes y and packs x.
 
     Returns y and the tensors of the copy.
     """
@@ -84,7 +84,7 @@ class FusedActivationFunction(torch.autograd.Function):
 
 
 def _run(ctx: Any, x: Tensor, layer: "Activation") -> Tensor:
-    """The stock f(x), which may be in place."""
+    """The stock f(x), in place if the layer says so."""
     if not getattr(layer, "inplace", False):
         return layer.stock(x)
     layer.stock(x)
@@ -106,7 +106,7 @@ class Activation(RazorLayer):
     """Base of razor activations."""
 
     kind: ClassVar[str] = "activation"
-    formula: ClassVar[str | None] = None  # the name of f, if it depends on the class alone
+    formula: ClassVar[str | None] = None  # the name of f, if every module of the class has one
 
     @classmethod
     def function_of(cls, module: nn.Module) -> str | None:
@@ -135,7 +135,7 @@ class Activation(RazorLayer):
             copy = rule.packed(flat_shape(x), x.dtype, *tensors)
         else:
             with packing(), torch.no_grad():
-                # A rule may keep the tensor itself, which the function is about to overwrite.
+                # A rule may store the tensor itself, which an in-place function will overwrite.
                 rows = flat(x.detach().clone() if inplace else x.detach())
                 copy = copy_of(rows, self.rules)
             y = ActivationFunction.apply(x, self, copy)
@@ -143,7 +143,7 @@ class Activation(RazorLayer):
         return y
 
     def offered(self, x: Tensor) -> tuple[Hashable, Packed | None]:
-        """The layout and the copy of `x` that was offered; None if there is none."""
+        """The copy of `x` that another layer offers, after its layout; both may be None."""
         derived = self.derived_rows(x)
         if derived is not None:
             return layouts.of_rows(derived.dtype), derived
@@ -156,22 +156,22 @@ class Activation(RazorLayer):
         return None, None
 
     def hand_on(self, y: Tensor, layout: Hashable, copy: Packed) -> None:
-        """Offers a copy of x, with f to be applied, to the layers that y = f(x) feeds."""
+        """Offers a copy of x to the readers of y = f(x); they apply f to its values."""
         function = self.function_of(self)
         of_y = None if function is None else copy.of_function(function)
         if self.memo is not None and of_y is not None:
             self.memo.offer(y, layout, of_y)
-            if self.memo.derives and layout == layouts.of_rows(of_y.dtype):  # for other kinds
+            if self.memo.derives and layout == layouts.of_rows(of_y.dtype):  # for other layer kinds
                 self.memo.derive(y, DerivedCopy(y.shape, y.dtype, (of_y,)))
 
     def offer(self, y: Tensor, copy: Packed) -> None:
-        """Offers a copy of x in its own dtype to the linear layers that y = f(x) feeds."""
+        """Offers a copy of x to the readers of y = f(x), unless autocast changes the dtype."""
         if compute_dtype(y) == y.dtype:
             self.hand_on(y, layouts.of_rows(y.dtype), copy)
 
 
 class GELU(Activation):
-    """GELU: x Phi(x), or its tanh approximation where a module says so."""
+    """GELU: x Phi(x), or its tanh approximation if the module asks for it."""
 
     @classmethod
     def function_of(cls, module: nn.Module) -> str:
@@ -203,7 +203,7 @@ class Hardswish(Activation):
 
 
 class TwoSlopesFunction(torch.autograd.Function):
-    """A function with two slopes; the gradient is exact, from one bit for each element."""
+    """A function with two slopes; one bit per element gives the exact gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: "TwoSlopes") -> Tensor:
@@ -222,9 +222,9 @@ class TwoSlopesFunction(torch.autograd.Function):
 
 
 def _as_rows(x: Tensor, form: torch.memory_format) -> Tensor:
-    """The elements of `x` in the order of a memory format, as rows: pixels, or else whole images.
+    """`x` as rows in the order of a memory format: pixels if channels-last, else whole images.
 
-    They are a view even if `x` is some channels of a concatenation.
+    A view even if `x` is a slice of the channels of a concatenation.
     """
     if form is torch.channels_last:
         return pixels(x)
@@ -232,9 +232,9 @@ def _as_rows(x: Tensor, form: torch.memory_format) -> Tensor:
 
 
 class TwoSlopes(Activation):
-    """Base of functions that keep one bit per element, as their derivative has two values."""
+    """Base of functions whose derivative has two values; they store one bit per element."""
 
-    between: ClassVar[tuple[float, float]] = 0.0, math.inf  # where the first slope is
+    between: ClassVar[tuple[float, float]] = 0.0, math.inf  # the interval of the first slope
 
     def slopes(self) -> tuple[float, float]:
         """The two values of the derivative."""
@@ -244,7 +244,7 @@ class TwoSlopes(Activation):
         x = args[0] if args else next(iter(kwargs.values()))
         if not (self.saving and x.requires_grad):
             return self.stock(x)
-        layout, copy = self.offered(x)  # before a function in place changes x
+        layout, copy = self.offered(x)  # before an in-place function changes x
         y: Tensor = TwoSlopesFunction.apply(x, self)
         if copy is not None:
             self.hand_on(y, layout, copy)
@@ -303,7 +303,7 @@ class SquaredReLUFunction(torch.autograd.Function):
 
 
 class SquaredReLU(Activation):
-    """max(x, 0)^2; its output is made again where its input is."""
+    """max(x, 0)^2; its output is recomputed if its input is."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not (self.saving and x.requires_grad):
@@ -322,7 +322,7 @@ def _squared_relu(x: Tensor) -> Tensor:
     return x.clamp(min=0).square()
 
 
-# By the name of a function, the razor class of modules that compute it in another way.
+# Name of a function -> the razor class of modules that compute it in another spelling.
 BY_NAME: dict[str, type[Activation]] = {
     "gelu": GELU,
     "gelu-tanh": TanhGELU,
@@ -336,7 +336,7 @@ BY_NAME: dict[str, type[Activation]] = {
 
 @torch.no_grad()
 def by_values(function: Callable[[Tensor], Any]) -> type[Activation] | None:
-    """The razor class of a function whose values are those of one that is known; else None."""
+    """The razor class of a function that computes the values of one in BY_NAME; else None."""
     x = torch.linspace(-9, 9, 60, device="cpu").view(6, 10)
     try:
         y, row = function(x.clone()), function(x[:1].clone())

@@ -1,7 +1,7 @@
-"""BatchNorm that keeps its normalized input by a rule; its running statistics are those of stock.
+"""BatchNorm that stores x_hat by a rule; running statistics are updated as in stock.
 
-In eval mode, while other layers train, its statistics are fixed: dx is exact and needs no x, and
-x_hat is kept for the gradient of the weight alone.
+In eval mode its statistics are fixed. While other layers train, dx is then exact without x, and
+x_hat is stored only for the gradient of the weight.
 """
 
 from collections.abc import Callable
@@ -37,16 +37,16 @@ class BatchNorm(ChannelNorm):
 
     @property
     def fixed(self) -> bool:  # type: ignore[override]
-        """Whether running statistics take the place of those of the batch."""
+        """Whether running statistics are used instead of the batch's."""
         return not self.training and self.running_mean is not None
 
     @property
     def saving(self) -> bool:
-        """Whether anything is kept: with fixed statistics, also in eval mode."""
+        """Whether this pass stores for backward: in eval mode too, with fixed statistics."""
         return self.may_save and (self.training or self.fixed)
 
     def takes(self, x: Tensor) -> bool:
-        # Stock raises an error for one value a channel.
+        # Stock raises an error for one value per channel.
         return super().takes(x) and (self.fixed or x.numel() > x.shape[1])
 
     def normalized(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -57,7 +57,7 @@ class BatchNorm(ChannelNorm):
             by = 1.0 / float(self.num_batches_tracked) if by is None else by
         if self.training and not self.track_running_stats:
             mean = var = None
-        # F.batch_norm calls it; it returns the statistics of the batch, too.
+        # The function behind F.batch_norm, which also returns the statistics of the batch.
         y, of_batch, rstd, *_ = torch._batch_norm_impl_index(
             x,
             self.weight,
@@ -78,7 +78,7 @@ class BatchNorm(ChannelNorm):
     def gradients_at(
         self, dy: Tensor, x_hat: Tensor, weight: Tensor | None, rstd: Tensor, mask: list[bool]
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        # x_hat has mean 0 and deviation 1; 1 / std of x goes with the weight.
+        # x_hat has mean 0 and deviation 1, so 1 / std of x is multiplied into the weight.
         rstd = rstd.view(-1)
         scale = rstd if weight is None else rstd * weight
         zeros = torch.zeros_like(rstd)

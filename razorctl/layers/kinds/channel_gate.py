@@ -1,8 +1,8 @@
-"""Gates of channels: y = x g, with a value of g for each channel of a batch or of each image.
+"""Gates of channels: y = x g, with one g per channel, for the batch or for each image.
 
-For a batch g is a learned layer scale, for an image the gate that squeeze-and-excitation computes.
-Only the gradient of g needs x, which is kept by a rule, or shared with a norm or an activation
-function that offers a copy. g is small, and kept as it is.
+A g for the batch is a learned layer scale. A g per image is the gate of squeeze-and-excitation.
+Only the gradient of g needs x. A norm or activation function may offer a copy of it; otherwise x is
+packed by a rule. g is small, and stored as it is.
 """
 
 from typing import Any, ClassVar
@@ -21,7 +21,7 @@ from razorctl.system.spans import packing
 
 
 class GateFunction(torch.autograd.Function):
-    """dx = dy g, exact; dg = the sum of dy x' over what shares g, with x' the packed values."""
+    """dx = dy g, exact; dg = dy x', summed to the shape of g, with x' the packed values."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gate: Tensor, packed: Packed | None) -> Tensor:
@@ -43,7 +43,7 @@ class GateFunction(torch.autograd.Function):
 
 
 class Gate(RazorLayer):
-    """Base of razor modules that multiply images by factors of their channels."""
+    """Base of razor modules that multiply images by a factor per channel."""
 
     kind: ClassVar[str] = "scale"
 
@@ -61,7 +61,7 @@ class Gate(RazorLayer):
         return y
 
     def _copy(self, x: Tensor) -> Packed:
-        """A copy of `x` that another layer made, or one by this layer's rule."""
+        """The copy of `x` that another layer offers, or one by this layer's rule."""
         copy = None if self.memo is None else self.memo.find(x, layouts.of_channels(x), self)
         if copy is not None and copy.elementwise:
             return copy
@@ -69,10 +69,10 @@ class Gate(RazorLayer):
 
 
 class Excitation(Gate):
-    """Base of razor squeeze-and-excitation, which multiplies x by the `gate_of` x."""
+    """Base of razor squeeze-and-excitation: x times `gate_of(x)`."""
 
     def gate_of(self, x: Tensor) -> Tensor:
-        """The gate that the stock class computes, [batch, channels, 1, 1]."""
+        """The stock gate, [batch, channels, 1, 1]."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""The base of norms whose parameters are those of channels, [batch, channels, ...].
+"""The base of norms with a weight and a bias per channel, of [batch, channels, ...].
 
-Their statistics are of a channel of the whole batch (`batch_norm`), or of some channels of one
-example (`group_norm`). A rule sees x_hat as [pixels, channels]. As y = x_hat w + b, the same codes
-are codes of y, which the norm offers to the activation function or the convolution that y feeds.
+Statistics are per channel over the batch (`batch_norm`), or per group of channels of one example
+(`group_norm`). A rule sees x_hat as [pixels, channels]. As y = x_hat w + b, the codes of x_hat are
+codes of y too. The norm offers them to the activation function or convolution that reads y.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from razorctl.system.spans import packing
 
 
 class ChannelNormFunction(torch.autograd.Function):
-    """y = x_hat w + b, computed before, with gradients from what a rule packed of x_hat."""
+    """y = x_hat w + b, which is passed in; gradients from the packed x_hat."""
 
     @staticmethod
     def forward(
@@ -38,7 +38,7 @@ class ChannelNormFunction(torch.autograd.Function):
     ) -> Tensor:
         ctx.layer, ctx.dtype, ctx.fixed = layer, x.dtype, layer.fixed
         save(ctx, weight, rstd, packed)
-        if torch.compiler.is_compiling():  # torch 2.11 lets ReLU change no y that was given
+        if torch.compiler.is_compiling():  # torch 2.11 lets ReLU change no returned input
             return y.clone()
         ctx.mark_dirty(y)  # y becomes the output itself
         return y
@@ -48,7 +48,7 @@ class ChannelNormFunction(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         weight, rstd, packed = saved(ctx)
         mask = list(ctx.needs_input_grad[:3])
-        # Before autocast is off, where the tracer of a compiled program would leave it.
+        # Before autocast is disabled: the tracer of a compiled program would leave it disabled.
         form = memory_format(dy)
         with no_autocast(dy.device):
             if ctx.fixed:
@@ -67,7 +67,7 @@ class ChannelNormFunction(torch.autograd.Function):
 
 
 def images_as(packed: Packed, dy: Tensor) -> Tensor:
-    """The images of a copy, in the shape, dtype and memory format of `dy`."""
+    """The values of a copy, in the shape, dtype and memory format of `dy`."""
     return packed.images(dy.shape, dy.dtype, memory_format(dy))
 
 
@@ -79,7 +79,7 @@ def _per_channel(x: Tensor) -> Tensor:
 def _fixed_gradients(
     dy: Tensor, x_hat: Tensor | None, weight: Tensor | None, rstd: Tensor, mask: list[bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients of x, weight and bias where the statistics do not depend on x."""
+    """The gradients of x, weight and bias if the statistics do not depend on x."""
     dx = dw = None
     if mask[0]:
         by = rstd if weight is None else rstd * weight.view(rstd.shape)
@@ -91,7 +91,7 @@ def _fixed_gradients(
 
 
 class ChannelNorm(RazorLayer):
-    """Base of razor norms with a weight and a bias for each channel."""
+    """Base of razor norms with a weight and a bias per channel."""
 
     kind: ClassVar[str] = "channel-norm"
     weight: Any  # Tensor or None
@@ -100,10 +100,9 @@ class ChannelNorm(RazorLayer):
     fixed = False  # whether the statistics do not depend on x
 
     def normalized(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The stock y of `x`, and the mean and 1 / std of each channel.
+        """The stock y of `x`, and the mean and 1 / std, each broadcastable to x.
 
-        These two go with x by broadcasting, and are in single precision at least. Updates running
-        statistics as stock does.
+        The statistics are in single precision at least. Updates running statistics as stock does.
         """
         raise NotImplementedError
 
@@ -115,29 +114,29 @@ class ChannelNorm(RazorLayer):
         rstd: Tensor,
         mask: list[bool],
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """`gradients_at` the x_hat that was packed."""
+        """`gradients_at` the packed x_hat."""
         return self.gradients_at(dy, images_as(packed, dy), weight, rstd, mask)
 
     def gradients_at(
         self, dy: Tensor, x_hat: Tensor, weight: Tensor | None, rstd: Tensor, mask: list[bool]
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """The gradients of x, weight and bias at some x_hat, from statistics that are not `fixed`.
+        """The gradients of x, weight and bias at some x_hat, unless the statistics are `fixed`.
 
         Args:
             dy: the gradient of y.
             x_hat: the normalized x, in the shape of dy.
-            weight: a value for each channel, or None.
+            weight: one value per channel, or None.
             rstd: as `normalized` returns it.
             mask: which of the three gradients are wanted.
         """
         raise NotImplementedError
 
     def after(self, y: Tensor) -> Tensor:
-        """The output of the stock class, from the norm of x."""
+        """The output of the stock class, given the normalized y."""
         return y
 
     def takes(self, x: Tensor) -> bool:
-        """Whether the forward pass of `x` is that of this class; if not, it is the stock one."""
+        """Whether this class computes the norm of `x`; otherwise the stock forward runs."""
         return self.saving and x.dim() > 1 and x.numel() > 0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -159,13 +158,13 @@ class ChannelNorm(RazorLayer):
         """The copy of x_hat."""
         dtype = compute_dtype(x)
         rule = self.rules.of(dtype)
-        # The dense rule packs in the dtype that stock keeps.
+        # The dense rule packs in the dtype that stock stores.
         dtype = x.dtype if isinstance(rule, Dense) else dtype
         return rule.pack_images(x, dtype, mean.flatten(1), rstd.flatten(1))
 
     @torch.no_grad()
     def offer(self, y: Tensor, copy: Packed) -> None:
-        """Offers the codes of x_hat, with w and b, to the layer that y feeds."""
+        """Offers the codes of x_hat, with w and b, to the reader of y."""
         if self.memo is not None:
             of_y = copy.of_affine(self.weight, lasting(self.bias), compute_dtype(y))
             if of_y is not None:
@@ -173,7 +172,7 @@ class ChannelNorm(RazorLayer):
 
 
 class WithActivation(ChannelNorm):
-    """Base of norms of timm that end with `drop` and `act`, modules of their own."""
+    """Base of timm's norms that end with the modules `drop` and `act`."""
 
     drop: Callable[[Tensor], Tensor]
     act: Callable[[Tensor], Tensor]

@@ -1,7 +1,7 @@
-"""Convolutions that keep their input by a rule; the input gradient and bias gradient stay exact.
+"""Convolutions that store their input by a rule; dx and db stay exact.
 
-A convolution whose patches do not overlap, such as a patch embedding, is a linear layer on patches:
-its columns are the values of a patch. The columns of any other convolution are its input channels.
+A convolution with patches that do not overlap, such as a patch embedding, is a linear layer on
+patches: a column is a value of a patch. In any other convolution a column is an input channel.
 """
 
 import math
@@ -27,7 +27,7 @@ TRANSPOSED = F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d  # by nu
 
 
 class ConvFunction(torch.autograd.Function):
-    """The stock convolution with dW from what was packed of x."""
+    """The stock convolution, with dW from the packed x."""
 
     @staticmethod
     def forward(
@@ -40,7 +40,7 @@ class ConvFunction(torch.autograd.Function):
         packed: Packed | None,
     ) -> Tensor:
         ctx.layer, ctx.p, ctx.shape = layer, p, x.shape
-        # Backward gets the memory format of the input, as in stock: not every kernel takes any.
+        # Backward gets the input's memory format, as in stock: not every kernel takes every format.
         ctx.memory_format = memory_format(x)
         save(ctx, weight if ctx.needs_input_grad[0] else None, packed)
         return layer.convolve(x, weight, bias)
@@ -58,7 +58,7 @@ class ConvFunction(torch.autograd.Function):
             if layer.rows_of_patches(dy, shape, form):
                 rows = x.values() if isinstance(x, Packed) else x
                 return flat(dy.movedim(1, -1)).T @ rows
-            if not isinstance(x, Packed):  # some channels, without the gradient of the others
+            if not isinstance(x, Packed):  # some of the channels; without dx
                 images = unrolled(x, shape).contiguous(memory_format=form)
                 return layer.gradients(dy, images)[1].flatten(0, -2)
             # On a CPU one call for all gradients is faster; a GPU would hold more at once.
@@ -87,7 +87,7 @@ class ConvFunction(torch.autograd.Function):
 class Conv(WeightLayer):
     """Base of razor convolutions.
 
-    It keeps no input in a step in which a joint budget does not draw its weight.
+    If a joint budget does not draw the weight in a step, no input is stored.
     """
 
     kind: ClassVar[str] = "conv"
@@ -115,7 +115,7 @@ class Conv(WeightLayer):
         return (
             conv.padding_mode == "zeros"
             and not (conv.padding == "same" and uneven)
-            # With groups, some of the input channels do not make a smaller convolution.
+            # With groups, a subset of the input channels does not form a smaller convolution.
             and (conv.groups == 1 or rule.elementwise)
         )
 
@@ -129,7 +129,7 @@ class Conv(WeightLayer):
         return self.sparse(input)
 
     def sparse(self, input: Tensor) -> Tensor:
-        """The stock convolution, which keeps `input` by a rule."""
+        """The stock convolution, storing `input` by a rule."""
         x = to_compute_dtype(input)
         layout = layouts.of_patches(x.dtype, self.patch)
         weight, p, copy = self.pack(input, x, layout)
@@ -138,20 +138,20 @@ class Conv(WeightLayer):
         return y
 
     def convolved(self, weight: Tensor) -> Tensor:
-        """The kernel that images are convolved with, from the parameter `weight`."""
+        """The kernel of the convolution, computed from the parameter `weight`."""
         return weight
 
     @property
     def patch(self) -> tuple[int, ...] | None:
-        """The size of the patches whose values are packed; None if a row is a pixel."""
+        """The size of the patches that are packed as rows; None if a row is a pixel."""
         return None
 
     def copy_rows(self, input: Tensor, x: Tensor) -> Packed:
-        """The copy of a batch of images [batch, channels, ...], as rows [pixels, channels]."""
+        """The copy of images [batch, channels, ...] as rows [pixels, channels]."""
         return copy_of_images(x.detach(), self.rules)
 
     def rows_of_patches(self, dy: Tensor, shape: torch.Size, form: torch.memory_format) -> bool:
-        """Whether dW is that of a linear layer on patches of images of a shape and a format."""
+        """Whether dW is computed as by a linear layer on patches; shape, form: of the input."""
         return False
 
     def gradients(
@@ -174,16 +174,16 @@ class Conv(WeightLayer):
         return dx, self.unfold(dw), db
 
     def weight_shape(self, columns: int) -> tuple[int, ...]:
-        """The shape of the weights of so many input channels."""
+        """The shape of the weight for this number of input channels."""
         out, _, *size = self.weight.shape
         return out, columns // self.groups, *size
 
     def unfold(self, dw: Tensor) -> Tensor:
-        """A gradient of the weights of some channels with these as its last axis, a view."""
+        """dW of some channels, as a view with these channels as the last axis."""
         return dw.movedim(1, -1)
 
     def fold(self, dw: Tensor) -> Tensor:
-        """dW as `product` returns it, in the shape of the weight."""
+        """A dW as `product` returns it, in the shape of the weight."""
         out, _, *size = self.weight.shape
         return dw.view(out, *size, -1).movedim(-1, 1)
 
@@ -201,11 +201,11 @@ class Conv(WeightLayer):
 
 
 class Conv2d(Conv):
-    """A convolution of images or volumes, which may cut them into patches."""
+    """A convolution of images or volumes; it may be one of patches."""
 
     @classmethod
     def rule_kind(cls, module: nn.Module) -> str:
-        # The patch embedding of a transformer, whose input is small.
+        # The patch embedding of a transformer; its input is small.
         return "patch" if _by_patches(module) and not _pointwise(module) else Conv.kind
 
     @classmethod
@@ -223,7 +223,7 @@ class Conv2d(Conv):
         return copy_of(self.patches(x.detach()), self.rules)
 
     def patches(self, x: Tensor) -> Tensor:
-        """A batch of images as rows [patches, values of a patch]."""
+        """Images [batch, channels, ...] as rows [patches, values of a patch]."""
         batch, channels, *image = x.shape
         cut, split = [slice(None), slice(None)], [batch, channels]
         for size, kernel in zip(image, self.kernel_size, strict=True):
@@ -234,7 +234,7 @@ class Conv2d(Conv):
         return patches.reshape(-1, channels * math.prod(self.kernel_size))
 
     def rows_of_patches(self, dy: Tensor, shape: torch.Size, form: torch.memory_format) -> bool:
-        # Where images are taken as they lie, rows of dy would be a copy.
+        # If the kernels read images as they lie, the rows of dy would be a copy.
         lie = self.patch is None and as_they_lie(dy.device, shape, form)
         return _by_patches(self) and not lie
 
@@ -243,7 +243,7 @@ class Conv2d(Conv):
 
 
 def _by_patches(module: Any) -> bool:
-    """Whether the columns of a convolution are the values of patches, which do not overlap."""
+    """Whether the columns of a convolution are the values of its disjoint patches."""
     axes = len(module.kernel_size)
     plain: bool = (
         module.stride == module.kernel_size
@@ -255,17 +255,17 @@ def _by_patches(module: Any) -> bool:
 
 
 def _pointwise(module: Any) -> bool:
-    """Whether the kernel of a convolution is of one pixel."""
+    """Whether the kernel covers a single pixel."""
     return set(module.kernel_size) == {1}
 
 
 class ConvTranspose(Conv):
-    """A transposed convolution, whose weight is [in, out / groups, ...]."""
+    """A transposed convolution; its weight is [in, out / groups, ...]."""
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         if output_size is None:
             return super().forward(input)
-        # The padding of the output depends on the shape of the input then.
+        # Then the padding of the output depends on the shape of the input.
         return self.stock(input, output_size)
 
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""nn.Dropout with a mask of one bit per element, where stock keeps a byte (CUDA) or four (CPU)."""
+"""nn.Dropout with a mask of one bit per element; stock stores a byte (CUDA) or four (CPU)."""
 
 from typing import Any, ClassVar
 
@@ -31,13 +31,13 @@ class DropoutFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor, nothing: Any) -> tuple[Tensor | None, ...]:
-        (bits,) = ctx.saved_tensors  # which nobody else has
+        (bits,) = ctx.saved_tensors
         mask = unpack_bits(bits, dy.numel()).view(dy.shape)
         return dropout_backward(dy, mask, ctx.p), None
 
 
 def dropped(layer: RazorLayer, x: Tensor, p: float) -> Tensor:
-    """Dropout of x in the forward of a layer that is saving."""
+    """Dropout of x in the forward of a `saving` layer."""
     if p == 0:
         return x  # the same tensor, so that later layers find its copy
     if not x.requires_grad or p >= 1:
@@ -52,7 +52,7 @@ def dropped(layer: RazorLayer, x: Tensor, p: float) -> Tensor:
 
 
 class Dropout(RazorLayer):
-    """Dropout that keeps one bit per element."""
+    """Dropout that stores one bit per element."""
 
     kind: ClassVar[str] = "dropout"
     p: float
@@ -67,7 +67,7 @@ class Dropout(RazorLayer):
 
 
 class DropPath(RazorLayer):
-    """Drop path, whose output is made again from its factor for each example."""
+    """Drop path; its output is recomputed from one factor per example."""
 
     kind: ClassVar[str] = "dropout"
     drop_prob: float
@@ -82,7 +82,7 @@ class DropPath(RazorLayer):
         return y
 
     def dropped(self, x: Tensor, factor: Tensor) -> Tensor:
-        """The stock output, for the factor of each example [batch, 1, ...]."""
+        """The stock output, given the factor of each example [batch, 1, ...]."""
         return x * factor
 
 

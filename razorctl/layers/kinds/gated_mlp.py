@@ -1,9 +1,9 @@
-"""Gated MLPs, down(f(gate) * up): gate and up are packed once, for their gradients and for down.
+"""Gated MLPs, down(f(gate) * up): one copy each of gate and up serves their gradients and down.
 
 x -- gate_proj -- gate -- f --+
  +-- up_proj ---- up -------- * -- y -- down_proj      y = f(gate) * up, from the copies
 
-Stock keeps gate, f(gate), up and y.
+Stock stores gate, f(gate), up and y.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from razorctl.system.spans import packing
 
 
 class GatedFunction(torch.autograd.Function):
-    """y = f(gate) * up, the stock forward, with both gradients from the packed values."""
+    """y = f(gate) * up, the stock forward; both gradients come from the packed values."""
 
     @staticmethod
     def forward(
@@ -64,7 +64,7 @@ class GatedFunction(torch.autograd.Function):
 class GatedMLP(RazorLayer):
     """Base of razor gated MLPs.
 
-    activation_name: the attribute that is the module of f. function: the name of f.
+    activation_name: the attribute that holds the module f. function: the name of f.
     """
 
     kind: ClassVar[str] = "activation"
@@ -101,11 +101,11 @@ class GatedMLP(RazorLayer):
         return self.gated_forward(x)
 
     def gated_forward(self, x: Tensor) -> Tensor:
-        """The stock forward, with `gated` in place of the activation function and the product."""
+        """The stock forward, with `gated` in place of f and the product."""
         raise NotImplementedError
 
     def gated(self, gate: Tensor, up: Tensor) -> Tensor:
-        """f(gate) * up; its copy is offered to the linear layer that it feeds."""
+        """f(gate) * up; its copy is offered to the linear layer after it."""
         same_kind = gate.dtype == up.dtype and gate.shape == up.shape
         if not (same_kind and (gate.requires_grad or up.requires_grad)):
             return self.of_gate(gate) * up
@@ -118,6 +118,6 @@ class GatedMLP(RazorLayer):
         of_y = copies[0].of_gated(copies[1], function)
         if self.memo is not None and of_y is not None and dtype == y.dtype:
             self.memo.offer(y, layouts.of_rows(dtype), of_y)
-            if self.memo.derives:  # for layers of other kinds
+            if self.memo.derives:  # for other layer kinds
                 self.memo.derive(y, DerivedCopy(y.shape, y.dtype, (of_y,)))
         return y

@@ -1,4 +1,4 @@
-"""GroupNorm that keeps its normalized input by a rule."""
+"""GroupNorm that stores x_hat by a rule."""
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,7 @@ class GroupNorm(ChannelNorm):
         return channels
 
     def takes(self, x: Tensor) -> bool:
-        # timm's setting may ask for APEX. Stock raises an error for one value a group.
+        # timm's `_fast_norm` may call APEX. Stock raises an error for one value per group.
         plain = not getattr(self, "_fast_norm", False)
         return plain and super().takes(x) and x[0].numel() > self.num_groups
 
@@ -34,7 +34,7 @@ class GroupNorm(ChannelNorm):
         return y, self._of_channels(mean, x), self._of_channels((var + self.eps).rsqrt_(), x)
 
     def _of_channels(self, of_groups: Tensor, x: Tensor) -> Tensor:
-        """Values of the groups, [batch, groups], for each channel of `x`."""
+        """Values per group, [batch, groups], repeated for each channel of `x`."""
         values = of_groups.repeat_interleave(self.num_channels // self.num_groups, 1)
         return values.view(*x.shape[:2], *[1] * (x.dim() - 2))
 

@@ -1,4 +1,4 @@
-"""The in-projection of torch's MultiheadAttention, a weight that is no module."""
+"""The in-projection of torch's MultiheadAttention, whose weight belongs to no module."""
 
 from typing import Any
 
@@ -14,9 +14,9 @@ class Projection(Linear):
     """Some rows of the in-projection of an attention, as a linear layer without parameters.
 
     Attributes:
-        owner: the attention, whose weight and bias it reads.
-        name: of the weight in `owner`.
-        rows, bias_rows: of the weight and the bias; None is all.
+        owner: the attention that holds the weight and the bias.
+        name: the name of the weight in `owner`.
+        rows, bias_rows: the rows of the weight and of the bias; None for all.
         swaps_axes: whether the input is [batch, tokens, ...] and the output [tokens, batch, ...].
     """
 
@@ -28,7 +28,7 @@ class Projection(Linear):
 
     @classmethod
     def of(cls, owner: nn.Module, name: str, rows: slice | None, bias_rows: slice | None) -> Any:
-        """The stock linear layer that it takes over."""
+        """A stock linear layer for `attach`."""
         layer: Any = nn.Module.__new__(nn.Linear)
         nn.Module.__init__(layer)
         weight: Any = getattr(owner, name)
@@ -36,7 +36,7 @@ class Projection(Linear):
         layer.out_features, layer.in_features = weight.shape
         layer.name, layer.rows, layer.bias_rows = name, rows, bias_rows
         layer.swaps_axes = owner.batch_first
-        vars(layer)["owner"] = owner  # not as a module in it
+        vars(layer)["owner"] = owner  # not a submodule
         return layer
 
     @classmethod
@@ -45,13 +45,13 @@ class Projection(Linear):
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        """The rows of the weight, [out, in]."""
+        """The chosen rows of the weight, [out, in]."""
         weight: Tensor = getattr(self.owner, self.name)
         return weight if self.rows is None else weight[self.rows]
 
     @property
     def bias(self) -> Tensor | None:
-        """The part of the bias, [out], if there is one."""
+        """The chosen rows of the bias, [out], or None."""
         bias: Tensor | None = self.owner.in_proj_bias
         return bias if bias is None or self.bias_rows is None else bias[self.bias_rows]
 

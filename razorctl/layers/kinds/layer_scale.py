@@ -1,10 +1,10 @@
-"""Layer scale: y = x gamma with a learned gamma per column, whose gradient alone needs x.
+"""Layer scale: y = x gamma with a learned gamma per column; only dgamma needs x.
 
-After a razor linear layer, x = a W^T + b, it keeps nothing of its own. With G = dy^T a,
+After a razor linear layer, x = a W^T + b, it stores nothing itself. With G = dy^T a,
 
 dgamma = rowsum(W G) + b sum(dy)    dW = gamma G    db = gamma sum(dy)    da = dy (gamma W)
 
-so that no pass makes dx = dy gamma. Elsewhere it keeps x by its rule.
+so dx = dy gamma is never computed. After other layers it stores x by its rule.
 """
 
 import weakref
@@ -56,11 +56,11 @@ class ScaleFunction(torch.autograd.Function):
 
 
 class ScaledLinearFunction(torch.autograd.Function):
-    """y = x gamma of the output x of a linear layer, whose gradients it computes with its own.
+    """y = x gamma for the output x of a linear layer, with the gradients of both.
 
-    Its graph leads to the layer's input, weight and bias, past x. If x is still there in the
-    backward pass, somebody may ask for its gradient. Then, or if somebody has hooked it since, the
-    graph leads to x, and dgamma is that of x made again.
+    Its graph leads to the layer's input, weight and bias, and skips x. If x still exists in the
+    backward pass, something may ask for its gradient. In that case, or if x got a hook, the graph
+    leads to x, and dgamma comes from the recomputed x.
     """
 
     @staticmethod
@@ -76,7 +76,7 @@ class ScaledLinearFunction(torch.autograd.Function):
         ctx.layer, ctx.shape, ctx.dtype, ctx.x = call.layer, a.shape, x.dtype, weakref.ref(x)
         ctx.hooks = _hooks_of(x, call.node)
         ctx.int8 = call.layer.int8_gemms(a)
-        # The linear layer, in whose place it reads the copy, is the reader that is counted.
+        # It reads the copy in place of the linear layer, which is counted as the reader.
         ctx.forms = [call.copy.holding(repeat(None))]
         ctx.save_for_backward(weight, bias, gamma, *call.copy.tensors)
         return x * gamma
@@ -116,18 +116,18 @@ class ScaledLinearFunction(torch.autograd.Function):
 
 
 def _hooks_of(x: Tensor, node: Any) -> Any:
-    """The hooks of x, which `node` made: none yet; those of later outlive x in it."""
+    """The dict of hooks of x: later hooks appear in it, and it outlives x."""
     if x._backward_hooks is None:  # as `Tensor.register_hook` begins
         x._backward_hooks = OrderedDict()
         node._register_hook_dict(x)
     return x._backward_hooks
 
 
-FLOOR = 0.5  # of the mean size of gamma: the smallest factor of a column of dy in int8
+FLOOR = 0.5  # of the mean |gamma|: the smallest factor of a column of dy in int8
 
 
 def _near(gamma: Tensor) -> Tensor:
-    """gamma, no closer to 0 than FLOOR of its mean size."""
+    """gamma, with |gamma| at least FLOOR of its mean."""
     size = gamma.abs()
     floor = FLOOR * size.mean()
     floor = torch.where(floor > 0, floor, 1.0)
@@ -135,14 +135,14 @@ def _near(gamma: Tensor) -> Tensor:
 
 
 class Scale(RazorLayer):
-    """Base of razor layers that scale activations. gammas: the attributes of the factors."""
+    """Base of razor layers that scale activations. gammas: the attributes that hold the factors."""
 
     kind: ClassVar[str] = "scale"
     gammas: ClassVar[tuple[str, ...]] = ("gamma",)
 
     @classmethod
     def factors(cls, module: nn.Module) -> list[Tensor]:
-        """The factors of a module that has any, [columns]."""
+        """The factors of a module, [columns] each; an attribute may hold none."""
         found = [getattr(module, name) for name in cls.gammas]
         return [gamma for gamma in found if isinstance(gamma, Tensor)]
 
@@ -177,7 +177,7 @@ class Scale(RazorLayer):
         return y
 
     def joined(self, x: Tensor, f: Tensor) -> Tensor:
-        """x + f of a residual connection, as it is made again if both can be."""
+        """x + f of a residual connection, derived if both are."""
         y = x + f
         parts = () if self.memo is None else self.memo.both(x, f, self)
         if self.memo is not None and parts:
@@ -185,7 +185,7 @@ class Scale(RazorLayer):
         return y
 
     def _call(self, x: Tensor) -> LinearCall | None:
-        """The call of a linear layer that made x, if the gradient of x is nobody else's."""
+        """The linear call that computed x, if nothing else reads the gradient of x."""
         call: LinearCall | None = None if self.memo is None else self.memo.call(x, self)
         return call if call is not None and call.leads_to(x) else None
 
@@ -198,20 +198,20 @@ class LayerScale(Scale):
 
 
 class ScaledBranches(Scale):
-    """Base of blocks that scale their two branches themselves; either may have no gamma."""
+    """Base of blocks that scale their two branches themselves; a branch may have no gamma."""
 
     @classmethod
     def fits(cls, module: nn.Module, rule: Rule) -> bool:
         return True
 
     def branch(self, number: int, f: Tensor) -> Tensor:
-        """The output f of a branch with its factor, if it has one."""
+        """The output f of a branch times its gamma, if it has one."""
         gamma = getattr(self, self.gammas[number])
         return self.scaled(f, gamma) if isinstance(gamma, Tensor) else f
 
 
 class ScaledBlock(ScaledBranches):
-    """Base of blocks that compute x + drop(gamma f(norm(x))) for both branches."""
+    """Base of blocks that compute x + drop(gamma f(norm(x))) twice, with f attention and MLP."""
 
     gammas = ("gamma_1", "gamma_2")
     drops: ClassVar[tuple[str, str]] = ("drop_path1", "drop_path2")

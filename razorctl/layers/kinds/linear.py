@@ -1,7 +1,7 @@
-"""Linear layers that keep their input by a rule, and can run their GEMMs in int8.
+"""Linear layers that store their input by a rule, and can run their GEMMs in int8.
 
-The output is the stock one unless the forward pass runs in int8. The bias gradient is always that
-of dy, and so is the input gradient unless its GEMM runs in int8.
+The output is the stock one unless the forward pass runs in int8. The bias gradient is exact, and so
+is the input gradient unless its GEMM runs in int8.
 """
 
 from dataclasses import dataclass
@@ -45,11 +45,11 @@ class Gemms:
     """The GEMMs of a linear layer's backward pass.
 
     Args:
-        dy: [rows, out]; only its int8 copy is needed if both GEMMs run in int8.
+        dy: [rows, out]; if both GEMMs run in int8, only its int8 copy is needed.
         weight_int8, input_int8: whether the GEMMs of dW and of dX run in int8.
-        int8: the int8 copy of dy, which both use, if it is known.
-        weight: [out, in]; None if dX is not wanted.
-        columns: the int8 copy of the weight; None until there is one.
+        int8: the int8 copy of dy for both GEMMs, if it exists already.
+        weight: [out, in]; None if dX is not needed.
+        columns: the int8 copy of the weight; None until it is computed.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class Gemms:
     ) -> None:
         self.dy, self.weight_int8, self.input_int8 = dy, weight_int8, input_int8
         self.weight, self.columns = weight, columns
-        # The kernels take no other weight. Asked before autocast is off, where the tracer of a
-        # compiled program, which begins again here, would leave it.
+        # The kernels need a contiguous weight. Asked before autocast is disabled: the tracer of a
+        # compiled program restarts here, and would leave it disabled.
         self._fits = weight is not None and fused(dy.device) and weight.is_contiguous()
         # Not functools.cached_property, which torch.compile cannot trace.
         self._int8 = int8
@@ -87,14 +87,14 @@ class Gemms:
 
     def product(self, x: Tensor | Packed) -> Tensor:
         """dy^T x, [out, columns of x]."""
-        int8 = self.weight_int8 and x.shape[1] > 1  # the int8 copies of a column do not pay
+        int8 = self.weight_int8 and x.shape[1] > 1  # int8 copies of a single column do not pay
         if isinstance(x, PackedCodes) or (int8 and isinstance(x, Packed)):
             return self.product_of_codes(x.codes())
         x = x.values() if isinstance(x, Packed) else x
         return self.product_of_codes(in_codes(x)) if int8 else self.dy.T @ x
 
     def product_of_codes(self, packed: PackedCodes) -> Tensor:
-        """`product` of the values of codes."""
+        """`product`, with x given as codes."""
         operand = packed.copy, packed.function
         if not self.weight_int8:
             return linear_weight_grad(self.dy, *operand)
@@ -107,7 +107,7 @@ class Gemms:
             )
             if weight is not None:
                 self.columns = columns[0], columns[1]
-        else:  # one operand at a time, so that none waits in memory for the other GEMM
+        else:  # one operand at a time, so that the other GEMM's does not wait in memory
             root = roots(row_scale)
             dy, dy_scale = int8_columns(self.dy, inverse(root), largest)
             x, scale, center = int8_operand(packed.copy, root, packed.function)
@@ -126,14 +126,13 @@ class Gemms:
 
 @dataclass(frozen=True)
 class LinearCall:
-    """A call of a linear layer, for a layer scale that its output y feeds.
+    """A call of a linear layer, for the layer scale that reads its output y.
 
     Args:
         layer: the linear layer.
-        x: its input, as y's node in the graph has it.
-        weight, bias: as that node has them.
-        copy: of x.
-        node: that made y.
+        x, weight, bias: the inputs of the autograd node that computed y.
+        copy: the packed x.
+        node: that autograd node.
     """
 
     layer: "Linear"
@@ -144,14 +143,14 @@ class LinearCall:
     node: Any
 
     def leads_to(self, y: Tensor) -> bool:
-        """Whether nothing sees the gradient of y on its way to that of the call."""
+        """Whether y is the node's output, and nothing else observes the gradient of y."""
         return y.grad_fn is self.node and not y._backward_hooks and not y.retains_grad
 
 
 class LinearFunction(torch.autograd.Function):
-    """y = x W^T + b with dW from what was packed of x (Back Razor, Sec. 3; CVPR 2024, Alg. 1).
+    """y = x W^T + b with dW from the packed x (Back Razor, Sec. 3; CVPR 2024, Alg. 1).
 
-    int8: the int8 copy of x for a forward pass in int8, whose gradient is that of the exact one.
+    int8: the int8 copy of x if the forward pass runs in int8; the gradient is the exact pass's.
     """
 
     @staticmethod
@@ -168,25 +167,25 @@ class LinearFunction(torch.autograd.Function):
         ctx.layer, ctx.p, ctx.shape = layer, p, x.shape
         ctx.int8 = layer.int8_gemms(x)
         ctx.set_materialize_grads(False)
-        # Stock autocast keeps a low-precision copy of the weight; the parameter takes no new bytes.
+        # Stock autocast stores a low-precision copy of the weight. The parameter adds no bytes.
         save(ctx, weight if ctx.needs_input_grad[0] else None, packed)
         if int8 is None:
             y = layer.product(x, weight, bias)
             if torch.compiler.is_compiling() or not y._is_view():
                 return y
-            # torch refuses changes in place of a view that a function of ours returned.
+            # torch refuses in-place changes of a view that a custom function returned.
             whole: Tensor = torch.ops.aten._unsafe_view(y, y.shape)
             return whole
         with no_autocast(x.device):
             y = int8_linear(int8, layer.matrix(weight), bias, x.dtype)
-        # Not a view of y, as the stock output is none: attention finds q, k, v by what they view.
+        # Not a view of y, as in stock: attention recognizes q, k, v by the tensor that they view.
         out: Tensor = torch.ops.aten._unsafe_view(y, [*x.shape[:-1], y.shape[1]])
         return layer.arranged(out)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor | None) -> tuple[Tensor | None, ...]:
-        if dy is None:  # a layer scale has had it
+        if dy is None:  # a layer scale has computed the gradients
             return None, None, None, None, None, None, None
         weight, packed = saved(ctx)
         weight_int8 = ctx.int8[0] and ctx.layer.int8_weight_grad  # off if it is an output layer
@@ -200,7 +199,7 @@ class LinearFunction(torch.autograd.Function):
         dx = dw = db = None
         # Gradients in dy's dtype are cast to their parameter's by the engine, as in stock.
         with no_autocast(dy.device):
-            # dW first, so that an unpacked input is gone before dX, which is as large, is made.
+            # dW first: its unpacked input is freed before dX, which is as large, is allocated.
             if ctx.needs_input_grad[1]:
                 layer = ctx.layer
                 products = layer.int8_cost.products(gemms, packed.operands(), name_of(layer))
@@ -214,12 +213,12 @@ class LinearFunction(torch.autograd.Function):
 
 
 class Linear(WeightLayer):
-    """Base of layers that multiply by a matrix and keep their input by a rule.
+    """Base of layers that multiply by a matrix and store their input by a rule.
 
-    They keep no input in a step in which a joint budget does not draw their weight.
+    If a joint budget does not draw the weight in a step, no input is stored.
     int8_weight_grad, int8_input_grad, int8_forward: whether these GEMMs run in int8 if they have at
-    least SMALLEST multiplications. Below that, making the int8 copies takes more time than int8
-    gains. A forward pass that keeps nothing, as in evaluation, is always the stock one.
+    least SMALLEST multiplications. Below that, int8 copies cost more time than they gain. A forward
+    pass that stores nothing, as in evaluation, is always the stock one.
     """
 
     kind: ClassVar[str] = "linear"
@@ -237,7 +236,7 @@ class Linear(WeightLayer):
 
     @staticmethod
     def matrix(weight: Tensor) -> Tensor:
-        """The weight as [out, in]; also its gradient, [out, in], in the shape of the weight."""
+        """Views a weight as [out, in], or a gradient [out, in] in the shape of the weight."""
         return weight
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -245,7 +244,7 @@ class Linear(WeightLayer):
         return F.linear(x, weight, bias)
 
     def arranged(self, t: Tensor) -> Tensor:
-        """An output with its axes in the order of the input's, or the other way round."""
+        """Converts between the axis order of the input and that order of the output."""
         return t
 
     @classmethod
@@ -269,7 +268,7 @@ class Linear(WeightLayer):
         return self.multiplied(input, self.bias) if self.saving else self.stock(input)
 
     def multiplied(self, input: Tensor, bias: Tensor | None) -> Tensor:
-        """The forward pass that keeps, with a bias in place of the layer's own."""
+        """The forward pass that stores its input, with `bias` in place of the layer's own."""
         x = to_compute_dtype(input)
         weight, p, copy = self.pack(input, x, layouts.of_rows(x.dtype))
         int8 = None
@@ -280,7 +279,7 @@ class Linear(WeightLayer):
             self.memo.handover.want(y)
         self.offer_call(x, weight, bias, copy, y)
         if self.memo is not None and self.memo.derives:
-            # A frozen weight keeps no copy, but another layer may.
+            # A layer with a frozen weight packs no copy, but another reader may have.
             copy = copy or self.memo.find(input, layouts.of_rows(x.dtype), self)
             if copy is not None and copy.elementwise:
                 self.memo.derive(y, self.output_of(copy, x, bias, y))
@@ -289,14 +288,14 @@ class Linear(WeightLayer):
     def offer_call(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, copy: Packed | None, y: Tensor
     ) -> None:
-        """Offers this call to a layer scale that y feeds, which then needs no copy of y."""
+        """Offers this call to a layer scale that reads y, which then stores no copy of y."""
         if torch.compiler.is_compiling() or self.memo is None or self.blocks is not None:
             return
         if y.shape[-1] in self.memo.scaled and copy is not None and copy.shareable:
             self.memo.offer_call(y, LinearCall(self, x, weight, bias, copy, y.grad_fn))
 
     def output_of(self, copy: Packed, x: Tensor, bias: Tensor | None, y: Tensor) -> Derived:
-        """The output y of the input x, as it is made again from a copy of x."""
+        """The output y as derived from a copy of x."""
         tensors = self.weight.detach(), None if bias is None else bias.detach()
         _, int8 = self.int8_gemms(x)
         form = DerivedLinear(y.shape, y.dtype, (copy,), tensors, matrix=self.matrix, int8=int8)
@@ -304,11 +303,11 @@ class Linear(WeightLayer):
         return form if torch.compiler.is_compiling() else form.replaced(gather=self.gather)
 
     def gather(self, weight: Tensor) -> None:
-        """See `sharded.gather`."""
+        """See `fsdp.gather`."""
         gather(self, weight)
 
     def int8_rows(self, input: Tensor, rows: Tensor) -> Int8:
-        """The int8 copy of `rows`, which are the input in the dtype of the GEMM."""
+        """The int8 copy of `rows`: the input as rows, in the dtype of the GEMM."""
         return Int8(*int8_rows(rows)) if self.memo is None else self.memo.int8(input, rows, self)
 
     def large(self, x: Tensor) -> bool:
@@ -316,7 +315,7 @@ class Linear(WeightLayer):
         return x.numel() * self.matrix(self.weight).shape[0] >= self.SMALLEST
 
     def int8_gemms(self, x: Tensor) -> tuple[bool, bool]:
-        """Whether the weight gradient and the input gradient run in int8, for the input `x`."""
+        """Whether the GEMMs of dW and of dX run in int8, for the input `x`."""
         int8 = self.large(x) and self.int8_cost.allowed
         return int8 and self.int8_weight_grad, int8 and self.int8_input_grad
 

@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm that keep their normalized input by a rule."""
+"""LayerNorm and RMSNorm that store x_hat by a rule."""
 
 import logging
 from typing import Any, ClassVar
@@ -24,16 +24,15 @@ from razorctl.system.spans import packing
 
 log = logging.getLogger(__name__)
 
-SMALL = 0.1  # root mean square of a row of x_hat, below which few bits do not resolve it
+SMALL = 0.1  # root mean square of a row of x_hat; few bits do not resolve smaller rows
 SHARE = 0.5  # of the norm of dy in such rows, from which on a warning names the layer
 
 
 class NormFunction(torch.autograd.Function):
-    """y = x_hat w + b, the stock forward, with gradients from what the rule packs of x_hat.
+    """y = x_hat w + b, the stock forward, with gradients from the packed x_hat.
 
-    See `ops.norm.gradients`; db is exact. Back Razor prunes the raw input. x_hat of a
-    LayerNorm has mean 0, so that the pruned elements are small, and it gives the better gradient
-    from the same number of bytes.
+    See `ops.norm.gradients`; db is exact. Back Razor prunes the raw input instead. x_hat of a
+    LayerNorm has mean 0, so pruned elements are small: with the same bytes, its gradient is better.
     """
 
     @staticmethod
@@ -57,10 +56,10 @@ class NormFunction(torch.autograd.Function):
 
 
 class FusedNormFunction(torch.autograd.Function):
-    """`NormFunction` with one operation that computes y and makes the copy of x_hat.
+    """`NormFunction` with one operation that computes y and packs x_hat.
 
-    Returns y, x, and the tensors of the copy. The gradient of the x that it returns, which a
-    residual connection takes, is added to that of its input in the same operation.
+    Returns y, x, and the tensors of the copy. A residual connection takes the returned x; its
+    gradient is added to the input's gradient in the same operation.
     """
 
     @staticmethod
@@ -101,9 +100,9 @@ class FusedNormFunction(torch.autograd.Function):
 
 
 class AgainNormFunction(FusedNormFunction):
-    """`FusedNormFunction` for an x that is made again in the backward pass.
+    """`FusedNormFunction` for an x that is recomputed in the backward pass.
 
-    Returns y, x, and the statistics of the rows of x, of which `copy` gets to know.
+    Returns y, x, and the row statistics of x.
     """
 
     @staticmethod
@@ -132,7 +131,7 @@ def _gradients(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients of input, weight and bias.
 
-    through: is added to the first. int8: whether an int8 copy of the first is wanted.
+    through: added to the first. int8: whether to offer an int8 copy of the first.
     """
     weight, rstd, packed = saved(ctx)
     layer, needed = ctx.layer, ctx.needs_input_grad
@@ -163,8 +162,8 @@ def _gradients(
 class Norm(RazorLayer):
     """Base of razor norms, which normalize over the last axes.
 
-    centers: whether the norm subtracts the mean. plain: whether the stock forward is that of
-    `F.layer_norm`, or of `F.rms_norm`. checked: whether the rows of a gradient have been checked.
+    centers: whether the norm subtracts the mean. plain: whether the stock forward is `F.layer_norm`
+    or `F.rms_norm`. checked: whether the rows of a gradient have been checked.
     """
 
     kind: ClassVar[str] = "norm"
@@ -173,7 +172,7 @@ class Norm(RazorLayer):
     checked: bool = False
     normalized_shape: tuple[int, ...]
     weight: Any  # Tensor or None
-    eps: Any  # float, or None for that of the dtype that it computes in
+    eps: Any  # float, or None for the machine epsilon of the dtype that it computes in
 
     @classmethod
     def columns(cls, module: nn.Module) -> int:
@@ -181,10 +180,9 @@ class Norm(RazorLayer):
         return torch.Size(shape).numel()
 
     def forward(self, x: Tensor, through: bool = False) -> Any:
-        """The norm of x; with `through`, a pair: the norm, and x for a residual connection.
+        """The norm of x; with `through`, the pair (norm, x), x for a residual connection.
 
-        In a pair the norm is in the dtype that linear layers compute in. x must then be one that
-        the norm `fuses`.
+        In a pair the norm is in the dtype that linear layers compute in, and `fuses(x)` must hold.
         """
         if not self.saving:
             return self.stock(x)
@@ -195,7 +193,7 @@ class Norm(RazorLayer):
             return self._fused(x, compute_dtype(x), through, source)
         if self.fuses(x):
             with torch.no_grad():
-                stock = self.stock(x.new_empty(0, x.shape[-1]))  # for its dtype
+                stock = self.stock(x.new_empty(0, x.shape[-1]))  # for the dtype
             return self._fused(x, stock.dtype, through, source)[0]
         rule = self._rule(x)
         with packing():
@@ -207,7 +205,7 @@ class Norm(RazorLayer):
         return y
 
     def _source(self, x: Tensor) -> Derived | None:
-        """x as rows, if it is made again in the backward pass."""
+        """x as derived rows, else None."""
         source = self.derived_rows(x)
         return None if source is None else source.replaced(dtype=_computed(x))
 
@@ -221,9 +219,9 @@ class Norm(RazorLayer):
     def _fused(
         self, x: Tensor, dtype: torch.dtype, through: bool, source: Derived | None
     ) -> tuple[Tensor, Tensor | None]:
-        """The norm of x in `dtype`, and x if it is to be passed through.
+        """The norm of x in `dtype`, and x if `through`.
 
-        source: x, if it is made again in the backward pass.
+        source: the derived x, if there is one.
         """
         rule = self._rule(x)
         parameters = self.weight, self.bias_or_none
@@ -240,7 +238,7 @@ class Norm(RazorLayer):
                 x, *parameters, self, again, dtype, through, known
             )
             copy = again.knowing(mean, rstd)
-        if torch.compiler.is_compiling():  # torch 2.11 gives no attribute to a result of an op's
+        if torch.compiler.is_compiling():  # torch 2.11 sets no attribute on an output of a function
             y = y.view_as(y)
         self.offer(y, copy)
         if source is not None and through and self.memo is not None:
@@ -251,14 +249,14 @@ class Norm(RazorLayer):
         return y, out
 
     def derive(self, x: Tensor, copy: Packed, mean: Tensor | None, rstd: Tensor) -> None:
-        """Offers the input x, as it can be made again from a copy of x_hat."""
+        """Offers the input x as derived from a copy of x_hat."""
         if self.memo is not None:
             self.memo.derive(x, DerivedInput(x.shape, x.dtype, (copy,), (mean, rstd)))
 
     def check_rows(self, dy: Tensor, rstd: Tensor) -> None:
-        """Warns, in the first backward pass, if most of dy is of rows whose variance is below eps.
+        """Warns in the first backward pass if most of dy is in rows with a variance below eps.
 
-        Such a row of x_hat is next to zero, and rounds away in tiles of rows of variance 1.
+        Such a row of x_hat is almost zero, and rounds to zero in a tile with rows of variance 1.
         """
         if self.checked or self.memo is None or self.memo.small_rows or not readable(dy):
             return
@@ -281,7 +279,7 @@ class Norm(RazorLayer):
 
     @property
     def handover(self) -> Handover:
-        """The handover between layers; an empty one without a memo."""
+        """The memo's handover; an empty one without a memo."""
         return Handover() if self.memo is None else self.memo.handover
 
     def scale(self, weight: Tensor) -> Tensor:
@@ -296,7 +294,7 @@ class Norm(RazorLayer):
         return x.requires_grad or (self.weight is not None and self.weight.requires_grad)
 
     def epsilon(self, x: Tensor) -> float:
-        """`eps`, or its default for the dtype that x is normalized in."""
+        """`eps`, or the default for the dtype that x is normalized in."""
         eps: float | None = self.eps
         return torch.finfo(_computed(x)).eps if eps is None else eps
 
@@ -304,33 +302,33 @@ class Norm(RazorLayer):
     def pack(
         self, x: Tensor, rule: Rule, source: Derived | None = None
     ) -> tuple[Tensor | None, Tensor, Packed]:
-        """The mean, which is None for RMSNorm, 1 / std, each [rows, 1], and the copy of x_hat.
+        """The mean (None for RMSNorm) and 1 / std, each [rows, 1], and the copy of x_hat.
 
-        source: x, if it is made again in the backward pass.
+        source: the derived x, if there is one.
         """
         rows = x.detach().reshape(-1, self.columns(self))
         mean, rstd = statistics(rows, self.epsilon(x), self.centers)
         if source is not None:
             return mean, rstd, DerivedNorm(flat_shape(x), compute_dtype(x), (source,), (mean, rstd))
         x_hat = (rows if mean is None else rows - mean) * rstd
-        # The dense rule packs what stock autocast keeps: norms run in single precision.
+        # The dense rule packs what stock autocast stores: norms run in single precision.
         x_hat = x_hat if isinstance(rule, Dense) else to_compute_dtype(x_hat)
         return mean, rstd, rule.pack(x_hat)
 
     def offer(self, y: Tensor, copy: Packed) -> None:
-        """Offers the codes of x_hat, with w and b, to the linear layers that y feeds."""
+        """Offers the codes of x_hat, with w and b, to the linear layers that read y."""
         if self.memo is not None and len(self.normalized_shape) == 1:
             dtype = compute_dtype(y)
             scale = None if self.weight is None else self.scale(self.weight.detach())
             of_y = copy.of_affine(lasting(scale), lasting(self.bias_or_none), dtype)
             if of_y is not None:
                 self.memo.offer(y, layouts.of_rows(dtype), of_y)
-                if self.memo.derives:  # for layers of other kinds, and of views of y
+                if self.memo.derives:  # for other layer kinds, and for views of y
                     self.memo.derive(y, DerivedCopy(y.shape, y.dtype, (of_y,)))
 
 
 def _computed(x: Tensor) -> torch.dtype:
-    """The dtype that x_hat is computed in."""
+    """The dtype in which x_hat is computed."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
@@ -351,7 +349,7 @@ class ChannelLayerNorm(Norm):
     """Base of LayerNorms over the channels of images, [batch, channels, height, width]."""
 
     def forward(self, x: Tensor, through: bool = False) -> Tensor:
-        if not self.saving or getattr(self, "_fast_norm", False):  # timm's setting asks for APEX
+        if not self.saving or getattr(self, "_fast_norm", False):  # timm's setting may call APEX
             return super().stock(x)
         normed: Tensor = super().forward(x.permute(0, 2, 3, 1))
         y = normed.permute(0, 3, 1, 2)
@@ -363,7 +361,7 @@ class ChannelLayerNorm(Norm):
         return y
 
     def stock(self, x: Tensor) -> Tensor:
-        """The stock norm of an image whose channels are last."""
+        """The stock norm of images with the channels last."""
         bias: Any = self.bias
         return F.layer_norm(x, self.normalized_shape, self.weight, bias, self.eps)
 

@@ -1,6 +1,6 @@
-"""Pooling that keeps the place of each maximum in its window, and of a mean only a shape.
+"""Pooling: a maximum stores its position in the window, a mean stores only a shape.
 
-Stock keeps the input of either, and an index of 8 bytes for each maximum. The gradients are exact
+Stock stores the input of either, and an index of 8 bytes per maximum. The gradients are exact
 whatever the rule.
 """
 
@@ -18,7 +18,7 @@ from razorctl.rules.base import Rule
 from razorctl.system.spans import packing
 
 aten = torch.ops.aten
-PLACES = 256  # in a window, at most: a code has 8 bits
+PLACES = 256  # positions in a window, at most: a code has 8 bits
 
 
 def _sizes(size: Any, axes: int) -> tuple[int, ...]:
@@ -26,7 +26,7 @@ def _sizes(size: Any, axes: int) -> tuple[int, ...]:
 
 
 class MaxPoolFunction(torch.autograd.Function):
-    """The stock maximum; the place of each in its window is kept in a few bits."""
+    """The stock maximum; its position in the window is stored in a few bits."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: "MaxPool") -> Tensor:
@@ -46,7 +46,7 @@ class MaxPoolFunction(torch.autograd.Function):
 
 
 class Pool(RazorLayer):
-    """Base of razor pooling, of [batch, channels, ...] with `axes` more."""
+    """Base of razor pooling, of [batch, channels, ...] with `axes` more axes."""
 
     kind: ClassVar[str] = "pool"
     axes: ClassVar[int] = 2
@@ -56,13 +56,13 @@ class Pool(RazorLayer):
     ceil_mode: bool
 
     def takes(self, x: Tensor) -> bool:
-        """Whether the forward pass of `x` is that of this class; if not, it is the stock one."""
+        """Whether this class pools `x`; otherwise the stock forward runs."""
         rank = 2 + self.axes
         return self.saving and x.requires_grad and x.dim() == rank and x.numel() > 0
 
 
 class MaxPool(Pool):
-    """A maximum that keeps 2 to 8 bits per output."""
+    """A maximum that stores 2 to 8 bits per output."""
 
     dilation: Any
 
@@ -74,7 +74,7 @@ class MaxPool(Pool):
 
     @property
     def geometry(self) -> tuple[list[int], bool]:
-        """The arguments of `ops.pool.max_pool`: pairs of sizes, and whether sizes round up."""
+        """The arguments of `ops.pool.max_pool`: sizes per axis, and `ceil_mode`."""
         sizes = self.kernel_size, self.stride, self.padding, self.dilation
         return [n for size in sizes for n in _sizes(size, self.axes)], self.ceil_mode
 
@@ -86,7 +86,7 @@ class MaxPool(Pool):
 
 
 class MeanFunction(torch.autograd.Function):
-    """A stock mean; its gradient needs the shape of its input alone."""
+    """A stock mean; its gradient needs only the shape of the input."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: "MeanPool") -> Tensor:
@@ -102,10 +102,10 @@ class MeanFunction(torch.autograd.Function):
 
 
 class MeanPool(Pool):
-    """Base of razor pooling that takes means."""
+    """Base of razor mean pooling."""
 
     def gradient(self, dy: Tensor, x: Tensor) -> Tensor:
-        """The gradient of the input; x: a tensor of its shape, whatever is in it."""
+        """The gradient of the input; x: a tensor of the input's shape, with any values."""
         raise NotImplementedError
 
     def forward(self, input: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ class MeanPool(Pool):
 
 
 class AvgPool(MeanPool):
-    """A mean of windows, which keeps nothing."""
+    """A mean over windows; it stores nothing."""
 
     backward: ClassVar[Any] = aten.avg_pool2d_backward
     count_include_pad: bool
@@ -130,16 +130,16 @@ class AvgPool(MeanPool):
 
 
 class VolumeAvgPool(AvgPool):
-    """A mean of windows of volumes."""
+    """A mean over windows of volumes."""
 
     axes = 3
     backward = aten.avg_pool3d_backward
 
 
 class AdaptiveAvgPool(MeanPool):
-    """A mean of windows that make an output of a given size; it keeps nothing.
+    """A mean over windows that give an output of a fixed size; it stores nothing.
 
-    For an output of one value a channel, the stock class keeps nothing either.
+    For one output value per channel, the stock class stores nothing either.
     """
 
     backward: ClassVar[Any] = aten._adaptive_avg_pool2d_backward
@@ -155,7 +155,7 @@ class AdaptiveAvgPool(MeanPool):
 
 
 class VolumeAdaptiveAvgPool(AdaptiveAvgPool):
-    """A mean of windows of volumes that make an output of a given size."""
+    """A mean over windows of volumes that give an output of a fixed size."""
 
     axes = 3
     backward = aten._adaptive_avg_pool3d_backward

@@ -1,6 +1,6 @@
-"""Residual connections whose sum is made again, for blocks without a norm before a branch.
+"""Residual connections whose sum is recomputed, in blocks without a norm before the branch.
 
-x -- f -- x + f -- norm     x + f comes from a copy of x, which f keeps, and from f
+x -- f -- x + f -- norm     x + f is recomputed from the copy of x that f stores, and from f
 """
 
 from torch import Tensor, nn
@@ -14,21 +14,21 @@ from razorctl.rules.derived_norms import DerivedSum
 
 
 def added(layer: RazorLayer, x: Tensor, f: Tensor) -> Tensor:
-    """x + f in the forward of `layer`, as it can be made again from a copy of x."""
+    """x + f in the forward of `layer`; derived from a copy of x if f is derived."""
     y = x + f
     memo = layer.memo
     if memo is None or not memo.derives:
         return y
     copy = memo.find(x, layouts.of_rows(compute_dtype(x)), layer)
     branch = memo.derived((f,), layer)
-    # One sum of two is made again: of a derived x this would be the second in a row.
+    # At most one sum in a row is recomputed: with a derived x this would be the second.
     if branch and copy is not None and copy.elementwise and not isinstance(copy, Derived):
         memo.derive(y, DerivedSum(y.shape, y.dtype, (copy, *branch)))
     return y
 
 
 class Adding(RazorLayer):
-    """Base of modules that add a branch to a stream which no norm has normalized before."""
+    """Base of modules that add a branch to a stream without a norm before the branch."""
 
     kind = "norm"
 
@@ -37,5 +37,5 @@ class Adding(RazorLayer):
         return rule.again
 
     def added(self, x: Tensor, f: Tensor) -> Tensor:
-        """x + f, as it can be made again from a copy of x."""
+        """x + f, derived from a copy of x if f is derived."""
         return added(self, x, f)

@@ -1,7 +1,7 @@
 """PEFT's adapters of linear layers: LoRA's y = base(x) + s B(A(dropout(x))), and any other.
 
-LoRA's parts are linear layers. What the others do between their input and their output they keep
-for the backward pass, and often whole weights; they run again.
+LoRA's parts are linear layers. Other adapters would store all that they compute, often whole
+weights, so they are recomputed.
 """
 
 from typing import Any, ClassVar
@@ -20,7 +20,7 @@ from razorctl.rules.derived_norms import DerivedSum
 
 
 class Adapter(CodeLayer):
-    """An adapter of any kind of a linear layer, which runs again from a copy of its input."""
+    """Any adapter of a linear layer, recomputed from a copy of its input."""
 
     kind: ClassVar[str] = "linear"
     feeds = True
@@ -43,9 +43,9 @@ class Adapter(CodeLayer):
 
 
 class AdaptedLinear(Adapter):
-    """LoRA of a linear layer, whose output is made again from the copy of its input.
+    """LoRA of a linear layer; its output is derived from the copy of its input.
 
-    Its parts are linear layers that keep by rules of their own. Variants, such as DoRA, run again.
+    Its parts are linear layers with their own rules. Variants such as DoRA are recomputed.
     """
 
     base_layer: nn.Module
@@ -79,7 +79,7 @@ class AdaptedLinear(Adapter):
         cast: Tensor = self._cast_input_dtype(x, a.weight.dtype)
         if isinstance(dropout, nn.Identity) and compute_dtype(cast) == x.dtype:
             cast = x  # autocast casts it back
-        # The adapter comes first, since the frozen layer finds the copy that it makes.
+        # The adapter comes first: it packs the copy that the frozen layer then finds.
         f: Tensor = b(a(dropout(cast)))
         base: Tensor = self.base_layer(x)
         y: Tensor = (base + f * self.scaling[name]).to(base.dtype)
@@ -92,7 +92,7 @@ class AdaptedLinear(Adapter):
 
 
 def recognized(kind: type[nn.Module]) -> type[RazorLayer] | None:
-    """The razor class of an adapter, None for those of convolutions and embeddings."""
+    """The razor class of a PEFT adapter class, else None."""
     if kind is lora.Linear and known(kind):
         return AdaptedLinear
     return Adapter if issubclass(kind, BaseTunerLayer) else None

@@ -44,7 +44,7 @@ class TimmLayerNorm(Norm):
 
     @property
     def plain(self) -> bool:  # type: ignore[override]
-        """False if the stock setting asks for APEX."""
+        """False if timm's setting may call APEX."""
         return not self._fast_norm
 
 
@@ -63,25 +63,25 @@ class GroupNormAct(WithActivation, GroupNorm):
 
 
 class Conv2dSame(Conv2d):
-    """timm's convolution with the padding of TensorFlow, which depends on the input."""
+    """timm's convolution with TensorFlow's padding, which depends on the input's size."""
 
     def sparse(self, input: Tensor) -> Tensor:
         return super().sparse(pad_same(input, self.kernel_size, self.stride, self.dilation))
 
 
 class StandardizedConv2d(Conv2d):
-    """timm's convolutions with a weight that is standardized, and scaled if it has a gain.
+    """timm's convolutions with a standardized weight, which a gain may scale.
 
-    Without a copy of the input, neither the weight nor the gain gets a gradient.
+    Gradients of the weight and of the gain both need the copy of the input.
     """
 
     eps: float
-    scale: float  # goes with a parameter `gain`
+    scale: float  # only with a parameter `gain`
     same_pad: bool = False
 
     def forward(self, input: Tensor) -> Tensor:
         gain = getattr(self, "gain", self.weight)
-        if gain.requires_grad > self.weight.requires_grad:
+        if gain.requires_grad and not self.weight.requires_grad:
             return self.stock(input)
         return super().forward(input)
 
@@ -98,7 +98,7 @@ class StandardizedConv2d(Conv2d):
 
 
 def _squeezed(x: Tensor, add_maxpool: bool = False) -> Tensor:
-    """The mean of each channel, mixed with its maximum if timm does so."""
+    """The mean of each channel; add_maxpool: averaged with its maximum."""
     mean = x.mean((2, 3), keepdim=True)
     return 0.5 * mean + 0.5 * x.amax((2, 3), keepdim=True) if add_maxpool else mean
 
@@ -119,7 +119,7 @@ class SEModule(Excitation):
 
 
 class EffectiveSEModule(Excitation):
-    """timm's squeeze-and-excitation of one layer."""
+    """timm's squeeze-and-excitation with a single layer."""
 
     fc: Layer
     gate: Layer
@@ -179,7 +179,7 @@ class ImageLayerScale(Gate):
 
 
 class NormedBranches(Adding):
-    """timm's blocks that norm the output of a branch, x + norm(mlp(x)) of x + norm(attn(x))."""
+    """timm's blocks that normalize a branch: x = x + norm1(attn(x)), then x + norm2(mlp(x))."""
 
     attn: Any
     mlp: Any
@@ -203,7 +203,7 @@ class CaitBlock(ScaledBlock):
 
 
 class SwiGLU(GatedMLP):
-    """timm's gated MLP of two layers before the product."""
+    """timm's gated MLP with two layers before the product."""
 
     activation_name = "act"
     fc1_g: Any
@@ -219,7 +219,7 @@ class SwiGLU(GatedMLP):
 
 
 class GluMlp(GatedMLP):
-    """timm's gated MLP of one layer before the product."""
+    """timm's gated MLP with one layer before the product."""
 
     activation_name = "act"
     fc1: Any
@@ -282,7 +282,7 @@ SWAPS: Swaps = {
 
 _PLAIN = (("norm1", "attn", "drop_path1"), ("norm2", "mlp", "drop_path2"))
 _SCALED = (("norm1", "attn", "ls1", "drop_path1"), ("norm2", "mlp", "ls2", "drop_path2"))
-# Blocks that are pre-norm connections alone, and the modules in them that may follow a norm.
+# See `by_type`.
 PRE_NORM: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {vision_transformer.Block: _SCALED}
 LINEAR_FIRST = frozenset({stock.Attention, stock.Mlp})
 BRANCHES: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {

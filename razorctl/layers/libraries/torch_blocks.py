@@ -1,4 +1,4 @@
-"""torch's TransformerEncoderLayer and TransformerDecoderLayer, whose activation is a function."""
+"""torch's TransformerEncoderLayer and TransformerDecoderLayer; their activation is a function."""
 
 from typing import Any, ClassVar
 
@@ -12,9 +12,9 @@ from razorctl.rules.base import Rule, Rules
 
 
 class TransformerLayer(RazorLayer):
-    """A layer with a razor activation in place of the function that it calls.
+    """A block with a razor activation in place of the function that it calls.
 
-    All else in it is a layer of its own. stock_activation: the function.
+    Its other parts are modules. stock_activation: the function.
     """
 
     kind: ClassVar[str] = "activation"
@@ -38,11 +38,11 @@ class TransformerLayer(RazorLayer):
         layer = stock()
         razor.attach(layer, rules, settings)
         module.stock_activation = module.activation
-        del module.activation  # else torch keeps both
+        del module.activation  # else both would stay
         module.activation = layer.train(module.training)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # That of torch's decoder looks for a function, and puts ReLU where a module is.
+        # torch's decoder would replace an activation that is a module by ReLU.
         nn.Module.__setstate__(self, state)  # type: ignore[no-untyped-call]
 
     def detach(self) -> None:
@@ -53,7 +53,7 @@ class TransformerLayer(RazorLayer):
 
 
 class EncoderLayer(TransformerLayer):
-    """torch's TransformerEncoderLayer, norm(x + mlp(x)) of norm(x + attention(x))."""
+    """torch's TransformerEncoderLayer: x = norm1(x + attention(x)), then norm2(x + mlp(x))."""
 
     def forward(
         self,
@@ -78,7 +78,7 @@ class EncoderLayer(TransformerLayer):
 
 
 class DecoderLayer(TransformerLayer):
-    """torch's TransformerDecoderLayer, as `EncoderLayer` with attention to a memory."""
+    """torch's TransformerDecoderLayer: an `EncoderLayer` with attention to a memory."""
 
     norm3: Any
     _mha_block: Any
@@ -109,7 +109,7 @@ SWAPS: Swaps = {
     nn.TransformerEncoderLayer: EncoderLayer,
     nn.TransformerDecoderLayer: DecoderLayer,
 }
-# A block whose norms come first; its activation is a module once it is a razor layer.
+# See `by_type`. `activation` is a module only in a razor layer.
 PRE_NORM: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {
     nn.TransformerEncoderLayer: (
         ("norm1", "self_attn", "dropout1"),

@@ -41,7 +41,7 @@ SWAPS: Swaps = {
     convnext.CNBlock: CNBlock,
     misc.SqueezeExcitation: SqueezeExcitation,
 }
-# Blocks that are pre-norm connections alone, and the modules in them that may follow a norm.
+# See `by_type`.
 PRE_NORM: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {
     vision_transformer.EncoderBlock: (("ln_1", "self_attention", "dropout"), ("ln_2", "mlp")),
 }

@@ -1,7 +1,7 @@
-"""transformers' own layers, its layers that models copy, and the residual branches of some blocks.
+"""transformers' layers, and the residual branches of some blocks.
 
-A norm, a gated MLP or an attention of any model is recognized by the code of its forward; see
-`known_forwards` and `interface_attention`. `recognition` knows others by their values.
+Models define copies of a few norms, gated MLPs and attentions. The code of a forward tells which it
+is (`known_forwards`, `attention.transformers`). `recognition` tells others by their values.
 """
 
 from typing import Any, ClassVar
@@ -124,7 +124,7 @@ class PostNorm(Adding):
 
 
 class PostNormBlock(Adding):
-    """The block of DistilBERT: norm(x + ffn(x)) of norm(x + attention(x))."""
+    """The block of DistilBERT: x = norm(x + attention(x)), then norm(x + ffn(x))."""
 
     references = (modeling_distilbert.TransformerBlock,)
     attention: Any
@@ -142,7 +142,7 @@ class PostNormBlock(Adding):
 
 
 class NormedBranchBlock(Adding):
-    """The block of OLMo 2: x + norm(mlp(x)) of x + norm(attention(x))."""
+    """The block of OLMo 2: x = x + norm(attention(x)), then x + norm(mlp(x))."""
 
     references = (modeling_olmo2.Olmo2DecoderLayer,)
     self_attn: Any
@@ -160,7 +160,7 @@ class NormedBranchBlock(Adding):
 
 
 class ScaledDropPath(DropPath):
-    """A drop path of transformers, which scales before it drops."""
+    """A drop path of transformers; it scales, then drops."""
 
     references = (modeling_dinov2.Dinov2DropPath,)
 
@@ -169,7 +169,7 @@ class ScaledDropPath(DropPath):
 
 
 class BeitBlock(ScaledBranches):
-    """The block of BEiT, which scales its branches itself."""
+    """The block of BEiT; it scales its branches itself."""
 
     gammas = ("lambda_1", "lambda_2")
     references = (modeling_beit.BeitLayer,)
@@ -209,7 +209,7 @@ class BeitBlock(ScaledBranches):
 
 
 class ConvNextBlock(Scale):
-    """The block of ConvNeXt, which scales its branch itself."""
+    """The block of ConvNeXt; it scales its branch itself."""
 
     gammas = ("layer_scale_parameter",)
     references = (modeling_convnext.ConvNextLayer,)
@@ -253,7 +253,7 @@ _BY_NAME = {name_of(reference): razor for razor in ALIKE for reference in razor.
 
 
 def recognized(kind: type[nn.Module]) -> type[RazorLayer] | None:
-    """The razor class of a type of transformers that is not in SWAPS, by its code; else None."""
+    """The razor class of a transformers type outside SWAPS, by its code; else None."""
     known = alike(kind) & _BY_NAME.keys()
     if known:
         return _BY_NAME[min(known)]
@@ -266,7 +266,7 @@ def recognized(kind: type[nn.Module]) -> type[RazorLayer] | None:
 
 
 class Router(Linear):
-    """The router of experts, which multiplies by its own weight and chooses by the product."""
+    """The router of experts; it chooses them by the product with its weight."""
 
     @classmethod
     def columns(cls, module: nn.Module) -> int:
@@ -274,7 +274,7 @@ class Router(Linear):
 
     @staticmethod
     def multiplies(module: nn.Module) -> bool:
-        """Whether a module has a weight [experts, columns] of its own."""
+        """Whether the module itself holds a weight [experts, columns]."""
         weight = module._parameters.get("weight")
         return weight is not None and weight.dim() == 2
 
@@ -284,7 +284,7 @@ class Router(Linear):
 
     @classmethod
     def drawable(cls, module: nn.Module) -> bool:
-        return False  # its choice needs its weight in each step
+        return False  # every step needs its weight, for the choice
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not self.saving or torch.compiler.is_compiling():
@@ -293,14 +293,14 @@ class Router(Linear):
         return redirected(self, stock.__func__, *args, **kwargs)
 
     def functional_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """The product of x and a weight; with its own the layer keeps x by its rule."""
+        """`F.linear`; for the layer's own weight it stores x by the rule."""
         if weight is self.weight and x.dim() > 1:
             return self.multiplied(x, bias)
         return F.linear(x, weight, bias)
 
 
 class AddedBiasLinear(Linear):
-    """The linear layer of Falcon, which adds its bias to the product."""
+    """The linear layer of Falcon; it adds the bias in a second operation."""
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.saving:
@@ -323,7 +323,7 @@ class TransposedLinear(Linear):
         assert bias is not None
         shape = *x.shape[:-1], weight.shape[1]
         y = torch.addmm(bias, x.view(-1, x.shape[-1]), weight)
-        # Not a view of y: attention finds q, k and v by what they view.
+        # Not a view of y: attention recognizes q, k, v by the tensor that they view.
         return torch.ops.aten._unsafe_view(y, shape)  # type: ignore[no-any-return]
 
 
@@ -343,8 +343,8 @@ _BERT_BRANCHES = (
     ("attention.self", "attention.output.dense", "attention.output.dropout"),
     ("intermediate", "output.dense", "output.dropout"),
 )
-# One dropout module of ViT ends both branches of a layer. It is a member of neither, since it keeps
-# nothing for an input without grad.
+# One dropout module of ViT ends both branches of a layer. It is in neither list, since it stores
+# nothing for an input without a gradient.
 BRANCHES: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {
     modeling_bert.BertLayer: _BERT_BRANCHES,
     modeling_roberta.RobertaLayer: _BERT_BRANCHES,
@@ -367,7 +367,7 @@ BRANCHES: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {
         ("mlp", "post_feedforward_layernorm"),
     ),
 }
-# Blocks that are pre-norm connections alone, and the modules in them that may follow a norm.
+# See `by_type`.
 PRE_NORM: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {
     modeling_vit.ViTLayer: (
         ("layernorm_before", "attention", "dropout"),

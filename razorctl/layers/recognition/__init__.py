@@ -1,1 +1,1 @@
-"""Modules that no table lists, known by their code or by the values that they compute."""
+"""Recognizes modules outside all tables by their code or by the values that they compute."""

@@ -1,9 +1,9 @@
-"""Dropout and activation functions of torch that the forward of a module calls as functions.
+"""Dropout and activation functions of torch that a module's forward calls as functions.
 
 forward: F.dropout(self.fc2(F.relu(self.fc1(x))), self.p, self.training)
 
-A razor module runs the code of its stock forward with other globals. There these functions keep
-what layers of their kind keep; all else is stock.
+A razor module runs the code of its stock forward with other globals. In these the functions store
+what the corresponding razor layers store. Everything else is stock.
 """
 
 import dis
@@ -32,7 +32,7 @@ from razorctl.layers.kinds.activation import (
 from razorctl.layers.kinds.dropout import dropped
 from razorctl.rules.base import Rule, Rules
 
-# Functions of torch -> the stock layers that compute the same, and their razor classes.
+# Function of torch -> the stock layer that computes the same, and its razor class.
 FUNCTIONS: dict[Any, tuple[Callable[..., nn.Module], type[RazorLayer]]] = {
     F.relu: (nn.ReLU, ReLU),
     torch.relu: (nn.ReLU, ReLU),
@@ -44,7 +44,7 @@ FUNCTIONS: dict[Any, tuple[Callable[..., nn.Module], type[RazorLayer]]] = {
 }
 DEFAULTS = {"inplace": False, "approximate": "none", "negative_slope": 0.01}
 OPTIONS: tuple[dict[str, Any], ...] = ({}, {"inplace": True}, {"approximate": "tanh"})
-DEEP = 2  # calls of functions of the same file, from a forward on
+DEEP = 2  # levels of calls of functions in the same file, starting from a forward
 
 
 class Called(nn.Module):
@@ -59,7 +59,7 @@ class Called(nn.Module):
 
 
 def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """`F.dropout`, with a mask in bits."""
+    """`F.dropout` with a mask in bits."""
     module = running().module
     if inplace or not training or module is None:
         return F.dropout(x, p, training, inplace)
@@ -67,11 +67,11 @@ def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = F
 
 
 def _replacing(stock: Any) -> Callable[..., Tensor]:
-    """A function in place of `stock`, which calls a layer of the running module."""
+    """A replacement of `stock` that calls a layer of the running module."""
 
     def call(*args: Any, **kwargs: Any) -> Tensor:
         given = tuple((name, x) for name, x in kwargs.items() if x != DEFAULTS.get(name))
-        # None if the forward has passed it on.
+        # None if the forward passed more than the input.
         module = running().module if len(args) == 1 else None
         layer = None if module is None else module.razor_functions.get((stock, given))
         y: Tensor = stock(*args, **kwargs) if layer is None else layer(*args)
@@ -81,7 +81,7 @@ def _replacing(stock: Any) -> Callable[..., Tensor]:
 
 
 class _Space:
-    """A module of torch with some functions replaced."""
+    """A module of torch with some of its functions replaced."""
 
     def __init__(self, stock: Any, changed: dict[str, Any]) -> None:
         self.stock = stock
@@ -110,11 +110,11 @@ SPACES: dict[Any, _Space] = {F: _of_functional, nn: _of_nn, torch: _space(torch,
 
 
 class Twin:
-    """A function with the code of another, and globals in which functions are replaced.
+    """A copy of a function whose globals have some functions replaced.
 
-    function: under the decorators of the other; None if the code calls none of them. activations:
-    those that it calls. drops: whether it calls dropout. inner: the twins of functions of the same
-    file that it calls.
+    function: the copy, with the decorators; None if the code calls no replaced function.
+    activations: the activation functions that it calls. drops: whether it calls dropout. inner: the
+    twins of the functions in the same file that it calls.
     """
 
     def __init__(self, whole: FunctionType, deep: int = DEEP) -> None:
@@ -149,13 +149,13 @@ class Twin:
             self.function = decorated(whole, self.scope)
 
     def _passes_on(self) -> bool:
-        """Whether code inside the code, which may run later, calls the functions."""
+        """Whether nested code, which may run after the forward, calls replaced functions."""
         codes = [value for value in self.stock.__code__.co_consts if isinstance(value, CodeType)]
         called = [call for code in codes for call in _called(code, self.stock.__globals__)]
         return any(value in (*REPLACED, *self.replaced.values()) for _, value in called)
 
     def current(self) -> bool:
-        """Reads the globals anew; False if one that is replaced is another now."""
+        """Updates the other globals; False if a replaced function has been rebound meanwhile."""
         live, own = self.stock.__globals__, self.scope
         if any(live.get(name) is not value for name, value in self.replaced.items()):
             return False
@@ -164,7 +164,7 @@ class Twin:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """The names that code and the code inside it use."""
+    """The names that a code object and its nested code use."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -172,19 +172,19 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def _writes(code: CodeType) -> bool:
-    """Whether code, or code inside it, writes to globals."""
+    """Whether a code object or its nested code writes to globals."""
     inside = any(_writes(value) for value in code.co_consts if isinstance(value, CodeType))
     return inside or any(step.opname == "STORE_GLOBAL" for step in dis.get_instructions(code))
 
 
 def _like_activation(function: FunctionType) -> bool:
-    """Whether a function of one argument is called as an activation function is."""
+    """Whether a function takes one argument, and has "lu" or "swish" in its name."""
     name = function.__name__.lower()
     return function.__code__.co_argcount == 1 and any(word in name for word in ("lu", "swish"))
 
 
 def _called(code: CodeType, variables: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The functions that code names, each with the global by which it does."""
+    """The functions that code loads, each with the global that it loads it from."""
     name, value = "", None
     for step in dis.get_instructions(code):
         if step.opname == "LOAD_GLOBAL":
@@ -206,7 +206,7 @@ def _is_space(value: Any) -> bool:
 
 @cache
 def twin_of(forward: Any) -> Twin | None:
-    """The twin of a forward, None if it calls none of the functions."""
+    """The twin of a forward; None if it calls none of the functions."""
     if not isinstance(unwrap(forward), FunctionType):
         return None
     twin = Twin(forward)
@@ -216,8 +216,8 @@ def twin_of(forward: Any) -> Twin | None:
 class Calling(RazorLayer):
     """A module whose forward calls dropout as a function.
 
-    razor_twin: of the stock forward. razor_functions: an activation function and its options -> the
-    layer in its place, which is no module of this one.
+    razor_twin: the twin of the stock forward. razor_functions: (activation function, options) ->
+    the layer that replaces it; the layers are not submodules.
     """
 
     kind: ClassVar[str] = "dropout"
@@ -259,7 +259,7 @@ class Calling(RazorLayer):
 
 
 class CallingActivation(Calling):
-    """A module whose forward calls activation functions, and maybe dropout."""
+    """A module whose forward calls activation functions, and perhaps dropout."""
 
     kind = "activation"
 
@@ -271,10 +271,10 @@ class CallingActivation(Calling):
 def _layers(
     function: Any, rules: Rules | None, settings: LayerSettings
 ) -> Iterator[tuple[Any, RazorLayer]]:
-    """Razor layers in place of an activation function, by the options that it takes."""
+    """Razor layers that replace an activation function, with the options of each."""
     makes, razor = FUNCTIONS.get(function, (partial(Called, function), by_values(function)))
     for options in OPTIONS:
-        with suppress(TypeError):  # the layer takes no such option
+        with suppress(TypeError):  # the layer has no such option
             layer: Any = makes(**options)
             assert razor is not None
             razor.attach(layer, rules, settings)
@@ -284,7 +284,7 @@ def _layers(
 def recognized(kind: type[nn.Module]) -> type[RazorLayer] | None:
     """The razor class of a type whose forward calls such functions; else None.
 
-    A model that saves itself does so by the name of its class, which must stay.
+    None for a type with `from_pretrained`: it saves the name of its class, which must not change.
     """
     if kind.__module__.partition(".")[0] == "torch" or hasattr(kind, "from_pretrained"):
         return None

@@ -1,6 +1,7 @@
-"""Gated MLPs of any class, recognized by their values: down(f(gate(x)) * up(x)), in any spelling.
+"""Recognizes gated MLPs of any class by their values: down(f(gate(x)) * up(x)), in any spelling.
 
-gate and up may be halves of the output of one layer, and down may be left out. So is f(gate(x)).
+gate and up may be halves of the output of one layer. down may be missing. A module that computes
+f(gate(x)) alone is recognized too.
 """
 
 import copy
@@ -22,7 +23,7 @@ from razorctl.layers.recognition.called_functions import twin_of
 from razorctl.ops.functions import FUNCTIONS
 from razorctl.rules.base import Rule, Rules
 
-WIDTH = 6  # of the example
+WIDTH = 6  # columns of the example
 
 
 class Parts(NamedTuple):
@@ -30,10 +31,10 @@ class Parts(NamedTuple):
 
     Args:
         function: the name of f.
-        act: the module of f, "" if the forward calls a function.
-        layers: gate and up, or the one of both.
-        gate_first: whether the first half of the one is gate.
-        down: the layer after the product, "" if there is none.
+        act: the module f; "" if the forward calls a function.
+        layers: gate and up, or one layer that computes both.
+        gate_first: whether the first half of that layer's output is gate.
+        down: the layer after the product; "" without one.
         inside, outside: the dropouts before and after `down`.
     """
 
@@ -55,7 +56,7 @@ class Parts(NamedTuple):
     def run(
         self, module: nn.Module, x: Tensor, gated: Callable[[Tensor, Tensor], Tensor]
     ) -> Tensor:
-        """The forward of a module with these parts, whose product is `gated`."""
+        """The forward of a module with these parts; `gated` computes the product."""
         made = [getattr(module, name)(x) for name in self.layers]
         if len(made) == 1:
             made = list(made[0].chunk(2, dim=-1))
@@ -102,9 +103,10 @@ class OtherGatedMLP(GatedMLP):
 
 
 class Projected(RazorLayer):
-    """A linear layer and an activation function of its output, in any spelling.
+    """A linear layer followed by an activation function, in any spelling.
 
-    razor_function: the module without the layer, which is no module of this one.
+    razor_function: the module with an identity in place of the layer, in a tuple, so that it is no
+    submodule.
     """
 
     kind: ClassVar[str] = "activation"
@@ -135,31 +137,31 @@ class Projected(RazorLayer):
 
 
 def by_values(module: nn.Module) -> type[RazorLayer] | None:
-    """The razor class of a gated MLP, or of an activation function of a layer; else None."""
+    """The razor class of a gated MLP, or of a linear layer with an activation; else None."""
     if parts_of(module) is not None:
         return OtherGatedMLP
     return None if _of_linear(module)[1] is None else Projected
 
 
 def _of_linear(module: nn.Module) -> tuple[nn.Module, type[RazorLayer] | None]:
-    """A copy of a module without its one linear layer, and the razor class of what it computes."""
+    """A copy of a module without its only linear layer, and the razor class of that copy."""
     kind, modules = stock_type(module), module._modules
     layers = [name for name, part in modules.items() if part and _linear(stock_type(part), part)]
     if module._parameters or module._buffers or layers != list(modules) or len(layers) != 1:
         return module, None
-    inner = kind.__new__(kind)  # without the class of FSDP2
+    inner = kind.__new__(kind)  # not of the class that FSDP2 makes
     vars(inner).update(vars(module), training=True, _modules={layers[0]: _Times(-1)})
-    razor = activation.by_values(lambda x: kind.forward(inner, -x))  # so the layer must be first
+    razor = activation.by_values(lambda x: kind.forward(inner, -x))  # x only if the layer is first
     inner._modules = {layers[0]: nn.Identity()}
     return inner, razor
 
 
 def parts_of(module: nn.Module) -> Parts | None:
-    """The parts of a gated MLP, None for any other module.
+    """The parts of a gated MLP; None for any other module.
 
-    Its forward runs with small layers, and dropouts that multiply, in place of its own.
+    Its forward runs on an example, with small layers and with dropouts that multiply.
     """
-    kind: Any = stock_type(module)  # which mypy takes for unhashable
+    kind: Any = stock_type(module)  # mypy takes it for unhashable
     modules = module._modules
     if module._parameters or module._buffers or None in modules.values() or not _multiplies(kind):
         return None
@@ -172,7 +174,7 @@ def parts_of(module: nn.Module) -> Parts | None:
     if len({getattr(module, name).weight.dtype for name in layers}) > 1:
         return None
     functions = [_function(modules[name]) for name in acts] if acts else list(FUNCTIONS)
-    known = [function for function in functions if function]  # other modules must not run here
+    known = [function for function in functions if function]  # unknown modules must not run here
     for parts in _candidates(layers, dropouts, acts, known):
         if _same(kind.forward, _twin(module, parts), parts):
             return parts
@@ -181,7 +183,7 @@ def parts_of(module: nn.Module) -> Parts | None:
 
 @cache
 def _multiplies(kind: type[nn.Module]) -> bool:
-    """Whether the forward of a type multiplies, and calls no dropout as a function."""
+    """Whether the forward of a type multiplies, and does not call dropout as a function."""
     twin, code = twin_of(kind.forward), getattr(unwrap(kind.forward), "__code__", None)
     steps = [] if code is None else dis.get_instructions(code)
     return not (twin and twin.drops) and any(
@@ -190,13 +192,13 @@ def _multiplies(kind: type[nn.Module]) -> bool:
 
 
 def _linear(kind: type[nn.Module], layer: nn.Module | None) -> bool:
-    """Whether a layer multiplies by its weight; experts have several."""
+    """Whether a layer multiplies by one weight; experts have several."""
     razor = razor_of(kind)
     return razor is not None and razor.kind == "linear" and hasattr(layer, "weight")
 
 
 def _function(act: nn.Module | None) -> str | None:
-    """The name of the function of a module, None if it is unknown."""
+    """The name of the activation function that a module computes, else None."""
     razor = None if act is None else razor_of_module(act)
     return None if razor is None or act is None else razor.function_of(act)
 
@@ -204,7 +206,7 @@ def _function(act: nn.Module | None) -> str | None:
 def _candidates(
     layers: list[str], dropouts: list[str], acts: list[str], functions: Sequence[str]
 ) -> Iterator[Parts]:
-    """The parts that a gated MLP may have, by what its layers, dropouts and function may be."""
+    """The roles that the layers, dropouts and functions may have in a gated MLP."""
     act = acts[0] if acts else ""
     for names in permutations(layers):
         for joined in (True, False):
@@ -218,13 +220,14 @@ def _candidates(
                     for where in (True, False)
                 )
                 if max(map(len, places)) > 1:
-                    continue  # in which order, the example does not tell
-                for function, gate_first in product(functions, (True, False)[: 1 + joined]):
-                    yield Parts(function, act, first, gate_first, down, *places)
+                    continue  # the example does not tell their order
+                for function in functions:
+                    for gate_first in (True, False) if joined else (True,):
+                        yield Parts(function, act, first, gate_first, down, *places)
 
 
 class _Times(nn.Module):
-    """A stand-in of dropout, which multiplies by a number."""
+    """Multiplies by a number; a stand-in for dropout."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -235,12 +238,12 @@ class _Times(nn.Module):
 
 
 def _twin(module: nn.Module, parts: Parts) -> nn.Module:
-    """A module with small layers in place of those of another, for an example of WIDTH columns."""
+    """A copy of a module with small layers, for an example of WIDTH columns."""
     twin = copy.copy(module)
     twin.training, twin._modules = True, dict(module._modules)
     for number, name in enumerate((*parts.layers, *filter(None, [parts.down]))):
         out = WIDTH * (2 if len(parts.layers) == 1 and name in parts.layers else 1)
-        layer = nn.Linear(WIDTH, out, device="meta")  # which draws no values
+        layer = nn.Linear(WIDTH, out, device="meta")  # so that no random numbers are drawn
         weight = torch.arange(out * WIDTH, device="cpu", dtype=torch.float32) + 31 * number
         layer.weight = nn.Parameter((weight**1.1).sin().view(out, WIDTH), False)
         layer.bias = nn.Parameter((weight[:out] * 0.7).cos(), False)
@@ -251,7 +254,7 @@ def _twin(module: nn.Module, parts: Parts) -> nn.Module:
 
 
 def _same(forward: Callable[..., Any], twin: nn.Module, parts: Parts) -> bool:
-    """Whether a twin computes what its parts do, to the bit."""
+    """Whether the twin's forward equals `parts.run`, to the bit."""
     x = torch.linspace(-2, 2, 4 * WIDTH, device="cpu").view(2, 2, WIDTH).sin()
 
     def gated(gate: Tensor, up: Tensor) -> Tensor:

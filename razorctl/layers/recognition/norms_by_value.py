@@ -1,4 +1,4 @@
-"""Norms of any class, recognized by their values: y = x_hat (offset + w) + b, in any spelling."""
+"""Recognizes norms of any class by their values: y = x_hat (offset + w) + b, in any spelling."""
 
 import copy
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ from razorctl.layers.base import LayerSettings, RazorLayer, stock_type
 from razorctl.layers.kinds.norm import ChannelLayerNorm, Norm
 from razorctl.rules.base import Rules
 
-EPSILONS = ("eps", "variance_epsilon", "epsilon")  # usual names
-CLOSE = 2e-5  # of the largest value
+EPSILONS = ("eps", "variance_epsilon", "epsilon")  # usual attributes
+CLOSE = 2e-5  # relative to the largest value
 
 
 class Form(NamedTuple):
-    """The formula of a norm. axis: of the channels, the last or, for images, the second."""
+    """The formula of a norm. axis: of the channels: -1, or 1 for images."""
 
     eps: float
     centers: bool
@@ -77,7 +77,7 @@ class OtherChannelNorm(OtherNorm, ChannelLayerNorm):
 
 
 def by_values(module: nn.Module) -> type[RazorLayer] | None:
-    """The razor class of a norm, None of any other module."""
+    """The razor class of a norm; None for any other module."""
     form = form_of(module)
     if form is None:
         return None
@@ -87,7 +87,7 @@ def by_values(module: nn.Module) -> type[RazorLayer] | None:
 def form_of(module: nn.Module) -> Form | None:
     """The formula of a module; None if it is no norm.
 
-    Its forward runs on rows of several sizes, of which the small ones tell eps.
+    Its forward runs on rows of several sizes; the small rows show eps.
     """
     columns = _columns(module)
     if columns < 2 or module._buffers or not module._parameters.keys() <= {"weight", "bias"}:
@@ -120,7 +120,7 @@ def form_of(module: nn.Module) -> Form | None:
 
 
 def _forms(module: nn.Module, axis: int) -> Iterator[Form]:
-    """The formulas that a module may have."""
+    """The formulas that a norm with these attributes and constants may have."""
     own = [vars(module).get(name) for name in EPSILONS]
     code = getattr(unwrap(stock_type(module).forward), "__code__", None)
     constants = () if code is None else code.co_consts
@@ -143,7 +143,7 @@ def _close(a: Tensor, b: Tensor) -> bool:
 
 
 def _columns(module: nn.Module) -> int:
-    """The number of columns that a norm says; 0 if it says none."""
+    """The number of columns that a norm declares; 0 if it declares none."""
     weight = module._parameters.get("weight")
     if weight is not None:
         return weight.numel() if weight.dim() == 1 else 0

@@ -1,9 +1,9 @@
-"""The razor class of a module: that of its type, or one by what the module computes.
+"""The razor class of a module: by its type, or else by what the module computes.
 
-A type that nobody has listed is recognized by its values. Its forward runs on a small example as it
-does in training, and is compared with the formula of a norm, an activation function or a gated MLP.
-Attention is known by its code (`attention_again`). Otherwise the razor class calls the functions of
-a forward (`functional`), or there is none.
+The forward of an unlisted type runs on a small example as in training. The result is compared with
+the formulas of norms, activation functions and gated MLPs. Attention is recognized by its code
+(`recompute.attention`). Any other forward may call functions that have razor layers
+(`called_functions`); if not, the module stays stock.
 """
 
 import copy
@@ -22,17 +22,17 @@ from razorctl.layers.own_forward import place
 from razorctl.layers.recognition import called_functions, gated_mlps_by_value, norms_by_value
 from razorctl.layers.recompute.attention import AttentionAgain, is_attention
 
-# Attributes that a razor class may have by the same name: those that it reads, and its forward.
+# Attributes that a razor class may share with a module: the ones that it reads, and its forward.
 SHARED = ("forward", "weight", "bias", "normalized_shape", "eps", "p", "inplace")
 
 
-@_disable_current_modes()  # a fake mode around a user's code has no values to compare
+@_disable_current_modes()  # under a fake mode there are no values to compare
 def razor_for(module: nn.Module, again: bool = True) -> type[RazorLayer] | None:
-    """The razor class of a module, None if it stays stock.
+    """The razor class of a module; None if it stays stock.
 
-    again: whether attention of any code may run again in the backward pass.
+    again: whether attention of any code may be recomputed in the backward pass.
     """
-    kind: Any = stock_type(module)  # which mypy takes for unhashable
+    kind: Any = stock_type(module)  # mypy takes it for unhashable
     razor = razor_of_module(module)
     if razor is not None or _of_torch(kind) or not place(module):
         return razor
@@ -48,7 +48,7 @@ def _of_torch(kind: type) -> bool:
 
 
 def _by_values(module: nn.Module, kind: type[nn.Module]) -> type[RazorLayer] | None:
-    """The razor class of a module that computes what a known layer does, for an input."""
+    """The razor class of a module that computes the same as a known layer on an example."""
     if PARAMETRIZED in module._modules or isinstance(module, RazorLayer):
         return None
     of: Any = module
@@ -62,13 +62,13 @@ def _by_values(module: nn.Module, kind: type[nn.Module]) -> type[RazorLayer] | N
     with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.random.fork_rng([]):
         before = torch.get_rng_state()
         razor: type[RazorLayer] | None = recognizes(of)
-        draws = not torch.equal(torch.get_rng_state(), before)  # its values are those of a draw
+        draws = not torch.equal(torch.get_rng_state(), before)  # then the values are random
     return None if draws else razor
 
 
 @cache
 def _takes_one(kind: type[nn.Module], unnamed: bool) -> bool:
-    """Whether the forward of a type takes one argument; unnamed: and maybe others without names."""
+    """Whether a forward takes one argument; unnamed: *args and **kwargs may follow."""
     try:
         parameters = inspect.signature(kind.forward).parameters.values()
     except ValueError:
@@ -81,7 +81,7 @@ def _takes_one(kind: type[nn.Module], unnamed: bool) -> bool:
 
 
 def _clash(razor: type[RazorLayer], module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether a module has an attribute of its own by the name of one of its razor class."""
+    """Whether an attribute of the module would shadow one of its razor class."""
     ours = {n for c in razor.__mro__ if issubclass(c, RazorLayer) for n in _names(vars(c))}
     own: Any = (vars(c) for c in kind.__mro__ if issubclass(c, nn.Module) and c is not nn.Module)
     theirs = {name for attributes in own for name in _names(attributes)}

@@ -1,1 +1,1 @@
-"""Code and blocks that run a second time in the backward pass, from stored inputs."""
+"""Code and blocks that are recomputed in the backward pass from stored inputs."""

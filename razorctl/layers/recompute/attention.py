@@ -1,8 +1,8 @@
-"""Attention of any code, which runs again in the backward pass between its linear layers.
+"""Attention of any code; the code between its linear layers is recomputed in the backward pass.
 
-A class is known to be attention by an AttentionInterface of transformers that its forward asks, or
-by its name and a softmax or fused attention in its code. No file but this one need know it:
-position biases, caps, cosines and gates are part of the code.
+A class counts as attention if its forward looks up an AttentionInterface of transformers. So does a
+class named attention whose code has a softmax or fused attention. Position biases, caps, cosines
+and gates are part of the code, so nothing else needs to know them.
 """
 
 import dis
@@ -19,14 +19,14 @@ from razorctl.layers.recompute.large_logits import Measured
 from razorctl.rules.base import Rule
 from razorctl.rules.prune import Centered
 
-# Parts of names in the code of attention.
+# Substrings of names in the code of attention.
 PRODUCTS = ("@", "softmax", "scaled_dot", "matmul", "bmm", "einsum", "attn", "attention")
 
 
 class CodeLayer(RazorLayer):
-    """Base of layers whose code runs again in the backward pass, from copies."""
+    """Base of layers whose code is recomputed in the backward pass from copies."""
 
-    feeds: ClassVar[bool] = False  # whether their output is made again for other layers
+    feeds: ClassVar[bool] = False  # whether to offer the output as a derived activation
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         code = code_of(self, args, kwargs, self.feeds)
@@ -34,7 +34,7 @@ class CodeLayer(RazorLayer):
 
 
 class AttentionAgain(Measured, CodeLayer):
-    """Attention that keeps copies of what its linear layers return, as `sparse-flash` does."""
+    """Attention that stores copies of the outputs of its linear layers, as `sparse-flash` does."""
 
     kind: ClassVar[str] = "attention"
 
@@ -46,9 +46,9 @@ class AttentionAgain(Measured, CodeLayer):
 
 
 class ExpertsAgain(CodeLayer):
-    """Experts whose weights are parameters of three axes, and run again from a copy of their input.
+    """Experts with weights of three axes as parameters, recomputed from a copy of their input.
 
-    The choice of experts is kept as it is.
+    The choice of experts is stored as it is.
     """
 
     kind: ClassVar[str] = "linear"
@@ -61,7 +61,7 @@ class ExpertsAgain(CodeLayer):
 
 @cache
 def is_attention(kind: Any) -> bool:
-    """Whether a class asks an AttentionInterface, or is attention by its name and its code."""
+    """Whether a class looks up an AttentionInterface, or is attention by its name and its code."""
     if any(type(value).__name__ == "AttentionInterface" for value in _read(kind)):
         return True
     return _named(kind) and any(
@@ -72,9 +72,9 @@ def is_attention(kind: Any) -> bool:
 def attends(module: nn.Module) -> bool:
     """Whether a module named attention multiplies by weights that it computes.
 
-    A gate of channels does not, nor does a wrapper of a part.
+    A gate of channels does not, nor does a module that wraps an attention.
     """
-    kind: Any = stock_type(module)  # which mypy takes for unhashable
+    kind: Any = stock_type(module)  # mypy takes it for unhashable
     names = set(_names(kind)) - vars(module).keys() - module._modules.keys()
     return any(part in name.lower() for name in names for part in PRODUCTS)
 
@@ -85,9 +85,9 @@ def _named(kind: type[nn.Module]) -> bool:
 
 
 def _names(kind: type[nn.Module]) -> Iterator[str]:
-    """The names of globals and attributes in the methods of a class, and in functions they call.
+    """The names of globals and attributes in a class's methods, and in the functions they call.
 
-    A product of matrices is named @.
+    A matrix product yields "@".
     """
     for base in kind.__mro__:
         if base is nn.Module:
@@ -102,7 +102,7 @@ def _names(kind: type[nn.Module]) -> Iterator[str]:
 
 
 def _read(kind: type[nn.Module]) -> Iterator[Any]:
-    """The globals that the forward of a class reads, and methods of the class that it calls."""
+    """The globals that a class's forward reads, and its other methods that the forward calls."""
     names = ["forward"]
     for name in names:
         method: Any = inspect.unwrap(getattr(kind, name, None))  # type: ignore[arg-type]

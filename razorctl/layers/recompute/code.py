@@ -1,14 +1,14 @@
-"""Code between layers, which runs again in the backward pass.
+"""Code between layers that is recomputed in the backward pass.
 
-Attention, say, is linear layers and the code between them:
+Attention, for example, is linear layers and the code between them:
 
 x -- q, k, v ... code ... a -- o -- y
 
-Forward: y = f(x), the stock one. Autograd keeps nothing of the code. Backward: the code runs again
-with copies of q, k and v in place of the layers that made them, and of x where it reads x; what its
-operations need is taken from that run, as in torch's checkpoint. So the gradient is that of f with
-the values of the copies. The layers inside keep by rules of their own, and do not run again; a is
-made again for the layer that it feeds.
+Forward: y = f(x), the stock one. Autograd stores nothing of the code. Backward: the code is
+recomputed from copies of q, k and v, and of x if it reads x. The saved tensors of its operations
+are taken from that second run, as in torch's checkpoint. So the gradient is the gradient of f at
+the values of the copies. The layers inside store by their own rules, and are not recomputed. The
+input a of the layer o is recomputed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,14 +39,14 @@ from razorctl.rules.packed import Packed, PackedValues
 
 
 class CodeAgain(Code):
-    """Code that runs twice."""
+    """Code that runs in the forward pass, and again in the backward pass."""
 
     def first(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the code; raises UsageError if it changes an argument in place."""
         run = FirstRun(self, {**dict(enumerate(args)), **kwargs})
         if not any(t.requires_grad for t in (*run.tensors, *self.owner.parameters())):
             return self.call(*args, **kwargs)
-        if not self.parts:  # it makes no copy that could serve here, and may change what it gets
+        if not self.parts:  # no part offers a copy, and the code may change arguments
             run.form()
         self.context = Context(self.owner, self.name, self.parts, run.tensors)
         with calling(self.parts, run.through), run.hooks():
@@ -67,7 +67,7 @@ class CodeAgain(Code):
         return self.kept.pop(kept.number)
 
     def output(self, number: int, inputs: CodeInputs) -> Tensor:
-        """The tensor that the call of a part got in the second run."""
+        """The input of call `number` of a part in the second run, or the RESULT."""
         if number not in self.read:
             self.again(inputs)
         if number not in self.read:
@@ -75,7 +75,7 @@ class CodeAgain(Code):
         return self.read.pop(number)
 
     def again(self, inputs: CodeInputs) -> None:
-        """Runs the code again, as far as the inputs reach; fills `kept` and `read`."""
+        """Recomputes the code as far as the inputs reach; fills `kept` and `read`."""
         run = SecondRun(self, inputs)
         state = dict(vars(self.owner))
         with (
@@ -84,17 +84,17 @@ class CodeAgain(Code):
             torch.autograd.graph.saved_tensors_hooks(run.pack, _never),
         ):
             run.run()
-        vars(self.owner).update(state)  # what the code leaves there is of the first run
+        vars(self.owner).update(state)  # attributes that the code sets stay as in the first run
 
 
 class LayerCode(CodeAgain):
-    """Code of a razor layer, which packs by its rules."""
+    """The code of a razor layer, with copies packed by the layer's rules."""
 
     by_rules = True
     owner: RazorLayer
 
     def derive(self, views: Sequence[Tensor]) -> Sequence[Packed]:
-        linear = self.owner.kind == "linear"  # whose copies are rows
+        linear = self.owner.kind == "linear"  # its copies are rows
         return () if linear or not views else self.owner.derived(*views)
 
     def copy(self, x: Tensor, rows: Rows) -> Packed:
@@ -112,7 +112,7 @@ class LayerCode(CodeAgain):
         return owner.rules.of(dtype).pack(flat(x.detach()))
 
     def measure(self, run: FirstRun, end: Tensor) -> None:
-        """Measures by gradients of parts' outputs, or of arguments, for a random one of `end`."""
+        """Measures the error of gradients of parts' outputs, or of arguments, for a random dend."""
         owner, inputs, context = self.owner, run.form(), self.context
         assert isinstance(owner, Measured)
         given = {id(x) for x, *_ in run.leaves} if self.outputs else set()
@@ -167,9 +167,9 @@ def _names(forward: Any) -> tuple[str, ...]:
 def code_of(
     layer: RazorLayer, args: Sequence[Any], kwargs: Mapping[str, Any], feeds: bool = False
 ) -> CodeAgain | None:
-    """The code of a layer's stock forward; None if it runs in full.
+    """The code of a layer's stock forward; None if it must run unchanged.
 
-    It does in a compiled program, and where an argument may hold tensors unseen.
+    It must in a compiled program, and if an argument may hold tensors out of sight.
     """
     if torch.compiler.is_compiling() or not layer.saving:
         return None

@@ -1,4 +1,4 @@
-"""Code that runs again, and the forms in which it keeps; see `code_again`."""
+"""The inputs that recomputed code stores; see `code`."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from razorctl.layers.recompute.replayed_state import Context, Rows
 from razorctl.rules.derived import Derived
 from razorctl.rules.packed import Packed
 
-RESULT = -1  # the place of the result of the code among `Code.read`
+RESULT = -1  # the key of the code's result in `Code.read`
 
 
 class Place(NamedTuple):
-    """Where the values of a tensor are that the code got.
+    """How the values of a tensor that the code read are stored.
 
     Args:
-        number: among the copies, or among the tensors kept as they are.
+        number: its index among the copies, or among the tensors stored as they are.
         packed: whether it is a copy.
-        like: the tensor's shape, dtype, strides, and whether it has a gradient.
-        images: its memory format, if its channels are axis 1 and the copy's rows its pixels.
+        like: the tensor's shape, dtype, strides, and whether it requires a gradient.
+        images: its memory format, if its channels are axis 1 and the rows of the copy are pixels.
     """
 
     number: int
@@ -31,7 +31,7 @@ class Place(NamedTuple):
     images: torch.memory_format | None = None
 
     def read(self, copy: Packed) -> Tensor:
-        """The values of the copy that was made of the tensor."""
+        """The values of the tensor, from its copy."""
         shape, dtype, *_ = self.like
         if self.images is None:
             return copy.values().to(dtype).reshape(shape)
@@ -39,11 +39,12 @@ class Place(NamedTuple):
 
 
 class PartOutput(NamedTuple):
-    """The output of a part, and how much the code had before its call.
+    """The output of a part, and how much the code had stored before the call.
 
     Args:
         place: of the output.
-        likes, copies, exact: numbers of tensors that the code had kept, and of those kept for it.
+        likes: the number of tensors that autograd had saved.
+        copies, exact: the number of packed and of unpacked inputs.
     """
 
     place: Place
@@ -54,13 +55,13 @@ class PartOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class CodeInputs(Derived):
-    """The copies and the tensors that code runs again with: `sources` and `others`."""
+    """The inputs of a recomputation: `sources` are the copies, `others` the other tensors."""
 
     def read(self, places: Sequence[Place]) -> list[Tensor]:
-        """The values of the copies; each is read once for all that keep this form."""
+        """The values of the copies; read once for all readers of these inputs."""
 
         def read() -> list[Tensor]:
-            pairs = zip(self.sources, places, strict=False)  # later ones are of no use yet
+            pairs = zip(self.sources, places, strict=False)  # later ones are not needed yet
             return [place.read(source) for source, place in pairs]
 
         assert self.cell is not None
@@ -70,12 +71,12 @@ class CodeInputs(Derived):
 
 @dataclass(frozen=True)
 class CodeOutput(Derived):
-    """A tensor that the code makes.
+    """A tensor that the code computes.
 
     Args:
         sources: the `CodeInputs` of the code.
         code: its `CodeAgain`.
-        number: of the call of a part that got the tensor, or RESULT.
+        number: of the call of a part that reads the tensor, or RESULT.
     """
 
     lasting = False
@@ -96,27 +97,27 @@ class CodeOutput(Derived):
 
 
 class KeptByCode(NamedTuple):
-    """The object that autograd holds in place of a tensor that code keeps."""
+    """The object that autograd saves in place of a tensor of the code."""
 
     code: Any
     number: int
 
 
 class Code:
-    """Some code, and what its two runs tell each other.
+    """A piece of code, and what its first run tells its second.
 
     Args:
-        owner: the module whose code it is.
+        owner: the module that the code belongs to.
         name: the name and class of the owner, for messages.
         call: the code.
-        parts: the layers that it calls, which do not run again.
-        names: of its arguments, as far as they are positional.
-        feeds: whether a layer outside makes the first of its results again.
+        parts: the layers that it calls; they are not recomputed.
+        names: the names of its positional arguments.
+        feeds: whether to offer the first result as a derived activation.
     """
 
-    channels: Collection[int] = ()  # how many an image among the arguments has
+    channels: Collection[int] = ()  # possible numbers of channels of images among the arguments
     context: Context
-    by_rules: ClassVar[bool] = False  # whether rules of the owner pack, and it may `measure`
+    by_rules: ClassVar[bool] = False  # whether the owner's rules pack, and it may `measure`
     measure: Callable[..., None]
 
     def __init__(
@@ -130,47 +131,47 @@ class Code:
     ) -> None:
         self.owner, self.name, self.call, self.parts = owner, name, call, parts
         self.names, self.feeds = names, feeds
-        self.likes: list[tuple[torch.Size, torch.dtype]] = []  # of what autograd keeps of the code
-        self.kept: dict[int, Tensor] = {}  # of the last run
-        self.read: dict[int, Tensor] = {}  # what the parts got in it, by number of the call
-        self.wanted: set[int] = set()  # numbers in `read` that other layers make again
+        self.likes: list[tuple[torch.Size, torch.dtype]] = []  # of the tensors that autograd saves
+        self.kept: dict[int, Tensor] = {}  # saved tensors of the last run
+        self.read: dict[int, Tensor] = {}  # inputs of the parts in it, by number of the call
+        self.wanted: set[int] = set()  # numbers in `read` that other layers need recomputed
         self.outputs: list[PartOutput] = []
-        self.leaves: list[Any] = []  # of the arguments: a `Place` for each that is kept
-        self.packed: list[Place] = []  # of all copies
+        self.leaves: list[Any] = []  # the leaves of the arguments; a `Place` for each stored tensor
+        self.packed: list[Place] = []  # of all copies, in order
         self.tree: Any = None
-        self.caches: dict[Any, Callable[[], Any]] = {}  # makes those that the second run fills
+        self.caches: dict[Any, Callable[[], Any]] = {}  # makes the caches of a second run
         self.keeper: Any = None
-        self.trial: CodeInputs | None = None  # which the second run gets while it measures
+        self.trial: CodeInputs | None = None  # the inputs of the second run while it measures
 
     def pack(self, t: Tensor) -> KeptByCode:
-        """The object that autograd holds in place of a tensor that the code keeps."""
+        """The object that autograd saves in place of a tensor of the code."""
         self.likes.append((t.shape, t.dtype))
         return KeptByCode(self, len(self.likes) - 1)
 
     def unpack(self, kept: KeptByCode) -> Tensor:
-        """A tensor that the code keeps, of the second run."""
+        """The tensor of the second run that corresponds to a saved one."""
         raise NotImplementedError
 
     def derive(self, views: Sequence[Tensor]) -> Sequence[Packed]:
-        """The derived copies of arguments, together, since they may view one tensor; or none."""
+        """The derived copies of all arguments in `views`, or none."""
         return ()
 
     def copy(self, x: Tensor, rows: Rows) -> Packed | None:
-        """The copy of an activation, which may be another layer's; None keeps it as it is."""
+        """The copy of an activation, perhaps another layer's; None to store it as it is."""
         raise NotImplementedError
 
     def offer(self, x: Tensor, inputs: Callable[[], CodeInputs], number: int) -> None:
-        """Offers what the code makes of its inputs to the layer that it feeds."""
+        """Shares a tensor that the code computes, as derived from `inputs`, with its reader."""
 
     def changes(self) -> UsageError:
-        """The error of code that changes an argument in place."""
+        """The error for code that changes an argument in place."""
         return UsageError(
             f"{self.name} changes an argument in place, so it cannot be run again; change a clone "
             "of it."
         )
 
     def differs(self) -> UsageError:
-        """The error of code whose second run is not like its first."""
+        """The error for code whose second run differs from its first."""
         return UsageError(
             f"{self.name} does other operations when it runs again in the backward pass; choose "
             "method 'full' for this model."

@@ -1,10 +1,9 @@
 """Attention with large logits, which stores q, k and v in 8 or 16 bits instead of by its rules.
 
 An error e of a logit multiplies its probability by exp(e), so few bits of q and k are too coarse
-where |q| |k| is large. The first forward pass that stores copies decides this once: for a random
-gradient of the output, it compares the exact gradients of q and k with gradients computed from the
-copies, first of few bits, then of 8. A model that is compiled before its first eager pass is not
-measured.
+if |q| |k| is large. The first forward pass that stores copies decides this once. For a random
+gradient of the output it compares exact gradients of q and k with gradients from the copies, first
+of few bits, then of 8. A model that is compiled before its first eager pass is not measured.
 """
 
 import logging
@@ -25,25 +24,25 @@ from razorctl.rules.quantized import Quantized
 log = logging.getLogger(__name__)
 
 LIMIT = 0.02  # of a gradient's squared relative error: a cosine of .99
-AMPLIFIED = 10  # times the error of q and k, from which on the logits are to blame
+AMPLIFIED = 10  # times the error of q and k; above it, the logits are to blame
 CLOSER = {bits: Rules(rule, rule) for bits, rule in ((8, Quantized(8)), (16, Half()))}
 
 
 class Measured(RazorLayer):
     """The base of attention that measures.
 
-    logit_bits: the bits of q, k and v, 0 if its rules are enough; None until it has measured.
+    logit_bits: the bits of q, k and v; 0 if the rules are enough, None before the measurement.
     """
 
     logit_bits: int | None = None
 
     def measures(self, x: Tensor) -> bool:
-        """Whether this pass measures: the first that no trace, compiler or CUDA graph records."""
+        """Whether this pass measures: the first one outside traces, compilers and CUDA graphs."""
         asked = self.memo is not None and self.memo.measures
         return asked and self.logit_bits is None and readable(x)
 
     def settle(self, errors: Callable[[], tuple[float, float]], dtype: torch.dtype) -> None:
-        """Decides by the error of a gradient, and the error of the copies of q and k.
+        """Chooses the bits by the error of gradients and the error of the copies of q and k.
 
         errors: measures both, with the rules of the layer. dtype: of q and k.
         """
@@ -53,7 +52,7 @@ class Measured(RazorLayer):
             return
         self.keep_closer(8)
         least, of_copies = errors()
-        if of_copies <= torch.finfo(dtype).eps ** 2 / 4:  # what is left is of the dtype's rounding
+        if of_copies <= torch.finfo(dtype).eps ** 2 / 4:  # the rest is rounding of the dtype
             if off - least <= LIMIT:
                 self.logit_bits, self.rules = 0, rules
                 return
@@ -77,7 +76,7 @@ class Measured(RazorLayer):
 
 @dataclass
 class LargeLogits:
-    """The result that an attention measured, for checkpoints."""
+    """The measured bits of an attention, for checkpoints."""
 
     layer: Measured
 
@@ -105,7 +104,7 @@ def drawn(shape: Sequence[int], like: Tensor) -> Tensor:
 
 
 def error(got: Mapping[int, Tensor], want: Mapping[int, Tensor]) -> float:
-    """The largest squared relative error of tensors; a tensor next to zero has none."""
+    """The largest squared relative error of the tensors; almost zero tensors count as exact."""
     pairs = [(w.detach().float(), got[i].detach().float()) for i, w in want.items()]
     squares = [[t.square().nansum().item() for t in (w, g - w)] for w, g in pairs]
     least = 1e-6 * max((size for size, _ in squares), default=0.0) + 1e-30

@@ -1,4 +1,4 @@
-"""All that a module reads that runs a second time, in the backward pass: arguments and states."""
+"""The state that a recomputation replays: arguments, random numbers, autocast and buffers."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,15 +20,15 @@ from razorctl.ops.quantize import empty_copy
 from razorctl.ops.random import replaying
 from razorctl.rules.packed import TILE
 
-ROWS = 16  # an input of fewer rows is kept as it is
-# So is an argument with one of these in its name: its values may be near -inf, or are few.
+ROWS = 16  # inputs of fewer rows are stored as they are
+# Arguments with one of these in the name are, too: values may be near -inf, or are few.
 EXACT = ("mask", "bias", "weights")
 # Arguments that hold no tensors.
 PLAIN: tuple[type, ...] = (
     *(type(None), bool, int, float, complex, str, bytes, slice, Enum, nn.Module),
     *(torch.dtype, torch.device, torch.Size, torch.memory_format),
 )
-# The attributes that have the number of a block's part of a cache.
+# Attributes with the index of a block in a cache.
 PLACES = ("layer_idx", "layer_id")
 Buffer = tuple[nn.Module, str]
 NOTHING = torch.empty(0, device="meta")
@@ -36,7 +36,7 @@ HALF = 16  # bits of an element in half precision
 
 
 def unknown(leaves: Iterable[Any]) -> str:
-    """The type of the first of these arguments that may hold tensors unseen, "" if none may."""
+    """The type of the first argument that may hold tensors out of sight; "" if none may."""
     strange = (
         leaf for leaf in leaves if not (isinstance(leaf, (Tensor, *PLAIN)) or callable(leaf))
     )
@@ -44,7 +44,7 @@ def unknown(leaves: Iterable[Any]) -> str:
 
 
 def without_cache(block: nn.Module, value: Any) -> Any:
-    """None for a cache of transformers that has nothing of a block yet; else the value."""
+    """None for a transformers cache that holds nothing of this block yet; else the value."""
     caches = sys.modules.get("transformers.cache_utils")
     if caches is None or not isinstance(value, caches.Cache):
         return value
@@ -57,9 +57,9 @@ def without_cache(block: nn.Module, value: Any) -> Any:
 
 
 def empty_cache(block: nn.Module, value: Any) -> Callable[[], Any] | None:
-    """Makes a cache like one of keys and values that has nothing of a block yet.
+    """A function that makes an empty cache of the same type, for a cache without this block's data.
 
-    None for any other value; linear attention computes in another way if it gets a cache.
+    None for any other value. Linear attention computes differently with a cache, so None, too.
     """
     caches: Any = sys.modules.get("transformers.cache_utils")
     if caches is None or without_cache(block, value) is not None:
@@ -76,30 +76,30 @@ def empty_cache(block: nn.Module, value: Any) -> Callable[[], Any] | None:
 
 
 def by_position(forward: Callable[..., Any]) -> tuple[str, ...]:
-    """The names of the arguments that a function takes by position."""
+    """The names of a function's positional arguments."""
     parameters = signature(forward).parameters.values()
     places = (p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
     return tuple(p.name for p in places)
 
 
 class Rows(NamedTuple):
-    """The rows and columns that a tensor is packed in; images: whether rows are its pixels."""
+    """The rows and columns that a tensor is packed in; images: whether the rows are pixels."""
 
     length: int
     columns: int
     images: bool
 
     def bytes(self, bits: int) -> int:
-        """Bytes of a copy in so many bits."""
+        """Bytes of a copy with this number of bits per element."""
         if bits == HALF:
             return 2 * self.length * self.columns
         return sum(t.nbytes for t in empty_copy(NOTHING, self.length, self.columns, bits, TILE))
 
 
 def rows_of(x: Tensor, images: bool = False, first: bool = False) -> Rows | None:
-    """The rows that a tensor is packed in: an activation with enough of them.
+    """The rows that a tensor is packed in; None unless it is an activation with enough of them.
 
-    It has a gradient, or is the first argument, as what a model gets is to its first block.
+    An activation requires a gradient, or is the first argument: a model's input to its first block.
     """
     columns = max(1, x.shape[1 if images else -1]) if x.dim() else 1
     activation = x.is_floating_point() and not isinstance(x, nn.Parameter)
@@ -112,12 +112,12 @@ def rows_of(x: Tensor, images: bool = False, first: bool = False) -> Rows | None
 def leaves_of(
     arguments: Mapping[Any, Any], names: Sequence[str], channels: Iterable[int] = ()
 ) -> Iterator[tuple[Any, Rows | None]]:
-    """Each leaf of arguments, and the rows that it is packed in, if it is.
+    """Each leaf of the arguments, with the rows that it is packed in, or None.
 
     Args:
         arguments: by number or name.
-        names: of those with a number.
-        channels: how many an image has, whose channels are axis 1.
+        names: the names of the numbered ones.
+        channels: the possible numbers of channels, axis 1, of an image.
     """
     first = True
     for key, value in arguments.items():
@@ -131,13 +131,13 @@ def leaves_of(
 
 
 class Context:
-    """All that a run of a module reads beside its arguments, as it was.
+    """The state that a run of a module reads beside its arguments, to be restored.
 
     Args:
         owner: the module, before it runs.
         name: its name and class, for messages.
-        parts: the modules inside that do not run again.
-        tensors: among its arguments.
+        parts: the submodules that are not recomputed.
+        tensors: the tensors among its arguments.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class Context:
         self._changed = watching_buffers(owner)
 
     def end(self) -> None:
-        """Ends the run."""
+        """Ends the first run: notes the versions of weights, and the changed buffers."""
         self.buffers = self._changed()
         del self._changed
         apart = {id(p) for part in self.parts for p in part.parameters()}
@@ -164,7 +164,7 @@ class Context:
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Inside, the module runs as it ran; raises UsageError if a weight has changed since."""
+        """Restores the state inside the block; raises UsageError if a weight has changed since."""
         for weight, version in self.weights:
             if weight._version != version:
                 raise UsageError(changed_since(self.name))
@@ -180,13 +180,13 @@ class Context:
 
 
 def split(arguments: Mapping[Any, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Arguments by number or name as those by position, and those by name."""
+    """Splits arguments by number or name into positional ones and keywords."""
     places = [value for key, value in arguments.items() if isinstance(key, int)]
     return places, {key: value for key, value in arguments.items() if isinstance(key, str)}
 
 
 def watching_buffers(owner: nn.Module) -> Callable[[], list[Buffer]]:
-    """Begins a first run of `owner`; returns what tells which buffers it has changed."""
+    """Watches the first run of `owner`; the returned function lists the changed buffers."""
     before = {key: (buffer, buffer._version) for key, buffer in own_buffers(owner)}
 
     def changed() -> list[Buffer]:
@@ -194,7 +194,7 @@ def watching_buffers(owner: nn.Module) -> Callable[[], list[Buffer]]:
         return [
             key
             for key, (buffer, version) in before.items()
-            # torch's batch norms count no version of the statistics that they change.
+            # torch's batch norms change their statistics without counting versions.
             if isinstance(key[0], nn.modules.batchnorm._NormBase)
             or now.get(key) is not buffer
             or buffer._version != version
@@ -204,7 +204,7 @@ def watching_buffers(owner: nn.Module) -> Callable[[], list[Buffer]]:
 
 
 def own_buffers(owner: nn.Module) -> Iterator[tuple[Buffer, Tensor]]:
-    """The buffers of a module and of those inside it."""
+    """The buffers of a module and its submodules."""
     for module in owner.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None:
@@ -213,7 +213,7 @@ def own_buffers(owner: nn.Module) -> Iterator[tuple[Buffer, Tensor]]:
 
 @contextmanager
 def unchanged(buffers: Sequence[Buffer]) -> Iterator[None]:
-    """Runs the block with copies of buffers, such as the running statistics of a BatchNorm."""
+    """Runs the block with clones of buffers, such as a BatchNorm's running statistics."""
     before = [module._buffers[name] for module, name in buffers]
     for (module, name), buffer in zip(buffers, before, strict=True):
         module._buffers[name] = None if buffer is None else buffer.clone()
@@ -225,7 +225,7 @@ def unchanged(buffers: Sequence[Buffer]) -> Iterator[None]:
 
 
 def laid(x: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """x with those strides, by which operations choose what they do, and so what they keep."""
+    """x with these strides. Operations choose by them what they compute and save."""
     shape = x.shape
     for axis, stride in enumerate(strides):
         x = x if stride else x.narrow(axis, 0, 1)

@@ -1,4 +1,4 @@
-"""The two runs of code that runs again; see `code_again`."""
+"""The first and the second run of recomputed code; see `code`."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,7 +30,7 @@ pop = torch._C._autograd._pop_saved_tensors_default_hooks
 
 
 class Keeping(torch.autograd.Function):
-    """The node of a graph that keeps the inputs of code; nothing flows back through it."""
+    """The graph node that saves the inputs of the code; no gradient flows through it."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, inputs: CodeInputs, name: str) -> Tensor:
@@ -40,11 +40,11 @@ class Keeping(torch.autograd.Function):
 
 
 class _DoneError(Exception):
-    """Ends a second run that has made all that is needed."""
+    """Ends a second run once everything needed is computed."""
 
 
 class FirstRun:
-    """The first run, as long as it lasts."""
+    """The first run, while it lasts."""
 
     def __init__(self, code: Code, arguments: Mapping[Any, Any]) -> None:
         self.code = code
@@ -63,13 +63,13 @@ class FirstRun:
         self.inputs: CodeInputs | None = None
         owner = code.owner if code.by_rules else None
         self.measures = isinstance(owner, Measured) and any(map(owner.measures, self.tensors))
-        self.made: dict[int, tuple[Tensor, Rows]] = {}  # the inputs of copies, where it measures
-        self.measured = set[int]()  # the numbers of copies whose gradient was compared
+        self.made: dict[int, tuple[Tensor, Rows]] = {}  # the packed inputs, while it measures
+        self.measured = set[int]()  # indices of copies whose gradients have been compared
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
-        # The same functions all the time: by them layers know where autograd keeps. The graph holds
-        # them, so they must not hold the arguments.
+        # The same two functions all the time: `memo._place` compares them. The graph holds them, so
+        # they must not hold the arguments.
         self.pair = self.code.pack, self.code.unpack
         push(*self.pair)
         try:
@@ -78,7 +78,7 @@ class FirstRun:
             pop()
 
     def through(self, part: nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Calls a part, which keeps by itself."""
+        """Calls a part, which stores its input itself."""
         images = isinstance(part, RazorLayer) and part.kind == "conv"
         code, number = self.code, len(self.code.outputs)
         pop()
@@ -96,18 +96,18 @@ class FirstRun:
         return y
 
     def offer(self, x: Any, number: int) -> None:
-        """Offers what the code makes of its inputs so far to the layer that it feeds."""
+        """Shares the code's tensor `x` with the layer that reads it."""
         if isinstance(x, Tensor):
             self.code.offer(x, self.form, number)
 
     def form(self) -> CodeInputs:
-        """The inputs that the code runs again with, as far as they are known."""
+        """The inputs of the recomputation, as far as the run has got."""
         if not self.code.leaves:
             views = {id(x): x for x, _, rows in self.leaves if rows}
             self.derived = dict(zip(views, self.code.derive([*views.values()]), strict=False))
             same: dict[int, Place] = {}
             for x, version, rows in self.leaves:
-                # Hooks of autograd, as save_on_cpu, return a plain tensor in place of a parameter.
+                # Autograd hooks such as save_on_cpu return a plain tensor for a parameter.
                 if not isinstance(x, Tensor) or isinstance(x, nn.Parameter):
                     self.code.leaves.append(x)
                     continue
@@ -123,7 +123,7 @@ class FirstRun:
         return self.inputs
 
     def place(self, x: Tensor, rows: Rows | None) -> Place:
-        """Keeps a tensor, as a copy if it has rows and the code makes copies."""
+        """Stores a tensor: as a copy if it has rows and the code packs, else as it is."""
         like = x.shape, x.dtype, x.stride(), x.requires_grad
         copy = self.derived.get(id(x))
         if rows is not None and copy is None:
@@ -140,9 +140,9 @@ class FirstRun:
         return self.code.packed[-1]
 
     def end(self) -> None:
-        """Keeps what a second run needs, if there is to be one."""
+        """Stores the inputs of a second run, if one will be needed."""
         code = self.code
-        needed = max(code.wanted, default=0)  # outputs before it make what another layer keeps
+        needed = max(code.wanted, default=0)  # earlier outputs lead to tensors that others store
         while len(code.outputs) > needed and code.outputs[-1].likes == len(code.likes):
             last = code.outputs.pop()
             del self.copies[last.copies :], self.exact[last.exact :]
@@ -152,7 +152,7 @@ class FirstRun:
             self.check()
 
     def check(self) -> None:
-        """Raises UsageError if the code has changed an argument that it runs again with."""
+        """Raises UsageError if the code has changed an argument that is stored as it is."""
         changed = [
             (x.untyped_storage()._cdata, isinstance(place, Place) and place.packed)
             for (x, version, _), place in zip(self.leaves, self.code.leaves, strict=True)
@@ -163,7 +163,7 @@ class FirstRun:
 
 
 class SecondRun:
-    """The second run, as long as it lasts."""
+    """The second run, while it lasts."""
 
     def __init__(self, code: Code, inputs: CodeInputs) -> None:
         self.code, self.exact = code, inputs.others
@@ -188,35 +188,35 @@ class SecondRun:
             raise code.differs()
 
     def tensor(self, place: Place) -> Tensor:
-        """The tensor that the code gets in the place of one that it got."""
+        """The tensor for the second run in place of one that the first run read."""
         shape, _, strides, gradient = place.like
         held = self.copies if place.packed else self.exact
         given = held[place.number]
         assert given is not None
         x = given.detach()
         if place.packed:
-            self.copies[place.number] = None  # which the code may drop
+            self.copies[place.number] = None  # so that the code can free it
         if gradient:
-            x = torch.ops.aten._unsafe_view(x.requires_grad_(), shape)  # no leaf
+            x = torch.ops.aten._unsafe_view(x.requires_grad_(), shape)  # so that it is no leaf
         return x if x.stride() == strides else laid(x, strides)
 
     def pack(self, t: Tensor) -> int:
         code, number = self.code, len(self.code.kept)
         if number >= len(code.likes) or code.likes[number] != (t.shape, t.dtype):
             raise code.differs()
-        # States of random generators are real in traces, which take no operation of such tensors.
+        # States of random generators are real in traces, and take no operation there.
         code.kept[number] = t.detach() if t.requires_grad else t
         self.check()
         return number
 
     def check(self) -> None:
-        """Ends the run if all is made."""
+        """Ends the run if everything is computed."""
         code = self.code
         if len(code.kept) == len(code.likes) and code.wanted <= code.read.keys():
             raise _DoneError
 
     def replayed(self, part: nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """The output of a part in the first run, in place of a call."""
+        """The output of a part in the first run, instead of calling it."""
         code, number = self.code, self.calls
         self.calls += 1
         if number in code.wanted:
@@ -229,14 +229,14 @@ class SecondRun:
 
 
 def first_of(result: Any) -> Tensor:
-    """The first tensor of the results of code."""
+    """The first tensor in the results of code."""
     first: Tensor = next(x for x in tree_leaves(result) if isinstance(x, Tensor))
     return first
 
 
 @contextmanager
 def calling(parts: Sequence[nn.Module], call: Callable[..., Any]) -> Iterator[None]:
-    """Inside, `call(part, forward, ...)` runs in place of the forward of each part."""
+    """Inside the block, `call(part, forward, ...)` replaces the forward of each part."""
     before = [vars(part).get("forward") for part in parts]
     for part in parts:
         vars(part)["forward"] = partial(call, part, part.forward)

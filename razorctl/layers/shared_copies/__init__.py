@@ -1,1 +1,1 @@
-"""Copies that several layers read: who offers them, who finds them, and what they derive."""
+"""Copies that several layers read: the memo that shares them, and their layouts."""

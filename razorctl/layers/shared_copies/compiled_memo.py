@@ -1,11 +1,11 @@
 """Sharing of copies in a program that torch.compile traces.
 
-Copies are an attribute of their activation: the tracer follows attributes, and they are dropped
-with the activation. After a change in place the traced tensor is still the same object, so the
-version of the tracer's fake tensor is noted with them, and so is its node in the graph, since
-the output of an operation that changes nothing may be the same fake tensor. `comptime` functions,
-which run during tracing, note and compare both, and the program gets the answer as a constant.
-Another graph has another fake tensor, so it finds nothing.
+Copies are an attribute of their activation. The tracer follows attributes, and they are freed with
+the activation. After an in-place change the traced tensor is still the same object. So the version
+of the tracer's fake tensor is noted with the copies, and so is its node in the graph, since an
+operation that changes nothing may return the same fake tensor. `comptime` functions run during
+tracing: they note and compare both, and the program gets the answer as a constant. In another graph
+the fake tensor is another one, so nothing is found.
 """
 
 from collections.abc import Hashable
@@ -27,7 +27,7 @@ class _Tracer:
 
 
 def offer(x: Tensor, layout: Hashable, copy: "Packed") -> None:
-    """See `sharing.Memo.offer`."""
+    """See `Memo.offer`."""
     comptime(_look)
     others = x.razor_copies if _unchanged() else ()  # type: ignore[attr-defined]
     x.razor_copies = ((layout, copy), *others)  # type: ignore[attr-defined]
@@ -53,7 +53,7 @@ def _look(context: Any) -> None:
 
 
 def _now(context: Any) -> tuple[Any, int]:
-    """The node and the version of x, whose attributes belong to both."""
+    """The node and the version of x; the attributes are valid for this pair only."""
     x = context.get_local("x")
     return x.as_proxy().node, x.as_fake()._version
 
@@ -64,7 +64,7 @@ def _unchanged() -> bool:
 
 
 def offset(x: Tensor) -> int:
-    """The storage offset of `x`, which the tracer itself cannot ask for."""
+    """The storage offset of `x`, which traced code cannot ask for."""
     comptime(_look_at_offset)
     start: int = _offset()
     return start

@@ -1,8 +1,8 @@
 """The error of an int8 weight gradient, measured in the first backward pass of a linear layer.
 
-A row of dW = dy^T x is computed from a column of dy. Where few entries of a column are much larger
-than the others, as p - 1 of the target is beside p of the other classes, the others round to zero,
-though their sum may be as large. Such a layer runs both of its gradient GEMMs in the dtype of dy.
+A row of dW = dy^T x is computed from a column of dy. A column may have a few entries much larger
+than the others, as p - 1 of the target beside p of the other classes. The others then round to zero
+in int8, though their sum may be as large. Such a layer runs both gradient GEMMs in dy's dtype.
 """
 
 import logging
@@ -18,7 +18,7 @@ from razorctl.rules.packed import Packed
 log = logging.getLogger(__name__)
 
 LARGEST = 0.3  # relative error of a row of dW
-SHARE = 0.1  # of the rows of dW that may have a larger one
+SHARE = 0.1  # of the rows of dW, at most, may have a larger one
 SAMPLE = 256  # rows of dW that are compared
 
 
@@ -39,8 +39,8 @@ class Products(Protocol):
 class Int8Cost:
     """Whether the gradient GEMMs of a layer may run in int8.
 
-    A traced, compiled or captured backward pass, whose values cannot be read, measures nothing.
-    Neither does a layer whose gradient is made in int8, since it is no output layer.
+    Nothing is measured in a traced, compiled or captured backward pass, where values cannot be
+    read, nor for a layer that receives its gradient in int8: it is no output layer.
     """
 
     def __init__(self) -> None:
@@ -51,14 +51,14 @@ class Int8Cost:
     ) -> list[Tensor]:
         """dy^T x for each of the operands x; measures in the first pass.
 
-        gemms: runs in the dtype of dy from then on if int8 costs too much.
+        gemms: runs in the dtype of dy from then on, if int8 costs too much.
         """
         products = [gemms.product(x) for x in operands]
         if self.measured or not (gemms.weight_int8 and readable(gemms.dy)):
             return products
         step = -(-gemms.dy.shape[1] // SAMPLE)
         exact = torch.cat([gemms.exact(step).product(x) for x in operands], 1)
-        if exact.any():  # not of a head of zeros
+        if exact.any():  # a zero-initialized layer gives zeros
             self.measured = True
             share = _share(torch.cat([p[::step] for p in products], 1), exact)
             self.allowed = share <= SHARE
@@ -87,7 +87,7 @@ def readable(x: Tensor) -> bool:
 
 
 def _share(got: Tensor, want: Tensor) -> float:
-    """The share of the rows of `got` whose error is larger than LARGEST."""
+    """The share of rows of `got` with a relative error above LARGEST."""
     far = (got - want).norm(dim=1) > LARGEST * want.norm(dim=1)
     share: float = far.float().mean().item()
     return share

@@ -1,14 +1,13 @@
 """The handover between layers: gradients in int8, and statistics of a residual stream.
 
-The int8 GEMMs of a linear layer want the gradient of its output in int8. The next layer's backward
-pass makes that copy in the operation that makes the gradient itself:
+The int8 GEMMs of a linear layer need the gradient of its output in int8. The next layer's backward
+pass computes this gradient, and writes the int8 copy in the same operation:
 
-linear -- y -- GELU            GELU makes the gradient of y in int8
-linear -- y -- q, k, v         attention makes the gradient of y in int8
-linear -- f -- x + f -- norm   the norm makes the gradient of x + f, and its int8 copy for f
+linear -- y -- GELU            GELU computes the gradient of y in int8
+linear -- y -- q, k, v         attention computes the gradient of y in int8
+linear -- f -- x + f -- norm   the norm computes the gradient of x + f, and an int8 copy for f
 
-In the forward pass the operation that adds x + f computes the row statistics that the next norm
-needs.
+In the forward pass, the operation that adds x + f computes the row statistics for the next norm.
 """
 
 import weakref
@@ -35,10 +34,10 @@ class Int8(NamedTuple):
 class Int8Gradient(Tensor):
     """A gradient [..., columns] that exists only as its int8 copy.
 
-    Autograd passes it from the layer that makes it to the linear layer that wants it. Any other
-    operation, as in a hook or where autograd adds gradients, gets scale * code.
+    Autograd passes it to the linear layer that asked for it. Any other operation, such as a hook or
+    an accumulation of gradients, gets scale * code.
 
-    int8: None after a change in place; `changed` has the values then.
+    int8: None after an in-place change; then `changed` has the values.
     """
 
     int8: Int8 | None
@@ -75,9 +74,9 @@ class Statistics(NamedTuple):
     """The mean and 1 / std of the rows of x + f, as `ops.norm.residual_add` returns them.
 
     Args:
-        eps, centers: the settings of the norm that they are for.
+        eps, centers: the settings of the norm that will use them.
         mean, rstd: as `residual_add` returns them.
-        int8: whether an int8 copy of the gradient of x + f is wanted.
+        int8: whether an int8 copy of the gradient of x + f is requested.
     """
 
     eps: float
@@ -88,11 +87,10 @@ class Statistics(NamedTuple):
 
 
 class Handover:
-    """A request for a gradient in int8, the last int8 copy of a gradient, and the last statistics.
+    """A request for a gradient in int8, the last int8 gradient, and the last statistics.
 
-    The next layer to run, in the forward or the backward pass, takes each at once. Each belongs to
-    one tensor, found by identity, so a tensor that autograd or a hook has put in its place has
-    none.
+    The layer that runs next, forward or backward, takes each of them. Each belongs to one tensor
+    object; a tensor that autograd or a hook has put in its place gets none.
     """
 
     def __init__(self) -> None:
@@ -101,36 +99,37 @@ class Handover:
         self._int8: tuple[weakref.ref[Tensor], int, Int8] | None = None
 
     def want(self, x: Tensor) -> None:
-        """Asks for the gradient of `x` in int8, where one kernel makes both.
+        """Requests the gradient of `x` in int8, if one kernel can compute both.
 
-        A compiler fuses the two itself.
+        Not in a compiled program: the compiler fuses the two itself.
         """
         if fused(x.device) and not torch.compiler.is_compiling():
             self._wanted = weakref.ref(x)
 
     def wanted(self, x: Tensor) -> bool:
-        """Whether the last call of `want` was for `x`."""
+        """Whether the last request was for `x`."""
         compiling = torch.compiler.is_compiling()
         return not compiling and self._wanted is not None and self._wanted() is x
 
     def note(self, x: Tensor, statistics: Statistics) -> None:
-        """Hands on the statistics of the rows of `x`."""
+        """Offers the statistics of the rows of `x`."""
         self._statistics = weakref.ref(x), x._version, statistics
 
     def statistics(self, x: Tensor, eps: float, centers: bool) -> Statistics | None:
-        """The statistics that were noted last, if they are of `x` and for these settings."""
+        """The last statistics, if they belong to `x` and these settings."""
         if torch.compiler.is_compiling() or self._statistics is None:
             return None
         tensor, version, statistics = self._statistics
         same = tensor() is x and version == x._version
-        return statistics if same and statistics[:2] == (eps, centers) else None
+        wanted = statistics.eps == eps and statistics.centers == centers
+        return statistics if same and wanted else None
 
     def offer(self, dx: Tensor, int8: Int8) -> None:
-        """Hands on the int8 copy of a gradient."""
+        """Offers the int8 copy of a gradient."""
         self._int8 = weakref.ref(dx), dx._version, int8
 
     def take(self, dx: Tensor) -> Int8 | None:
-        """The copy that was offered last, if it is of `dx`."""
+        """The last int8 copy, if it belongs to `dx`."""
         last, self._int8 = self._int8, None
         if last is None:
             return None
@@ -165,7 +164,7 @@ class ResidualFunction(torch.autograd.Function):
 
 
 def add_residual(x: Tensor, f: Tensor, handover: Handover, eps: float, centers: bool) -> Tensor:
-    """x + f, before a norm with that `eps` and `centers`."""
+    """x + f, before a norm with these settings."""
     like = x.shape == f.shape and x.dtype == torch.promote_types(x.dtype, f.dtype)
     if not (like and fused(x.device)) or torch.compiler.is_compiling():
         return x + f

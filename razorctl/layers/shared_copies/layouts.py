@@ -1,7 +1,7 @@
-"""Layouts: the ways in which layers show an activation to a rule.
+"""Layouts: the ways in which an activation is turned into rows for a rule.
 
-Layers that show a rule the same rows of an activation have the same layout, by which they find each
-other's copies (`sharing.Memo`).
+Layers that turn an activation into the same rows have the same layout, and can share its copy
+(`memo.Memo`).
 """
 
 from collections.abc import Hashable
@@ -15,12 +15,12 @@ DERIVED = "derived"  # the layout of a derived activation, which has the shape o
 
 
 def of_rows(dtype: torch.dtype) -> Hashable:
-    """The layout of [rows, columns], with the last axis of an activation as columns."""
+    """The layout [rows, columns]: the last axis of an activation is the columns."""
     return "rows", dtype
 
 
 def of_patches(dtype: torch.dtype, size: tuple[int, ...] | None = None) -> Hashable:
-    """The layout of [patches, values of a patch]; without a size, of [pixels, channels]."""
+    """The layout [patches, values of a patch]; without a size [pixels, channels]."""
     return "patches", dtype, size
 
 

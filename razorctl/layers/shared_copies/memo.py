@@ -1,14 +1,14 @@
-"""One copy of an activation for all layers that it feeds.
+"""One copy of an activation for all layers that read it.
 
 x -- norm -- y --+-- q    norm packs x_hat once, for its own gradient; as y = x_hat w + b, the
-                 +-- k    same codes with other scales are codes of y, which norm offers to the
-                 +-- v    linear layers that y feeds
+         +-- k    same codes with other scales are codes of y, which norm offers to the
+         +-- v    linear layers that read y
 h -- GELU -- a ----- fc2  GELU packs h and offers it as the h of a = GELU(h)
-x -- norm -- y -- ReLU -- a -- conv     a BatchNorm offers codes of y; ReLU finds them, keeps its
-                                        own bits, and offers the codes as the y of a = ReLU(y)
+x -- norm -- y -- ReLU -- a -- conv     a BatchNorm offers codes of y; ReLU stores only its own
+                    bits, and offers these codes as the y of a = ReLU(y)
 
-Without an offer the first of q, k, v packs y, and the others find its copy. In the same way they
-share the int8 copy of y for the GEMMs of the forward pass.
+Without an offer the first of q, k, v packs y, and the others find its copy. They share the int8
+copy of y for the GEMMs of the forward pass in the same way.
 """
 
 import weakref
@@ -41,11 +41,11 @@ P = TypeVar("P", bound=Packed)
 
 
 class TensorCache(Generic[T]):
-    """A value for each living tensor, found while the tensor is in the state that it was put for.
+    """Tensor -> value, valid while the tensor is unchanged and in the same state.
 
-    Each layer finds it once. A layer that looks again takes part in another forward pass, before
-    which the tensor may have been filled anew where autograd does not count versions, as through
-    NumPy. last: whether it holds the value of the last tensor alone.
+    Each layer gets a value once. A layer that asks again is in another forward pass. Before it the
+    tensor may have been filled anew without a new version, for example through NumPy. last: whether
+    to hold only the value of the last tensor.
     """
 
     def __init__(self, last: bool = False) -> None:
@@ -74,28 +74,27 @@ class TensorCache(Generic[T]):
         return None
 
     def clear(self) -> None:
-        """Forgets all."""
+        """Drops all values."""
         self._entries.clear()
 
 
 class Memo:
-    """The copies of the tensors that are alive, so that an activation is packed once.
+    """The copies of living tensors, so that each activation is packed once.
 
-    An activation that feeds several layers of one kind (separate q, k and v) is packed by the rule
-    of the first. A norm or an activation function can offer the copy of its input as a copy of its
-    output, to the layers that the output feeds. A copy is found only in one forward pass: by each
-    layer once, while the graph that kept it is there, and while autograd keeps in the same place
-    (`_place`): a checkpointed region runs again by itself, so it must share with nothing outside.
-    torch.compile cannot trace a weak reference, so in a compiled program a copy is an attribute of
-    its tensor (`compiled_sharing`).
+    An activation that several layers of one kind read (q, k and v) is packed by the rule of the
+    first. A norm or an activation function can offer the copy of its input as a copy of its output.
+    A copy is found within one forward pass only: once per layer, while the graph that saved it
+    exists, and under the same saved-tensor hooks (`_place`). A checkpointed region is recomputed
+    separately, so it must share nothing with code outside. torch.compile cannot trace a weak
+    reference, so in a compiled program a copy is an attribute of its tensor (`compiled_memo`).
 
     Attributes:
-        derives: whether activations are made again.
+        derives: whether activations are recomputed.
         scaled: the numbers of columns of layer scales.
         measures: whether attention measures the precision that q and k need.
         told: whether a warning has named an attention that stores more.
-        small_rows: whether a warning has named a norm of rows that few bits do not resolve.
-        handover: of gradients and statistics between layers.
+        small_rows: whether a warning has named a norm with rows that few bits do not resolve.
+        handover: int8 gradients and statistics between layers.
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class Memo:
         self._copies = TensorCache[Packed]()
         self._derived = TensorCache[Derived]()
         self._int8 = TensorCache[Int8](last=True)  # nothing else holds an int8 copy
-        self._calls = TensorCache[Any](last=True)  # nor may the input of a linear layer wait
+        self._calls = TensorCache[Any](last=True)  # an older call would hold an input
         self.handover = Handover()
 
     def offer(self, x: Tensor, layout: Hashable, copy: Packed, by: object = None) -> Packed:
@@ -118,7 +117,7 @@ class Memo:
     def find(self, x: Tensor, layout: Hashable, by: object) -> Packed | None:
         """The copy of `x` for the layer `by`, if there is one and x has not changed in place since.
 
-        layout: of `layouts`.
+        layout: see `layouts`.
         """
         return self._get(self._copies, x, layout, by)
 
@@ -142,9 +141,9 @@ class Memo:
         return copy if copy is not None and copy.alive else None
 
     def derive(self, x: Tensor, copy: Derived, whole: bool = True) -> None:
-        """Offers a derived `x` to the layers that x or a view of it feeds.
+        """Offers a derived `x` to the layers that read x or a view of it.
 
-        whole: False if x itself feeds none; a compiled program then offers it to views alone.
+        whole: False if no layer reads x itself; a compiled program then offers it only to views.
         """
         if self._viewed is not None:
             self._viewed.append((x, copy))
@@ -152,11 +151,11 @@ class Memo:
             self._put(self._derived, x, DERIVED, copy, None)
 
     def offer_call(self, y: Tensor, call: Any) -> None:
-        """Offers the call of a linear layer that made y; not in a compiled program."""
+        """Offers the linear call that computed y; not in a compiled program."""
         self._calls.put(y, _place(), call)
 
     def call(self, y: Tensor, by: object) -> Any:
-        """The call that made y, if it is offered, for the layer `by`; no other finds it."""
+        """The offered call that computed y, for the layer `by`, which alone gets it; else None."""
         if torch.compiler.is_compiling():
             return None
         call = self._calls.get(y, _place(), by)
@@ -164,9 +163,9 @@ class Memo:
         return call
 
     def note_views(self, wanted: bool) -> None:
-        """Begins or ends a part of a compiled program in which bases of views are known.
+        """Begins or ends a part of a compiled program in which bases of views are noted.
 
-        That gives no attribute to the base of a view, by which copies are found elsewhere.
+        The compiler sets no attribute on the base of a view, so copies cannot be found there.
         """
         if self.derives and torch.compiler.is_compiling():
             self._viewed = [] if wanted else None
@@ -178,13 +177,13 @@ class Memo:
                 self._put(self._derived, x, DERIVED, copy, None)
 
     def derived(self, views: Sequence[Tensor], by: object) -> tuple[Derived, ...]:
-        """The derived activations that are offered for `views`; empty if one of them is not.
+        """The derived activations of `views`; empty if one of them is not derived.
 
-        Each is of the shape of its view, which may view the whole of the activation or a part.
+        Each has the shape of its view, which may cover a part of the activation.
         """
         if not self.derives:
             return ()
-        offers: list[tuple[Tensor, Derived | None]] = []  # of bases, found by what they are
+        offers: list[tuple[Tensor, Derived | None]] = []  # of bases, by identity
         derived: list[Derived] = []
         for x in views:
             base, copy = x, self._get(self._derived, x, DERIVED, by)
@@ -210,12 +209,12 @@ class Memo:
         return tuple(derived)
 
     def both(self, x: Tensor, f: Tensor, by: object) -> tuple[Derived, ...]:
-        """The derived activations that are offered for x and f; empty if one of them is not."""
+        """The derived activations of x and f; empty if one of them is not derived."""
         parts = self.derived((x,), by), self.derived((f,), by)
         return (*parts[0], *parts[1]) if all(parts) else ()
 
     def _of_base(self, base: Tensor, by: object) -> Derived | None:
-        """The copy of the base of a view."""
+        """The derived activation of the base of a view, else None."""
         if not torch.compiler.is_compiling():
             return self._get(self._derived, base, DERIVED, by)
         for tensor, copy in self._viewed or ():
@@ -226,9 +225,9 @@ class Memo:
     def int8(self, x: Tensor, rows: Tensor, by: object) -> Int8:
         """The int8 copy of `rows`: x as [rows, columns], in the dtype that a layer computes in.
 
-        It may be shared across regions of checkpointing, because autograd does not keep it.
+        Checkpointed regions may share it, because autograd does not save it.
         """
-        if torch.compiler.is_compiling():  # the compiler itself makes equal copies once
+        if torch.compiler.is_compiling():  # the compiler computes equal copies once
             return Int8(*int8_rows(rows))
         int8 = self._int8.get(x, rows.dtype, by)
         if int8 is None:
@@ -237,21 +236,18 @@ class Memo:
         return int8
 
     def clear(self) -> None:
-        """Forgets all; a backward pass calls it, so that the next forward pass packs again."""
+        """Drops everything. The backward pass calls it, so the next forward pass packs again."""
         if not torch.compiler.is_compiling():
             for cache in (self._copies, self._derived, self._int8, self._calls):
                 cache.clear()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Memo, (
-            self.derives,
-            tuple(self.scaled),
-            self.measures,
-        )  # copies and pickles start empty
+        # Copies and pickles start empty.
+        return Memo, (self.derives, tuple(self.scaled), self.measures)
 
 
 def _same(x: Tensor) -> Tensor | None:
-    """The tensor of which `x` is a view without change, as FSDP2 gives it to a module."""
+    """The tensor that `x` views unchanged, as in a module under FSDP2; else None."""
     base = x._base
     if base is None or (base.shape, base.dtype, base.stride()) != (x.shape, x.dtype, x.stride()):
         return None
@@ -268,11 +264,11 @@ def _offset(x: Tensor) -> int:
 
 
 def _place() -> Hashable:
-    """The place where autograd keeps now: two values are equal only while it is the same.
+    """The saved-tensor hooks and backward pass that are active now, as a comparable value.
 
-    Activation checkpointing keeps each region under hooks of its own, and again under other hooks
-    in the backward pass. Reentrant checkpointing keeps it only in the backward pass. The hooks are
-    held by a weak reference, because those of a region refer to the graph before it.
+    Activation checkpointing stores each region under its own hooks, and recomputes it under others
+    in the backward pass. Reentrant checkpointing stores it only in the backward pass. Hooks are
+    weakly referenced: a region's hooks refer to the graph before it.
     """
     task = torch._C._current_graph_task_id()
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
@@ -280,5 +276,5 @@ def _place() -> Hashable:
         return task
     try:
         return task, weakref.ref(hooks[0])
-    except TypeError:  # a method of a C type, which refers to no graph
+    except TypeError:  # a method of a C type; it refers to no graph
         return task, hooks[0]
