@@ -1,1 +1,1 @@
-"""Puts into a model what a recipe asks for, and takes it out again."""
+"""Changes a model as a recipe asks, and restores it."""

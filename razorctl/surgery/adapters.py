@@ -1,4 +1,4 @@
-"""LoRA (Hu et al., 2021) through PEFT: adapters put beside linear layers, and merged into them."""
+"""LoRA (Hu et al., 2021) through PEFT: adapters beside linear layers, and their merging."""
 
 from collections.abc import Sequence
 from copy import copy
@@ -20,8 +20,8 @@ MARK = "razor_trainable"
 def find(model: nn.Module, targets: str | None = None) -> tuple[str, ...]:
     """The names of the linear layers of `model`: the layers to adapt, then its classifier or head.
 
-    targets: as `Recipe.lora_targets`. Raises UsageError if there are none to adapt, if one of the
-    targets matches none, or if the model has adapters already.
+    targets: as `Recipe.lora_targets`. Raises UsageError if no layer can be adapted, if a target
+    matches none, or if the model has adapters already.
     """
     if hasattr(model, "peft_config"):
         raise UsageError(
@@ -57,10 +57,10 @@ def _chosen(names: Sequence[str], targets: str) -> list[str]:
 
 
 def attach(model: nn.Module, linear: tuple[str, ...], rank: int, alpha: float | None) -> None:
-    """Adapts the layers of `find`; freezes everything else except a classifier.
+    """Adapts the layers that `find` returned; freezes everything else except a classifier.
 
-    The head of a language model, which may be tied to its embeddings, is frozen too. rank, alpha:
-    as in `Recipe`.
+    The head of a language model may be tied to its embeddings, so it is frozen too. rank, alpha: as
+    in `Recipe`.
     """
     from peft import LoraConfig, inject_adapter_in_model  # takes seconds
     from peft.tuners.lora import LoraLayer
@@ -79,7 +79,7 @@ def attach(model: nn.Module, linear: tuple[str, ...], rank: int, alpha: float | 
     if mode is not None:  # the adapters are on the meta device
         fake(model, mode, device)
     for layer in model.modules():
-        if isinstance(layer, LoraLayer):  # autocast casts, without a copy for each adapter
+        if isinstance(layer, LoraLayer):  # autocast casts, without a copy per adapter
             layer.cast_input_dtype_enabled = False
     last = model.get_submodule(classifier)
     last.requires_grad_(last not in heads(model))
@@ -114,12 +114,12 @@ def save(model: nn.Module, folder: Path) -> None:
 
 
 def attached(module: nn.Module) -> bool:
-    """Whether this very module has adapters of `attach`."""
+    """Whether `attach` has adapted this module."""
     return hasattr(module, MARK)
 
 
 def detach(module: nn.Module) -> None:
-    """Merges the adapters of `attach`, if there are any, and unfreezes what it froze."""
+    """Merges the adapters of `attach`, if there are any, and unfreezes the rest."""
     if not attached(module):
         return
     from peft.tuners.lora import LoraLayer

@@ -1,10 +1,10 @@
-"""The blocks of a model, which FSDP2 gathers one after the other."""
+"""The blocks of a model; FSDP2 gathers one after the other."""
 
 from torch import nn
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """The modules of the list or sequence with most parameters, if they are all of one class.
+    """The modules of the list or sequence with most parameters; all are of one class.
 
     In a transformer they are its layers. A model without such a list has no blocks.
     """

@@ -1,6 +1,6 @@
-"""Residual branches, the f of x + f(x): a joint budget leaves some out of the backward pass.
+"""Residual branches, the f of x + f(x): a joint budget omits some from the backward pass.
 
-Related work: DropBP (2024) leaves out layers there, VCAS (2024) samples examples and tokens.
+Related work: DropBP (2024) omits layers there, VCAS (2024) samples examples and tokens.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from razorctl.sampling.joint import Blocks, norm
 
 @dataclass(frozen=True)
 class Branch:
-    """Modules of `owner` that make up its branch; the last gives the output as a tensor.
+    """Modules of `owner` that make up its branch; the last one returns the output, a tensor.
 
     kind: their names.
     """
@@ -28,7 +28,7 @@ class Branch:
     members: tuple[nn.Module, ...]
 
     def attach(self, blocks: Blocks) -> None:
-        """Makes this branch a block of a draw, until `detach`."""
+        """Makes this branch a block of a draw, until `own_forward.take`."""
         block = blocks.join()
         for module in self.members:
             last = module is self.members[-1]
@@ -37,14 +37,14 @@ class Branch:
 
 
 class Member(InPlace):
-    """Runs in place of a module's forward, without grad if the branch is not drawn.
+    """Replaces a module's forward; it runs without grad if the branch is not drawn.
 
-    The output is the stock one either way. It is an attribute of the module, not a pair of hooks:
-    no hook runs after a KeyboardInterrupt, so grad would stay off in a notebook.
+    The output is the stock one either way. It is an attribute of the module instead of a pair of
+    hooks: no hook runs after a KeyboardInterrupt, so grad would stay disabled in a notebook.
 
-    The draw learns |f(x)| |dy| of a branch, where dy is the gradient at its output. It takes one
-    hook. On vit-micro it ranked branches almost as the norm of their weight gradients did, which
-    takes hooks on parameters. |dy| alone ranks them badly, because it is the gradient of the
+    The draw learns |f(x)| |dy| of a branch, with dy the gradient of its output. This takes one
+    hook. On vit-micro it ranked branches almost like the norm of their weight gradients, which
+    would take hooks on parameters. |dy| alone ranks them badly, because it is the gradient of the
     residual stream.
     """
 
@@ -55,7 +55,7 @@ class Member(InPlace):
         self.blocks, self.block = blocks, block
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        forward = partial(type(self.module).forward, self.module)  # a razor class's, if swapped
+        forward = partial(type(self.module).forward, self.module)  # of the razor class, if swapped
         if not (self.owner.training and torch.is_grad_enabled()):
             return forward(*args, **kwargs)
         p = self.blocks.probability(self.block)
@@ -67,7 +67,7 @@ class Member(InPlace):
     def _end(self, output: Tensor, p: float) -> Tensor:
         self.blocks.running(None)
         if not p:
-            return output.detach()  # the owner may have used parameters in between
+            return output.detach()  # the owner may have used parameters between the members
         if output.requires_grad:
             learn = partial(self.blocks.observe, self.block, p, size=norm(output))
             output.register_hook(learn)  # type: ignore[no-untyped-call]
@@ -75,10 +75,10 @@ class Member(InPlace):
 
 
 def find(model: nn.Module) -> list[Branch]:
-    """The branches of `model` that are known and have parameters to train.
+    """The known branches of `model` that have parameters to train.
 
-    A branch is left out if the forward of a member is patched already, since that patch would no
-    longer run, or if a block lacks a member, as its attention may name its layers otherwise.
+    A branch is skipped if the forward of a member is patched, since the patch would no longer run.
+    It is skipped, too, if the block lacks a member; its attention may use other names.
     """
     branches = [
         Branch(owner, names, tuple(map(owner.get_submodule, names)))

@@ -1,4 +1,4 @@
-"""The search of a way to meet a byte budget: rules of fewer bits, and blocks that run again."""
+"""The search for a way to meet a byte budget: rules of fewer bits, and recomputed blocks."""
 
 import math
 from bisect import bisect_left
@@ -29,10 +29,10 @@ from razorctl.surgery import outputs, reruns
 from razorctl.surgery.rerun_choice import Reach, TracedBlocks, groups, unfit
 from razorctl.surgery.sparsify import restore, swap
 
-TIGHTER = 0.97  # of the bytes, from one try to the next
-PEAK = 2.0  # of the budget, that is kept and held where blocks are most of a model
-# Bits of copies of the inputs of blocks that run again, None for inputs as they are, and which
-# modules are blocks, in the order in which they are tried.
+TIGHTER = 0.97  # factor of the bytes from one try to the next
+PEAK = 2.0  # times the budget: the most that may be stored or held, with blocks of any size
+# The ways to recompute blocks, in the order in which they are tried: the bits of copies of their
+# inputs (None for the inputs as they are), and the modules that may be blocks.
 RERUNS: tuple[tuple[int | None, Reach], ...] = (
     *product((None, HALF, 8), (Reach.LISTED, Reach.SMALL)),
     *product((None, HALF, 8), (Reach.ALL,)),
@@ -42,7 +42,7 @@ RERUNS: tuple[tuple[int | None, Reach], ...] = (
 
 @dataclass(frozen=True)
 class Tightened(Recipe):
-    """A recipe whose rules of convolutions are those of the ratio `convolution`, if less."""
+    """A recipe whose convolutions get the rules of ratio `convolution`, if that is less."""
 
     convolution: float = 1.0
 
@@ -52,10 +52,10 @@ class Tightened(Recipe):
 
 
 class Reruns(NamedTuple):
-    """A recipe of the rules, None if none will do; blocks that run again, by name.
+    """A recipe for the rules, or None if no way meets the budget, and the blocks to recompute.
 
-    bits: of the copies of their inputs; None keeps these as they are. refusal: a sentence about a
-    block that cannot.
+    bits: of the copies of their inputs; None stores the inputs as they are. refusal: a sentence
+    about a block that cannot be recomputed.
     """
 
     recipe: Recipe | None
@@ -69,25 +69,25 @@ class Reruns(NamedTuple):
             reruns.attach(model.get_submodule(name), name, self.bits, memo)
 
     def stars(self) -> str:
-        """The names as text, one for those that differ in numbers alone."""
+        """The names as text; names that differ only in numbers are one, as "3 x blocks.*"."""
         stars = Counter(map(starred, self.names))
         return ", ".join(f"{count} x {name}" for name, count in stars.items())
 
 
 class BudgetSearch:
-    """The search of a way to meet a recipe's byte budget on a copy of a model.
+    """The search for a way to meet a recipe's byte budget, on a copy of a model.
 
-    The copy is left with the last that was tried.
+    The copy is left as the last try changed it.
 
     Args:
         twin: the copy, fake or real.
         inputs, run: of its step.
-        recipe: its activation checkpointing is left out.
+        recipe: its activation checkpointing is ignored.
     """
 
     budget: float  # in bytes
-    close: float  # the ratio up to which rules are close
-    convolution: float  # that of rules of convolutions
+    close: float  # the largest ratio with close rules
+    convolution: float  # the largest ratio for rules of convolutions
 
     def __init__(
         self, twin: nn.Module, inputs: Any, recipe: Recipe, run: Mapping[str, Any]
@@ -100,15 +100,15 @@ class BudgetSearch:
         close = METHODS[recipe.method].close_up_to("attention", width)
         self.width, self.close = width, close
         self.convolution = closest("convolution", width) if _convolves(twin) else largest()
-        if recipe.activation_checkpointing:  # blocks that run again do not go with it
+        if recipe.activation_checkpointing:  # cannot be combined with recomputed blocks
             self.close = self.convolution = largest()
-        # What depends on values, such as a choice of experts, may differ at the values of copies,
-        # and so the shapes of what is kept.
+        # A choice by values, such as of experts, may be different at the values of copies, and so
+        # may the shapes of saved tensors.
         self.real = mode_of(twin.parameters()) is None
         with self._unchanged():
             self.known = outputs.traced(twin, inputs, **run)
         exact = outputs.guess(twin, self.known)
-        self.exact = Outputs(exact, every=True)  # in the search, where no pass is a first
+        self.exact = Outputs(exact, every=True)  # as if final: the search runs no first pass
         self._traced: list[tuple[Mapping[str, Any], TracedBlocks]] = []
 
     def put(self, again: Reruns) -> None:
@@ -118,12 +118,12 @@ class BudgetSearch:
         again.attach(self.twin)
 
     def at(self, ratio: float) -> Recipe:
-        """The recipe with the rules of a ratio."""
+        """The recipe with the rules of this ratio."""
         fields = vars(replace(self.recipe, ratio=ratio))
         return Tightened(**fields, convolution=self.convolution)
 
     def traced(self, ratio: float) -> TracedBlocks:
-        """The step by the rules of a ratio; ratios of the same rules share it."""
+        """The traced step with the rules of a ratio; ratios with equal rules share it."""
         recipe = self.at(ratio)
         for before, traced in self._traced:
             if before == recipe.rules:
@@ -135,16 +135,16 @@ class BudgetSearch:
         return traced
 
     def parts(self) -> dict[str, int]:
-        """The bytes that each module keeps now."""
+        """Module name -> the bytes that it stores now."""
         with self._unchanged():
             return bytes_by_module(storages_by_module(self.twin, self.inputs, **self.run))
 
     def _unchanged(self) -> AbstractContextManager[Any]:
-        """Inside it a step is traced; a real copy of a model would not stay as it is."""
+        """A context for tracing a step; it protects a real copy of a model from changes."""
         return copies(self.twin, (), {}) if self.real else nullcontext()
 
     def is_close(self, again: Reruns) -> bool:
-        """Whether rules and copies of a way have as many bits as a close gradient needs."""
+        """Whether the rules and copies of a way have enough bits for a close gradient."""
         recipe, up_to = again.recipe, METHODS[self.recipe.method].close_up_to
         assert isinstance(recipe, Tightened)
         convolution = min(recipe.ratio, recipe.convolution) if _convolves(self.twin) else 0.0
@@ -153,9 +153,9 @@ class BudgetSearch:
         return not few and near and recipe.ratio <= up_to("attention", self.width)
 
     def way(self) -> Reruns:
-        """The way to meet the budget: by rules if they are close, else by blocks that run again.
+        """The way to meet the budget: by close rules if possible, else by recomputing blocks.
 
-        Only if neither does, by rules of fewer bits, and by both: first those of convolutions.
+        If both fail, by rules of fewer bits and by both together, first for convolutions only.
         """
         ratio = self.recipe.ratio
         near, far = max(ratio, self.close), max(ratio, largest())
@@ -172,7 +172,7 @@ class BudgetSearch:
         return self._more_bits(again) if self.convolution < ratio else again
 
     def _more_bits(self, again: Reruns) -> Reruns:
-        """The way by the rules of convolutions that are closest, of those that meet the budget."""
+        """The way with the closest rules of convolutions that still meet the budget."""
         recipe = again.recipe
         assert recipe is not None
         ratio, ratios = recipe.ratio, close_ratios("convolution", self.width)
@@ -187,12 +187,12 @@ class BudgetSearch:
         return more if self.meets(more) else again
 
     def ratio(self, most: float) -> float | None:
-        """The ratio, from the recipe's to `most`, whose rules meet the budget; None if none do."""
+        """The smallest ratio up to `most` whose rules meet the budget; None if there is none."""
         ratio = self.recipe.ratio
         loosest = self.traced(ratio)
         if loosest.kept() <= self.budget:
             return ratio
-        # What stock modules keep is the same by all rules, if attention does not run again by some.
+        # Stock modules store the same under all rules, unless attention is recomputed under some.
         stays = loosest.stock > self.budget and self.at(ratio).runs_again
         if ratio >= most or stays or not self._meets(most):
             return None
@@ -200,10 +200,10 @@ class BudgetSearch:
         return self._loosest([1 - (1 - ratio) * TIGHTER**step for step in range(steps)] + [most])
 
     def _loosest(self, ratios: list[float]) -> float:
-        """The first of some ratios that meets the budget, as only the first is known not to."""
+        """The first of these ratios that meets the budget; the first of all is known not to."""
         low, high, probes = 0, len(ratios) - 1, count(1)
         while high - low > 1:
-            # What is kept is about linear in the share that a ratio leaves.
+            # The stored bytes are about linear in 1 - ratio.
             over, under = (self.traced(ratios[end]).kept() - self.budget for end in (low, high))
             aim = ratios[low] + over / (over - under) * (ratios[high] - ratios[low])
             middle = (low + high) // 2 if next(probes) % 3 == 0 else bisect_left(ratios, aim)
@@ -215,15 +215,15 @@ class BudgetSearch:
         return self.traced(ratio).kept() <= self.budget
 
     def meets(self, again: Reruns) -> bool:
-        """Whether a step keeps as few bytes as the budget allows."""
+        """Whether a step stores at most the budget."""
         self.put(again)
         return sum(self.parts().values()) <= self.budget
 
     def reruns(self, ratios: Iterable[float]) -> Reruns:
-        """The blocks that run again to meet the budget, with as few of them as suffice.
+        """The blocks to recompute to meet the budget, as few as suffice.
 
-        With the rules of each ratio elements of lists are tried first, then any module. If nothing
-        meets it, the copy is left with what keeps least by the rules of the last.
+        For each ratio's rules, elements of lists are tried first, then any module. If nothing meets
+        the budget, the copy is left with the way that stores least under the last ratio's rules.
         """
         refusal, least = "", Reruns(self.recipe)
         for ratio in ratios:
@@ -247,7 +247,7 @@ class BudgetSearch:
         return Reruns(None, refusal=refusal)
 
     def _needed(self, traced: TracedBlocks, again: Reruns) -> Reruns:
-        """The way without the blocks that spare least, as far as the rest meets the budget."""
+        """The way without the blocks that save least, while the rest still meets the budget."""
         for name in sorted(again.names, key=partial(traced.spared, bits=again.bits)):
             rest = again._replace(names=tuple(other for other in again.names if other != name))
             if traced.kept(rest.names, again.bits) <= self.budget:
@@ -255,7 +255,7 @@ class BudgetSearch:
         return again
 
     def _ways(self, traced: TracedBlocks, ratio: float) -> Iterator[Reruns]:
-        """The ways to run blocks again, in the order in which they are tried."""
+        """The ways to recompute blocks, in the order in which they are tried."""
         last = ratio >= largest()
         for bits, reach in RERUNS:
             if self.real and bits is not None:
@@ -269,7 +269,7 @@ class BudgetSearch:
 
 
 def _convolves(model: nn.Module) -> bool:
-    """Whether a stock model has layers whose rules are those of convolutions."""
+    """Whether a stock model has layers that get rules of convolutions."""
     razors = ((module, razor_of(type(module))) for module in model.modules())
     kinds = kinds_of("convolution")
     return any(razor is not None and razor.rule_kind(module) in kinds for module, razor in razors)

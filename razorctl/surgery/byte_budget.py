@@ -1,4 +1,4 @@
-"""The byte budget of `razor`: met for a model and its inputs, or compared with what it keeps."""
+"""The byte budget of `razor`: `sparsify_within` meets it, `saved_bytes` compares with it."""
 
 import logging
 import math
@@ -44,22 +44,22 @@ def sparsify_within(
     forward: Forward | None = None,
     full: int | None = None,
 ) -> tuple[str, ...]:
-    """Sparsifies a model so that a step on `inputs` keeps at most 1 - ratio of what full keeps.
+    """Sparsifies a model so that a step on `inputs` stores at most 1 - ratio of what full stores.
 
-    `sparsify` alone chooses rules that meet the byte budget on the models that they were measured
-    on. This function traces the model at hand and takes rules of fewer bits where it keeps more,
-    down to those that are close; convolutions are so only with more bits than other layers, and get
-    all that the budget leaves where the recipe's own are not. If none of these meet the budget,
-    blocks run again in the backward pass, from their inputs where that suffices or the model reads
-    values, else from copies of them in 16 bits or fewer (`reruns`); those that spare most are
-    first, and only those that are needed. A block may be most of the model if what it holds, as it
-    runs again, is within twice the budget. A method without a byte budget is left to `sparsify`.
-    Activation checkpointing changes no rule: the budget is met without it, and must be met with it
-    too. Only if that cannot be, checkpointing that the model has on itself counts for the rules.
+    `sparsify` chooses rules that meet the byte budget on the models that were measured. This
+    function traces the model at hand. If it stores more, it gets rules of fewer bits, as far as
+    these are close to the exact gradient. Convolutions need more bits for that than other layers;
+    if their rules are not close, they get all that the budget leaves. If no such rules meet the
+    budget, blocks are recomputed in the backward pass (`reruns`), as few as possible: from their
+    inputs if that suffices or if the model reads values, else from copies in 16 bits or fewer. A
+    block may be most of the model if it holds at most twice the budget while it is recomputed. A
+    method without a byte budget is left to `sparsify`. Activation checkpointing changes no rule:
+    the budget must be met with and without it. If that fails, checkpointing that the model itself
+    has switched on counts.
 
-    Returns the names of the modules that run again, then those of the swapped ones. Raises what
-    `sparsify` raises, and UsageError with the largest ratio that can be met if this one cannot; the
-    model is then as it was.
+    Returns the names of the recomputed modules, then of the swapped ones. Raises what `sparsify`
+    raises, and UsageError with the largest possible ratio if this one cannot be met; the model is
+    then unchanged.
 
     Args:
         model: a stock model.
@@ -67,7 +67,7 @@ def sparsify_within(
         inputs: of a step, as in `saved_bytes`.
         autocast: the dtype of a mixed-precision step, None for none.
         forward: as in `saved_bytes`.
-        full: the bytes that a step on `inputs` keeps in full, if they are known.
+        full: the bytes that a full step on `inputs` stores; None measures them.
     """
     refuse_sparsified(model)
     run: dict[str, Any] = {"autocast": autocast, "forward": forward}
@@ -108,9 +108,8 @@ def _tried(
 ) -> tuple[Reruns, Outputs]:
     """The way to meet a byte budget on a copy of a model, and its output layers.
 
-    full: the bytes that full keeps. left_out: whether checkpointing has been left out.
-
-    Raises UsageError with the largest ratio that can be met if this one cannot.
+    full: the bytes that full stores. left_out: whether checkpointing has been switched off. Raises
+    UsageError with the largest possible ratio if this one cannot be met.
     """
     search = BudgetSearch(twin, inputs, recipe, run)
     search.budget = (1 - recipe.ratio) * full
@@ -121,7 +120,7 @@ def _tried(
 
     checkpoints = not left_out and any(map(checkpointing.on, twin.modules()))
     if checkpoints:
-        with suppress(UsageError):  # rules are then those that meet the budget without it too
+        with suppress(UsageError):  # first the rules that meet the budget without it
             again, known = on_copies(without, twin, inputs)
             if search.meets(again):
                 return again, known
@@ -153,10 +152,10 @@ def _tried(
 
 
 def _check_checkpointed(model: nn.Module, recipe: Recipe, now: int, full: int) -> None:
-    """Raises UsageError if a model that checkpoints keeps too much, after restoring it."""
+    """Restores a checkpointing model that stores too much, and raises UsageError."""
     if now > (1 - recipe.ratio) * full:
         restore(model)
-        # Well below, since rules of more bits add to the rest.
+        # Well below, since rules of more bits add to the stored rest.
         possible = math.floor(20 * (1 - now / full)) / 20
         share = units.percent(now / full)
         raise UsageError(
@@ -175,19 +174,19 @@ def saved_bytes(
 ) -> int:
     """Bytes that autograd would hold between the forward and backward pass of a training step.
 
-    Unique storages are counted, without parameters and buffers, which exist anyway. The pass runs
-    on fake copies in train mode, so it allocates nothing, computes nothing and does not change the
-    model, samplers or random state. A model that reads values runs on a real copy instead. Under a
-    joint budget the largest blocks count as drawn. A warning says if a model exceeds its byte
-    budget, and by how much. Raises UsageError, which names the module, if what the model does
-    depends on values that it or the inputs do not have.
+    Counts unique storages, without parameters and buffers, which exist anyway. The pass runs on
+    fake copies in train mode: it allocates and computes nothing, and does not change the model,
+    samplers or random state. A model that reads values runs on a real copy instead. Under a joint
+    budget the largest blocks count as drawn. Warns if a model exceeds its byte budget, and by how
+    much. Raises UsageError that names the module if the computation depends on values that neither
+    the model nor the inputs have.
 
     Args:
         model: real, fake or on the meta device.
         inputs: a tensor, a tuple of arguments or a mapping of keywords; real, fake or on the meta
             device.
         autocast: the dtype of a mixed-precision step, None for none.
-        forward: runs a model on inputs, and may compute a loss, whose kept bytes then count too;
+        forward: runs a model on inputs, and may compute a loss, whose saved bytes then count too;
             None calls the model.
     """
     recipe, run = recipe_of(model), dict[str, Any](autocast=autocast, forward=forward)
@@ -195,7 +194,7 @@ def saved_bytes(
         if recipe is None:
             checkpointing.advise(model)
         return traced_bytes(model, inputs, **run)
-    drawing.unhook(model, tell_excess)  # the first pass need not tell it too
+    drawing.unhook(model, tell_excess)  # so that the first pass does not warn again
     parts = traced_bytes_by_module(model, inputs, **run)
     note_excess(model, recipe, parts, stock_parts(model, inputs, **run))
     return sum(parts.values())

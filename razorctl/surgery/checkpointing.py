@@ -1,4 +1,4 @@
-"""A model's own activation checkpointing, switched on and off again."""
+"""A model's own activation checkpointing, switched on and off."""
 
 import logging
 from operator import call
@@ -10,7 +10,7 @@ from razorctl.layers.base import stock_type
 
 log = logging.getLogger(__name__)
 
-# The methods that switch it on and off: of transformers (new names, old names) and of timm.
+# The methods that switch it on and off, of transformers (new and old names) and timm.
 SWITCHES = (
     ("activation_checkpointing_enable", "activation_checkpointing_disable"),
     ("gradient_checkpointing_enable", "gradient_checkpointing_disable"),
@@ -18,15 +18,15 @@ SWITCHES = (
 )
 FLAGS = ("gradient_checkpointing", "grad_checkpointing")
 MARK = "razor_checkpointing"
-# Where a model of transformers keeps the hooks that make the gradients of its embeddings wanted.
-# Its checkpointing sets them, and leaves them when it is switched off.
+# Where a transformers model stores the hooks that make its embeddings' output require a gradient.
+# Its checkpointing adds them, and does not remove them when it is switched off.
 HOOKS = "_require_grads_hooks"
 
 
 def find(model: nn.Module) -> dict[str, nn.Module]:
-    """The outermost modules of `model` that can checkpoint, by name; the model's own is "".
+    """The outermost modules of `model` that can checkpoint, by name; "" is the model itself.
 
-    Raises UsageError if there is none.
+    Raises UsageError if there are none.
     """
     outermost: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
@@ -43,7 +43,7 @@ def find(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _works(module: nn.Module) -> bool:
-    """Whether checkpointing can be switched on; many timm models have a switch that raises."""
+    """Whether checkpointing can be switched on; in many timm models the switch raises."""
     try:
         attach(module)
     except (AssertionError, NotImplementedError, ValueError):
@@ -53,19 +53,19 @@ def _works(module: nn.Module) -> bool:
 
 
 def on(part: nn.Module) -> bool:
-    """Whether this very module checkpoints what it runs, whoever switched that on."""
+    """Whether this module itself checkpoints, whoever has switched that on."""
     wrapped = getattr(part, "checkpoint_fn", call) is not call  # by apply_activation_checkpointing
     return wrapped or any(getattr(part, flag, False) for flag in FLAGS)
 
 
 def leave_out(twin: nn.Module) -> None:
-    """Switches off all checkpointing of a copy of a model, for good."""
+    """Switches off all checkpointing in a copy of a model, for good."""
     for part in filter(on, twin.modules()):
         vars(part).update(dict.fromkeys(FLAGS, False), checkpoint_fn=call)
 
 
 def advise(model: nn.Module) -> None:
-    """Warns of checkpointing that a stock model has on."""
+    """Warns if a stock model has checkpointing switched on."""
     if any(map(on, model.modules())):
         log.warning(
             "%s checkpoints activations by itself, which razor does not need; steps are faster "

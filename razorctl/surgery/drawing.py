@@ -1,6 +1,6 @@
-"""The draw of a joint budget, which runs before each training forward pass of a model.
+"""The draw of a joint budget, before each training forward pass of a model.
 
-If torch.distributed is initialized, norms are averaged over processes, so that all draw the same;
+If torch.distributed is initialized, norms are averaged over processes, so that all draw the same.
 DistributedDataParallel then needs find_unused_parameters=True.
 """
 
@@ -34,7 +34,7 @@ def detach(module: nn.Module) -> None:
 
 
 def unhook(module: nn.Module, *hooks: Callable[..., object]) -> None:
-    """Removes hooks of the forward pass of a module."""
+    """Removes these forward hooks and pre-hooks of a module."""
     every: Any = module._forward_pre_hooks, module._forward_hooks
     for registered in every:
         for number in [number for number, hook in registered.items() if hook in hooks]:
@@ -42,7 +42,7 @@ def unhook(module: nn.Module, *hooks: Callable[..., object]) -> None:
 
 
 def unhook_strangers(model: nn.Module) -> None:
-    """Removes hooks of the forward pass that are neither razorctl's nor torch's, as of a copy."""
+    """Removes forward hooks and pre-hooks that are neither razorctl's nor torch's, in a copy."""
     for module in model.modules():
         every: Any = module._forward_pre_hooks, module._forward_hooks
         for registered in every:
@@ -54,7 +54,7 @@ def unhook_strangers(model: nn.Module) -> None:
 
 
 def draws(model: nn.Module) -> dict[str, Blocks | Sampler | Int8Cost | LargeLogits]:
-    """The draws and the measurements of a sparsified model, by name.
+    """The draws and measurements of a sparsified model, by name.
 
     They learn from gradients, and are not in the model's state dict.
     """
@@ -78,7 +78,7 @@ def _draw(model: nn.Module, inputs: object) -> None:
         return
     refuse_compilation()
     if torch._C._current_graph_task_id() != -1:
-        return  # activation checkpointing, which runs the model again on the same draw
+        return  # a recomputation by activation checkpointing, with the same draw
     blocks: Blocks = getattr(model, MARK)
     with packing():
         device = next(model.parameters()).device

@@ -1,4 +1,4 @@
-"""A byte budget that is exceeded, in words: by how much, and which modules keep it."""
+"""Messages about an exceeded byte budget: by how much, and which modules store it."""
 
 import logging
 import math
@@ -17,8 +17,8 @@ from razorctl.surgery import freezing, reruns
 
 log = logging.getLogger(__name__)
 
-LEAST = 0.01  # share of the bytes of full from which on a warning names a part
-FELL_BACK = 0.9  # of what a stock module keeps, from which on a razor layer ran as one
+LEAST = 0.01  # of full's bytes: warnings name parts that store at least this share
+FELL_BACK = 0.9  # of a stock module's bytes: a razor layer that stores as much ran as stock
 OUTPUT = "output layer"
 
 
@@ -50,15 +50,15 @@ def uncompressed(
 ) -> str:
     """A sentence about the modules that stay stock: what they are, and their shares of `full`.
 
-    It is empty if they keep at most `most` bytes.
+    Empty if they store at most `most` bytes.
 
     Args:
         model: a sparsified model.
-        parts: the bytes that its modules keep, as `traced_bytes_by_module` returns them.
-        full: the bytes that the stock model keeps.
-        most: the least that the sentence is about, in bytes.
-        stock: the bytes that the modules of the stock model keep, if they are known. A razor layer
-            that keeps as much ran the stock forward.
+        parts: module name -> the bytes that it stores, as of `traced_bytes_by_module`.
+        full: the bytes that the stock model stores.
+        most: in bytes.
+        stock: as `parts`, for the stock model, if known. A razor layer that stores as much ran the
+            stock forward.
     """
     counts, sizes = Counter[str](), Counter[str]()
     for name, size in parts.items():
@@ -87,7 +87,7 @@ def uncompressed(
 def _part(model: nn.Module, module: nn.Module) -> str:
     """A noun for a stock module."""
     exact = vars(model).get(MARK)
-    with suppress(UsageError):  # a model without a last layer
+    with suppress(UsageError):  # the model has no last layer
         names = exact.found.names if exact and exact.found else {freezing.head(model)[0]}
         if module in map(model.get_submodule, names):
             return OUTPUT

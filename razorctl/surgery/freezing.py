@@ -1,7 +1,7 @@
 """Training of a part of a model: its biases (TinyTL-B, Cai et al., 2020; BitFit, 2021), or a head.
 
-The head, the last layer with weights, is trained in both cases, as it is fresh. Batch norms that
-are frozen keep their running statistics, and normalize by them.
+The head, the last layer with weights, is trained in both cases, since it is new. Frozen batch norms
+normalize by their running statistics, and do not update them.
 """
 
 from fnmatch import fnmatchcase
@@ -14,7 +14,7 @@ from razorctl.config.job import Job
 from razorctl.errors import UsageError
 from razorctl.optimizer import layer_numbers
 
-# The names of the parameters that were trainable before, and of the norms that keep statistics.
+# The names of the parameters that were trainable, and of the norms whose statistics are held.
 MARK = "razor_unfrozen"
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)
 
@@ -22,8 +22,8 @@ LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)
 def head(model: nn.Module) -> tuple[str, nn.Module]:
     """The name of the last layer of a model, and the layer.
 
-    The last layer is the classifier that the model's library names, else the last one in order.
-    Raises UsageError if there is none.
+    It is the classifier that `get_classifier` returns, else the last layer in order. Raises
+    UsageError if there is none.
     """
     get: Any = getattr(model, "get_classifier", None)
     classifier = get() if callable(get) else None
@@ -38,7 +38,7 @@ def head(model: nn.Module) -> tuple[str, nn.Module]:
 def find(model: nn.Module, part: str) -> frozenset[str]:
     """The names of the parameters to train for the `Method.part` `bias` or `head`.
 
-    Raises UsageError if there are no biases but those of the head.
+    Raises UsageError if only the head has biases.
     """
     layer_name, layer = head(model)
     of_layer = {id(p) for p in layer.parameters()}
@@ -57,8 +57,8 @@ def find(model: nn.Module, part: str) -> frozenset[str]:
 def freeze_weights(model: nn.Module, job: Job, part: str | None) -> None:
     """Freezes the weights of `model` that `Job.freeze` names.
 
-    part: what the method trains, as `Recipe.part`. Raises UsageError for a pattern that matches
-    nothing, if no weight is left, and for adapters, which freeze all weights themselves.
+    part: what the method trains, as `Recipe.part`. Raises UsageError for a pattern without a match,
+    if no weight is left to train, and for adapters, which freeze all weights themselves.
     """
     if job.freeze is None:
         return
@@ -95,10 +95,10 @@ def freeze_weights(model: nn.Module, job: Job, part: str | None) -> None:
 
 
 def hold_statistics(model: nn.Module) -> tuple[str, ...]:
-    """Keeps frozen batch norms in eval mode, whatever mode their model is in.
+    """Holds frozen batch norms in eval mode, whatever mode their model is in.
 
-    A norm is frozen if its weight is, or, if it has none, all parameters of the module that it is
-    in. Returns the names of those that were not kept so before.
+    A norm is frozen if its weight is. Without a weight, it is frozen if all parameters of the
+    module around it are. Returns the names of the norms that were not held before.
     """
     held = []
     for name, module in model.named_modules():
@@ -114,7 +114,7 @@ def hold_statistics(model: nn.Module) -> tuple[str, ...]:
 
 
 def release_statistics(model: nn.Module, held: tuple[str, ...]) -> None:
-    """Lets batch norms of these names follow the mode of their model again."""
+    """Lets the named batch norms follow the mode of their model again."""
     for name in held:
         module = model.get_submodule(name)
         del vars(module)["train"]
@@ -127,12 +127,12 @@ def _has_statistics(module: nn.Module) -> bool:
 
 
 def _held(module: nn.Module, mode: bool = True) -> nn.Module:
-    """`train` of a module that stays in its mode."""
+    """A `train` method that does not change the mode."""
     return module
 
 
 def attach(model: nn.Module, trained: frozenset[str]) -> None:
-    """Freezes all parameters but those of these names, until `detach`."""
+    """Freezes all parameters except the named ones, until `detach`."""
     before = tuple(name for name, p in model.named_parameters() if p.requires_grad)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(parameter.requires_grad and name in trained)

@@ -1,8 +1,8 @@
-"""The output layers of a model, which stay exact: found in a trace, or guessed before a first pass.
+"""The output layers of a model, which stay exact: found by a trace, or guessed before a first pass.
 
-A row of the gradient of logits rounds to zero in int8, except for its target. Without inputs, the
+In int8 a row of the logits' gradient rounds to zero, except for its target. Without inputs, the
 guess is the last linear layer. The graph of the first training pass then shows the output layers.
-They run in float in that step, and as stock from the next step on, when a wrongly guessed layer is
+They run in float in that step, and as stock from the next step on. A wrongly guessed layer is then
 compressed. A compiled model keeps the guess, and so does a model of which only parts are called.
 """
 
@@ -30,7 +30,8 @@ class Exact:
     """The linear layers that stay exact in a sparsified model.
 
     names: the layers that stay stock. mend: name -> compresses that layer. found: the output layers
-    by a forward pass; None before it. version: of the weights in that pass; None after its step.
+    seen in a forward pass; None before it. version: of the weights in that pass; None after its
+    step.
     """
 
     names: frozenset[str]
@@ -39,12 +40,12 @@ class Exact:
     version: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Within the first step a copy finds output layers anew, since its versions restart."""
+        """In the first step a copy must search again, as its weights' versions restart."""
         fresh = Exact(self.names, self.mend, None)
         return vars(self if self.version is None else fresh)
 
     def wrong(self) -> frozenset[str]:
-        """The names of stock layers that are no output layers."""
+        """The names of stock layers that are not output layers."""
         found = self.found
         return self.names - found.names if found and found.every else frozenset()
 
@@ -52,7 +53,7 @@ class Exact:
 def traced(
     twin: nn.Module, inputs: Any, autocast: torch.dtype | None, forward: Forward | None
 ) -> Outputs:
-    """The output layers of a stock copy of a model, by the outputs of the model and `forward`."""
+    """The output layers of a stock copy, from the results of the model and of `forward`."""
     results = list[Any]()
     hook = twin.register_forward_hook(lambda *call: results.append(call[-1]))
     try:
@@ -64,7 +65,7 @@ def traced(
 
 
 def guess(model: nn.Module, known: Outputs | None) -> frozenset[str]:
-    """The names of the linear layers to leave stock, unless a model has but one."""
+    """The names of the linear layers to leave stock; none if the model has only one."""
     types, found = linear_types(), known or Outputs(frozenset(), False)
     linear = [name for name, module in model.named_modules() if stock_type(module) in types]
     names = found.names if found.every else found.names.union(linear[-1:])
@@ -72,7 +73,7 @@ def guess(model: nn.Module, known: Outputs | None) -> frozenset[str]:
 
 
 def attach(model: nn.Module, exact: Exact) -> None:
-    """Notes the layers that stay exact, until `detach`; finds them in the first pass if unknown."""
+    """Notes the layers that stay exact, until `detach`; the first pass finds unknown ones."""
     setattr(model, MARK, exact)
     if exact.found is not None and exact.found.every:
         _say(model, exact.found)
@@ -89,7 +90,7 @@ def detach(module: nn.Module) -> None:
 
 
 def _look(model: nn.Module, inputs: Any, output: Any) -> None:
-    """Finds the output layers in the graph of the first pass; their GEMMs run in float."""
+    """Finds the output layers in the graph of the first pass; their GEMMs then run in float."""
     exact: Exact = vars(model)[MARK]
     if exact.found is not None or not trains(model):
         return
@@ -101,21 +102,21 @@ def _look(model: nn.Module, inputs: Any, output: Any) -> None:
 
 
 def _mend(model: nn.Module, inputs: Any) -> None:
-    """Corrects the guess after the first step, when nothing recomputes parts of its pass."""
+    """Corrects the guess after the first step, when nothing recomputes parts of that pass."""
     exact: Exact = vars(model)[MARK]
     if exact.found is not None and trains(model) and exact.version != _version(model):
         detach(model)
         setattr(model, MARK, exact)
         exact.version = None
         for layer in _compressed(model, exact.found):
-            if layer.blocks is None:  # a joint budget has counted the others
+            if layer.blocks is None:  # a joint budget has a number for each of its layers
                 layer.rules = None  # type: ignore[assignment]
         for name in exact.wrong() & exact.mend.keys():
             exact.mend[name]()
 
 
 def _compressed(model: nn.Module, found: Outputs) -> list[Linear]:
-    """The output layers that were compressed."""
+    """The output layers that are compressed."""
     return [x for x in map(model.get_submodule, found.names) if isinstance(x, Linear)]
 
 
@@ -132,7 +133,7 @@ def _version(model: nn.Module) -> int:
 
 
 def _say(model: nn.Module, found: Outputs, guessed: frozenset[str] = frozenset()) -> None:
-    """Logs the output layers, unless in a trace; warns if others were guessed."""
+    """Logs the output layers, unless in a trace; warns if other layers were guessed."""
     if mode_of(model.parameters()) is not None:
         return
     kind, names = stock_type(model).__name__, ", ".join(sorted(found.names)) or "none"

@@ -1,4 +1,4 @@
-"""The choice of the blocks that run again, so that a model keeps few enough bytes."""
+"""The choice of blocks to recompute, so that a model stores few enough bytes."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,16 +23,16 @@ from razorctl.surgery import reruns
 
 
 class Reach(Enum):
-    """The modules that may be blocks: elements of lists and sequences alone, more, or any part."""
+    """The modules that may be blocks: only elements of lists and sequences, more, or any."""
 
     LISTED, SMALL, ALL = range(3)
 
 
 class Input(NamedTuple):
-    """A tensor that a module gets.
+    """A tensor argument of a module.
 
-    number: the same for modules that share its copy. rows: as it is packed, None if it is not. key,
-    size: of its storage. wanted: whether it gets a gradient, or is packed.
+    number: the same for modules that share its copy. rows: the rows that it is packed in, or None.
+    key, size: of its storage. wanted: whether it requires a gradient or is packed.
     """
 
     number: int
@@ -42,17 +42,16 @@ class Input(NamedTuple):
     wanted: bool
 
     def bytes(self, bits: int | None) -> int:
-        """Bytes of a copy in so many bits, or of itself if it is kept as it is."""
+        """Bytes of a copy with so many bits, or of the tensor itself if it is stored as it is."""
         return self.size if bits is None or self.rows is None else self.rows.bytes(bits)
 
 
 @dataclass
 class Module:
-    """A module that may run again.
+    """A module that may be recomputed.
 
-    held: the bytes that it keeps with all inside it, and that nothing else keeps. own: those that
-    its own code keeps. calls: how often it ran. unknown: the type of an argument with which it
-    cannot run again.
+    held: the bytes that only it and its submodules store. own: the bytes that its own code stores.
+    calls: how often it ran. unknown: the type of an argument that prevents a recomputation.
     """
 
     held: int = 0
@@ -63,13 +62,13 @@ class Module:
 
 
 class TracedBlocks:
-    """A traced step of a sparsified model: what it keeps, and would keep if blocks ran again.
+    """A traced step of a sparsified model: the bytes stored now, or if blocks were recomputed.
 
-    stock: the bytes that stock modules keep.
+    stock: the bytes that stock modules store.
 
     Args:
-        twin: a copy of a model, fake or real; a real one does not stay as it is.
-        inputs, run: of its step, as of `storages_by_module`.
+        twin: a copy of a model, fake or real; the trace changes a real one.
+        inputs, run: of its step, as in `storages_by_module`.
     """
 
     def __init__(self, twin: nn.Module, inputs: Any, run: Mapping[str, Any]) -> None:
@@ -85,7 +84,7 @@ class TracedBlocks:
         finally:
             for hook in hooks:
                 hook.remove()
-            del self._alive  # so that no key was used again
+            del self._alive  # until here, so that no storage key was used twice
         self._places = {storage.key: storage.places for storage in self.storages}
         self._sizes = Counter[tuple[str, ...]]()
         for storage in self.storages:
@@ -103,7 +102,7 @@ class TracedBlocks:
                 self.modules[places[0]].own += size
 
     def _note(self, rerun: reruns.Rerun, block: nn.Module, args: Any, kwargs: Any) -> None:
-        """Adds what a module is called with to what is known of it."""
+        """Records the arguments of a call of a module."""
         module, arguments = self.modules[rerun.name], rerun.arguments(args, kwargs)
         module.calls += 1
         module.unknown = module.unknown or unknown(tree_leaves(arguments))
@@ -123,9 +122,9 @@ class TracedBlocks:
             module.inputs.append(new)
 
     def kept(self, names: Sequence[str] = (), bits: int | None = None) -> int:
-        """The bytes that are kept if the named modules run again, from copies of so many bits.
+        """The bytes stored if the named modules are recomputed from copies of so many bits.
 
-        None of them is inside another. bits: None keeps their inputs as they are.
+        None of them is inside another. bits: None stores their inputs as they are.
         """
         again = set(names)
 
@@ -147,12 +146,12 @@ class TracedBlocks:
         return stays + sum(copies.values()) + sum(whole.values())
 
     def kept_and_peak(self, names: Sequence[str], bits: int | None) -> tuple[int, int]:
-        """The bytes of `kept`, and these with what the largest block holds as it runs again."""
+        """The bytes of `kept`, and the same plus what the largest block holds while recomputed."""
         kept = self.kept(names, bits)
         return kept, kept + max((self.modules[name].held for name in names), default=0)
 
     def spared(self, name: str, bits: int | None) -> int:
-        """About the bytes that are not kept if a module runs again."""
+        """About the bytes that recomputing a module saves."""
         module = self.modules[name]
         sizes = {x.number: x.bytes(bits) for x in module.inputs if x.wanted}
         return module.held - sum(sizes.values())
@@ -160,26 +159,26 @@ class TracedBlocks:
 
 @cache
 def _outer(name: str) -> tuple[str, ...]:
-    """The name of a module and of all that it is inside of."""
+    """The name of a module, followed by the names of all modules around it."""
     return (name, *_outer(name.rpartition(".")[0])) if name else ("",)
 
 
 def groups(traced: TracedBlocks, budget: float, reach: Reach, bits: int | None) -> list[list[str]]:
-    """The blocks that may run again, in groups whose names differ in numbers alone.
+    """The blocks to recompute, in groups whose names differ only in numbers.
 
-    Of the ways to choose blocks that are not inside each other, the one that keeps least above the
-    budget, and of these the one of the least peak: what is kept, and what the largest block holds
-    while it runs again. Groups that spare most are first.
+    Blocks are not inside each other. Of all such choices, this one exceeds the budget least; among
+    equal ones it has the least peak: the stored bytes plus what the largest block holds while it is
+    recomputed. Groups that save most come first.
 
     Args:
         traced: the model.
         budget: in bytes.
-        reach: as of `_fit`.
-        bits: of copies of their inputs, as of `TracedBlocks.kept`.
+        reach: as in `_fit`.
+        bits: of copies of their inputs, as in `TracedBlocks.kept`.
     """
     modules, inside = traced.modules, _inside(traced)
     fit = _fit(traced, budget, reach, bits)
-    largest = Counter[str]()  # of a group, so that its blocks are chosen together
+    largest = Counter[str]()  # by group, so that its blocks are chosen together
     for name in fit:
         stars = registry.starred(name)
         largest[stars] = max(largest[stars], modules[name].held)
@@ -204,7 +203,7 @@ def groups(traced: TracedBlocks, budget: float, reach: Reach, bits: int | None) 
 
 
 def _inside(traced: TracedBlocks) -> dict[str, list[str]]:
-    """Module name -> the names of the modules right inside it, if there are any."""
+    """Module name -> the names of its children, if it has any."""
     inside: dict[str, list[str]] = {}
     for name in filter(None, traced.modules):
         inside.setdefault(name.rpartition(".")[0], []).append(name)
@@ -214,9 +213,9 @@ def _inside(traced: TracedBlocks) -> dict[str, list[str]]:
 def _fit(traced: TracedBlocks, budget: float, reach: Reach, bits: int | None) -> dict[str, None]:
     """The names of modules that may be blocks, in the order of the model.
 
-    With SMALL any module without elements of lists inside is one too, unless it has parts and is
-    most of the model, and any that holds no more than the budget, or whose own code keeps most of
-    what it holds. With ALL any is one but the model itself.
+    With LISTED they are elements of lists. With SMALL a module may also be one if it holds no more
+    than the budget, if its own code stores most of what it holds, or if it contains no elements,
+    unless it has children and is most of the model. With ALL any module but the model itself may.
     """
     modules, inside = traced.modules, _inside(traced)
 
@@ -224,11 +223,11 @@ def _fit(traced: TracedBlocks, budget: float, reach: Reach, bits: int | None) ->
         module = modules[name]
         return bool(module.calls and not module.unknown and traced.spared(name, few) > 0)
 
-    # What two blocks keep together, and would spare, is held by neither: 8 bits allow for it.
+    # Bytes that two blocks share count for neither, though recomputing both saves them: 8 bits.
     few = bits and min(bits, 8)
     names = list(filter(able, modules))
     elements = {name for name in names if name.rpartition(".")[2].isdigit()}
-    # What elements are inside of is the model, more or less, and would save nothing at its peak.
+    # Modules around elements are almost the model, and would save nothing at its peak.
     above = {outer for name in elements for outer in _outer(name.rpartition(".")[0])}
 
     def fits(name: str) -> bool:
@@ -244,6 +243,6 @@ def _fit(traced: TracedBlocks, budget: float, reach: Reach, bits: int | None) ->
 
 
 def unfit(modules: Mapping[str, Module]) -> str:
-    """The name of the largest module that cannot run again, "" if all can."""
+    """The name of the largest module that cannot be recomputed; "" if all can."""
     names = [name for name, module in modules.items() if name and module.unknown]
     return max(names, key=lambda name: modules[name].held, default="")

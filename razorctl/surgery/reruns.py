@@ -1,4 +1,4 @@
-"""Blocks that run again in the backward pass, from few-bit copies of their inputs.
+"""Blocks that are recomputed in the backward pass from few-bit copies of their inputs.
 
 A block is code without parts (`layers.recompute`): y = f(x, w) stores only a copy x', and dx and dw
 are the gradients of f at x'. Layers inside the block store copies during the recomputation only.
@@ -35,7 +35,7 @@ from razorctl.rules.dense import Half
 from razorctl.rules.packed import Packed
 from razorctl.rules.quantized import Quantized
 
-# Layers -> the attribute with the number of their channels, which are axis 1 of their input.
+# Layer -> the attribute with its number of channels, axis 1 of its input.
 CHANNELS: dict[type[nn.Module], str] = {
     **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), "in_channels"),
     **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), "num_features"),
@@ -44,12 +44,12 @@ CHANNELS: dict[type[nn.Module], str] = {
 
 
 class BlockCode(CodeAgain):
-    """A block, whose arguments are packed by a rule.
+    """A block whose arguments are packed by a rule.
 
     Args:
-        rule: of the copies.
-        memo: where blocks find copies of each other's inputs.
-        owner, name, call, names, channels: as of `Code`.
+        rule: of the copies; None stores the arguments as they are.
+        memo: where blocks share copies of their inputs.
+        owner, name, call, names, channels: as in `Code`.
     """
 
     def __init__(
@@ -80,14 +80,14 @@ class BlockCode(CodeAgain):
 
 
 class Rerun(InPlace):
-    """Runs in place of the forward of a block."""
+    """Replaces the forward of a block."""
 
     def __init__(self, owner: nn.Module, name: str, bits: int | None, memo: Memo) -> None:
         self.owner, self.name, self.memo = owner, name, memo
         self.rule: Rule | None = None
         if bits is not None:
             self.rule = Half() if bits == HALF else Quantized(bits)
-        self.inner = vars(owner).get("forward")  # None: that of its class
+        self.inner = vars(owner).get("forward")  # None for the forward of its class
         self.names = by_position(owner.forward)
         sizes = [(module, CHANNELS.get(stock_type(module))) for module in owner.modules()]
         self.channels = {getattr(module, size) for module, size in sizes if size is not None}
@@ -105,10 +105,10 @@ class Rerun(InPlace):
 
     @property
     def _forward(self) -> Callable[..., Any]:
-        """The forward of the block itself."""
+        """The block's own forward."""
         return self.inner or partial(type(self.owner).forward, self.owner)
 
-    # Compiled, it would run again from its input itself.
+    # Compiled code would recompute from the input itself.
     @torch._disable_dynamo  # type: ignore[attr-defined]
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         forward, arguments = self._forward, self.arguments(args, kwargs)
@@ -132,7 +132,7 @@ class Rerun(InPlace):
         return result
 
     def _measure(self, call: Callable[..., Any], arguments: dict[Any, Any]) -> None:
-        """Lets attention inside measure in a run of its own: what it decides changes later runs."""
+        """Lets attention inside measure in a separate run, since the result changes later runs."""
         tensors = [x for x in tree_leaves(arguments) if isinstance(x, Tensor)]
         if not any(module.measures(x) for module in self.measured for x in tensors):
             return
@@ -144,9 +144,9 @@ class Rerun(InPlace):
             call(*places, **named)
 
     def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Any, Any]:
-        """The arguments by number or name, without caches that hold nothing of the block.
+        """The arguments by number or name, without caches that hold nothing of this block.
 
-        A mapping that blocks fill for those after them, as with keys and values, is its entries.
+        A mapping that blocks fill for later blocks, as with keys and values, becomes a dict.
         """
         arguments: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
         for key, value in arguments.items():
@@ -155,12 +155,12 @@ class Rerun(InPlace):
         return {key: without_cache(self.owner, value) for key, value in arguments.items()}
 
     def leaves(self, arguments: Mapping[Any, Any]) -> Iterator[tuple[Any, Rows | None]]:
-        """`leaves_of` arguments of the block."""
+        """`leaves_of` the block's arguments."""
         return leaves_of(arguments, self.names, self.channels)
 
 
 def _apart(x: Tensor) -> Tensor:
-    """A tensor that no layer knows yet."""
+    """A tensor object that the memo does not know."""
     return x.detach().requires_grad_(x.requires_grad)
 
 
@@ -169,7 +169,7 @@ def _filling(
 ) -> tuple[Any, dict[Any, dict[Any, Any]]]:
     """The result of a forward, and the entries that it adds to mappings.
 
-    filled: argument by number or name -> the mapping whose entries are given in its place.
+    filled: argument by number or name -> the mapping that was passed, now replaced by a dict.
     """
     given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
     own = {key: type(mapping)(given[key]) for key, mapping in filled.items()}
@@ -188,13 +188,13 @@ def attach(block: nn.Module, name: str, bits: int | None, memo: Memo) -> None:
     Args:
         block: of any type.
         name: its name in its model, for messages.
-        bits: of an element of its packed inputs, HALF for half precision; None keeps them as they
+        bits: per element of its packed inputs, HALF for half precision; None stores them as they
             are.
-        memo: where blocks find copies of each other's inputs.
+        memo: where blocks share copies of their inputs.
     """
     block.forward = Rerun(block, name, bits, memo)
 
 
 def attached(module: nn.Module) -> bool:
-    """Whether this very module runs again in the backward pass."""
+    """Whether this module itself is recomputed in the backward pass."""
     return runs(module, Rerun)

@@ -1,7 +1,7 @@
 """Residual connections x + f(norm(x)) whose norm adds the two gradients of x in one operation.
 
 The output is the stock one. The norm's output is in the dtype that the linear layers after it
-compute in, to which autocast would cast it anyway.
+compute in; autocast would cast it to that dtype anyway.
 """
 
 import inspect
@@ -17,15 +17,15 @@ from razorctl.layers.own_forward import InPlace, place
 from razorctl.layers.shared_copies.int8_gradients import add_residual
 from razorctl.rules.derived_norms import DerivedSum
 
-# Arguments of a block of torch -> those of its attention.
+# Argument of a torch block -> the argument of its attention.
 ARGUMENTS = {"src_mask": "attn_mask", "src_key_padding_mask": "key_padding_mask"}
 
 
 @dataclass(frozen=True)
 class Connection:
-    """x + last(...first(norm(x))). The block's first branch takes its other arguments.
+    """x + last(...first(norm(x))). The first branch of a block gets the block's other arguments.
 
-    through: whether the norm may add the gradients, as all that follows multiplies by weights.
+    through: whether the norm may add the gradients, since `first` only multiplies by weights.
     """
 
     norm: Norm
@@ -36,12 +36,12 @@ class Connection:
     def adds(self, x: Tensor) -> bool:
         """Whether the norm adds the two gradients of x."""
         norm = self.norm
-        # A hook would get two outputs where it expects one; a patched forward may take no argument.
+        # A hook would get two outputs; a patched forward may take no second argument.
         plain = not norm._forward_hooks and "forward" not in vars(norm)
         return self.through and plain and norm.fuses(x)
 
     def call(self, y: Tensor, **kwargs: Any) -> Any:
-        """The output of `first`, with further arguments of the block."""
+        """The output of `first`, with the block's other arguments."""
         if not isinstance(self.first, nn.MultiheadAttention):
             return self.first(y, **kwargs)
         named = {ARGUMENTS.get(name, name): value for name, value in kwargs.items()}
@@ -49,12 +49,12 @@ class Connection:
 
     @property
     def again(self) -> bool:
-        """Whether the norm's input is made again in the backward pass where that can be."""
+        """Whether the norm's input is recomputed in the backward pass if possible."""
         return any(rule.again for rule in self.norm.rules.each)
 
 
 class Block(InPlace):
-    """Runs in place of the forward of a block that is a sequence of connections."""
+    """Replaces the forward of a block that is a sequence of connections."""
 
     def __init__(self, owner: nn.Module, connections: tuple[Connection, ...]) -> None:
         self.owner, self.connections = owner, connections
@@ -62,10 +62,10 @@ class Block(InPlace):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         x = args[0] if args else None
-        # A first branch has the names of the block's arguments, and maybe another order.
+        # The first branch uses the names of the block's arguments, but perhaps not their order.
         named = dict(zip(self.names, args[1:], strict=False)) | kwargs
         more = named.get("encoder_hidden_states") is not None
-        # transformers checkpoints in the forward of its class.
+        # transformers checkpoints in the forward of the class.
         if (
             more
             or not isinstance(x, Tensor)
@@ -84,7 +84,7 @@ class Block(InPlace):
                 f = module(f)
             goes_on = connection is not self.connections[-1]
             derived = norm.memo.both(x, f, norm) if norm.memo is not None and goes_on else ()
-            # The next norm is like this one.
+            # The next norm has the same settings.
             settings = norm.handover, norm.epsilon(x), norm.centers
             x = add_residual(x, f, *settings) if adds else x + f
             if norm.memo is not None and derived:

@@ -1,4 +1,4 @@
-"""`sparsify`, which puts razor layers into a model, and `restore`, which takes them out again."""
+"""`sparsify` puts razor layers into a model, `restore` takes them out again."""
 
 import logging
 from collections.abc import Iterable, Iterator
@@ -45,13 +45,13 @@ from razorctl.surgery.stock_modules import log_stock, unknown_attention, warn_of
 
 log = logging.getLogger(__name__)
 
-FAR = 1.25  # times a byte budget
-RECIPE = "razor_recipe"  # where a sparsified model has its recipe
+FAR = 1.25  # times a byte budget, from which on the first pass warns
+RECIPE = "razor_recipe"  # the attribute of a sparsified model that holds its recipe
 
 
 @dataclass(frozen=True)
 class Swap:
-    """A module to be swapped, the class that it gets, and its rules."""
+    """A module to swap, its razor class, and its rules."""
 
     name: str
     module: nn.Module
@@ -66,13 +66,13 @@ def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
     is swapped only if its type is exactly a known stock type, because a subclass may compute
     something else, or if an example shows what it computes (`layers.recognition`). Other modules
     stay stock and are logged. Warnings name unknown attention, and layers that are likely to exceed
-    a byte budget; without one, the first training pass is traced, and a budget that it exceeds by
-    FAR is told. `sparsify_within`, which traces inputs, recomputes such blocks. Everything is
+    a byte budget. Without such a warning the first training pass is traced, and warns if it exceeds
+    the budget by FAR. `sparsify_within` traces inputs, and recomputes such blocks. Everything is
     checked before the first change.
 
-    Returns the names of the modules whose activation checkpointing was switched on, of those that
-    got adapters, and of the swapped ones; none for method `full`. Raises UsageError if the model is
-    sparsified already, if it cannot honor the recipe, or if nothing in it can be swapped.
+    Returns the names of the modules whose activation checkpointing was switched on, then of the
+    ones that got adapters, then of the swapped ones; none for method `full`. Raises UsageError if
+    the model is sparsified already, if it cannot honor the recipe, or if it has nothing to swap.
     """
     recipe = recipe or Recipe()
     if recipe.has_byte_budget and not recipe.activation_checkpointing:
@@ -85,10 +85,10 @@ def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
 
 
 def tell_excess(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Warns in the first training pass if its inputs show that the byte budget is far exceeded.
+    """Warns in the first training pass if its inputs far exceed the byte budget.
 
-    The pass is traced on fake copies, without hooks of a user, and changes nothing of the model. A
-    model that cannot be traced so, as it reads values, is not compared; the log says so.
+    The pass is traced on fake copies, without the user's hooks, and does not change the model. A
+    model that reads values cannot be traced so; the log says that it is not compared.
     """
     if not outputs.trains(model) or mode_of(model.parameters()) is not None:
         return
@@ -109,7 +109,7 @@ def tell_excess(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     try:
         with saved_tensors_hooks(_same, _same):
             parts, stock = on_copies(both, model, (args, kwargs), real=False)
-    except Exception as error:  # user code raises many kinds
+    except Exception as error:  # user code may raise anything
         reason = f"{type(error).__name__}: {error}"
         log.info("not compared with the byte budget, since a trace raises %s", reason)
         return
@@ -122,7 +122,7 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def stock_parts(model: nn.Module, inputs: Any, **run: Any) -> dict[str, int]:
-    """Module name -> the bytes that full keeps: the stock model without any checkpointing.
+    """Module name -> the bytes that full stores: the stock model without any checkpointing.
 
     The arguments are those of `saved_bytes`.
     """
@@ -136,7 +136,7 @@ def _stock_parts(
     autocast: torch.dtype | None = None,
     forward: Forward | None = None,
 ) -> dict[str, int]:
-    """The bytes of `stock_parts` on a copy, which stays stock."""
+    """`stock_parts` of a copy, which is left stock."""
     restore(twin)
     checkpointing.leave_out(twin)
     return bytes_by_module(storages_by_module(twin, inputs, autocast, forward))
@@ -145,9 +145,9 @@ def _stock_parts(
 def swap(
     model: nn.Module, recipe: Recipe, some: bool = True, known: Outputs | None = None
 ) -> tuple[str, ...]:
-    """`sparsify` without its messages on stock layers.
+    """`sparsify` without its messages about stock layers.
 
-    some: whether it needs a layer that it knows. known: the output layers, if a trace showed them.
+    some: whether to raise if no layer can be swapped. known: the output layers, if traced.
     """
     method = METHODS[recipe.method]
     refuse_sparsified(model)
@@ -169,7 +169,7 @@ def swap(
 
     if linear:
         adapters.attach(model, linear, recipe.lora_rank, recipe.lora_alpha)
-        chosen = _choose(model, recipe)  # with the adapters' own layers
+        chosen = _choose(model, recipe)  # now with the linear layers inside adapters
     drawn = blocks if recipe.joint == "weights" else None
     derives = any(rule.again for new in chosen if new.rules for rule in new.rules.each)
     rules_of = partial(_rules_of_kind, recipe)
@@ -203,7 +203,7 @@ def swap(
 def _joint(
     model: nn.Module, recipe: Recipe, chosen: Iterable[Swap]
 ) -> tuple[Blocks, list[branches.Branch]]:
-    """The draw of a joint budget and its branches; raises UsageError if there are none."""
+    """The draw of a joint budget, and its branches; raises UsageError if it has no blocks."""
     residual = list[branches.Branch]()
     if recipe.joint == "branches":
         residual = branches.find(model)
@@ -228,32 +228,32 @@ def refuse_sparsified(model: nn.Module) -> None:
 
 
 def sparsified(model: nn.Module) -> bool:
-    """Whether `sparsify` has changed a model; by method `full` it does not."""
+    """Whether `sparsify` has changed a model; method `full` changes none."""
     return any(map(_changed, model.modules()))
 
 
 def _changed(module: nn.Module) -> bool:
-    """Whether `sparsify` has changed this very module."""
+    """Whether `sparsify` has changed this module itself."""
     marks = {part.MARK for part in (adapters, checkpointing, drawing, freezing, outputs)}
     ours = isinstance(module, RazorLayer) or own_forward.runs(module) or torchao.attached(module)
     return ours or not marks.isdisjoint(vars(module))
 
 
 def _drawn(new: Swap) -> bool:
-    """Whether a joint budget draws the weight of a module."""
+    """Whether a joint budget draws the weight of this module."""
     return issubclass(new.razor, WeightLayer) and new.razor.drawable(new.module)
 
 
 def recipe_of(model: nn.Module) -> Recipe | None:
-    """The recipe that a model is sparsified by, None for one that is not."""
+    """The recipe that a model is sparsified by; None for a stock model."""
     recipe: Recipe | None = getattr(model, RECIPE, None)
     return recipe
 
 
 def restore(model: nn.Module) -> None:
-    """Makes every razor layer of `model` its stock class again, with the same parameters.
+    """Gives every razor layer of `model` its stock class back, with the same parameters.
 
-    Adapters are merged into the weights that they stand beside.
+    Adapters are merged into the weights beside them.
     """
     for module in list(model.modules()):
         vars(module).pop(RECIPE, None)
@@ -301,7 +301,7 @@ def _choose(model: nn.Module, recipe: Recipe) -> list[Swap]:
 def _candidates(
     model: nn.Module, recipe: Recipe
 ) -> Iterator[tuple[str, nn.Module, type[RazorLayer]]]:
-    """The names, modules and razor classes of the kinds that a recipe or a backend changes."""
+    """The names, modules and razor classes of the layer kinds that a recipe or backend changes."""
     kinds = set(recipe.rules)
     if recipe.backend != "auto":
         kinds.add(Attention.kind)
@@ -319,7 +319,7 @@ def _candidates(
 
 
 def _check_attention(model: nn.Module, recipe: Recipe, chosen: Iterable[Swap]) -> None:
-    """Raises UsageError if some attention of a model cannot be switched to another backend."""
+    """Raises UsageError if a model has attention that cannot switch to another backend."""
     swapped = {swap.module for swap in chosen if swap.razor.kind == Attention.kind}
     strange = unknown_attention(model, swapped)
     if strange or not swapped:
@@ -332,18 +332,18 @@ def _check_attention(model: nn.Module, recipe: Recipe, chosen: Iterable[Swap]) -
 
 
 def _rules(module: nn.Module, razor: type[RazorLayer], recipe: Recipe) -> Rules:
-    """The rules of a recipe for a module that `razor` is to take over."""
+    """The rules of a recipe for a module that `razor` will take over."""
     names = recipe.rules.get(razor.rule_kind(module), recipe.rules[razor.kind])
     return _built(recipe, names, razor.columns(module))
 
 
 def _rules_of_kind(recipe: Recipe, kind: str, columns: int) -> Rules | None:
-    """The rules of a recipe for a part of a module, None if that kind stays stock."""
+    """The rules of a recipe for a part of a module; None if that layer kind stays stock."""
     return _built(recipe, recipe.rules[kind], columns) if kind in recipe.rules else None
 
 
 def _built(recipe: Recipe, names: Names, columns: int) -> Rules:
-    """The rules of a recipe by their names."""
+    """The rules of a recipe, by their names."""
     rules = build(names, RuleSettings(columns, 1 - recipe.ratio, recipe.scaled))
     if recipe.mean_correction and rules.wide.prunes:
         centered = Centered(rules.wide)

@@ -1,4 +1,4 @@
-"""The modules of a sparsified model that stay stock, in messages."""
+"""Messages about the modules of a sparsified model that stay stock."""
 
 import logging
 from collections import Counter
@@ -21,7 +21,7 @@ from razorctl.surgery import reruns
 
 log = logging.getLogger(__name__)
 
-# Leaves that keep nothing worth pruning; containers are leaves if they are empty, as in PEFT.
+# Leaves that store nothing worth pruning. Empty containers, as PEFT has them, are leaves too.
 LIGHT = (
     nn.Identity,
     nn.Flatten,
@@ -32,11 +32,11 @@ LIGHT = (
     nn.ParameterDict,
     nn.ParameterList,
 )
-MUCH = 0.2  # share of a model from which on a warning says that it stays stock
+MUCH = 0.2  # share of a model's layers or weights, from which on a warning says it stays stock
 
 
 def unknown_attention(model: nn.Module, swapped: set[nn.Module]) -> dict[str, nn.Module]:
-    """Modules that call themselves attention and neither are swapped nor hold one that is."""
+    """Modules named attention that are not swapped, and do not contain a swapped one."""
     return {
         name: module
         for name, module in model.named_modules()
@@ -74,7 +74,7 @@ def log_stock(model: nn.Module, recipe: Recipe) -> None:
 
 
 def _running_again(model: nn.Module) -> set[nn.Module]:
-    """The modules that run again in the backward pass, with all inside them."""
+    """The modules that are recomputed in the backward pass, with all submodules."""
     wholes = (
         module
         for module in model.modules()
@@ -84,10 +84,10 @@ def _running_again(model: nn.Module) -> set[nn.Module]:
 
 
 def _strange_attention(model: nn.Module, recipe: Recipe) -> dict[str, nn.Module]:
-    """The unknown attention of a sparsified model, by name; not what the recipe leaves stock."""
+    """The unknown attention of a sparsified model by name, unless the recipe leaves it stock."""
 
     def known(module: nn.Module) -> bool:
-        kind: Any = stock_type(module)  # which mypy takes for unhashable
+        kind: Any = stock_type(module)  # mypy takes it for unhashable
         known = isinstance(module, (Attention, AttentionAgain))
         return known or (recipe.is_loose and is_attention(kind))
 
@@ -95,7 +95,7 @@ def _strange_attention(model: nn.Module, recipe: Recipe) -> dict[str, nn.Module]
 
 
 def _grouped(modules: Mapping[str, nn.Module]) -> str:
-    """Modules as text, by name with their classes; names that differ in numbers alone are one."""
+    """Modules as text, by name and class; names that differ only in numbers are one."""
     groups: dict[tuple[str, str], list[str]] = {}
     for name, module in modules.items():
         kind = stock_type(module).__name__
@@ -107,7 +107,7 @@ def _grouped(modules: Mapping[str, nn.Module]) -> str:
 
 
 def _multiplies(module: nn.Module) -> bool:
-    """Whether a module has trainable weights of its own: `weight`, or matrices of other names."""
+    """Whether a module itself holds trainable weights: `weight`, or matrices by other names."""
     own = module._parameters
     return any(
         p is not None and p.requires_grad and (name == "weight" or (p.dim() > 1 and len(p) > 1))
@@ -116,10 +116,10 @@ def _multiplies(module: nn.Module) -> bool:
 
 
 def _own_code(model: nn.Module) -> set[nn.Module]:
-    """The modules of repeated blocks that hold vectors of their own beside layers alone.
+    """The modules in repeated blocks that hold vectors themselves, beside plain layers.
 
-    Such are the mixers of state-space models: code that uses the vectors runs between the layers,
-    and keeps more than they do.
+    For example mixers of state-space models: the code between the layers uses the vectors, and
+    stores more than the layers do.
     """
     places = Counter(registry.starred(name) for name, _ in model.named_modules())
     return {
@@ -137,13 +137,12 @@ def _own_code(model: nn.Module) -> set[nn.Module]:
 
 
 def warn_of_excess(model: nn.Module, recipe: Recipe) -> bool:
-    """Warns if a model is likely to exceed its byte budget, and returns whether it is.
+    """Warns if a model is likely to exceed its byte budget; returns whether it warned.
 
-    It is likely if the share of its layers with weights that are of unknown kinds, and so kept in
-    full, is larger than 1 - ratio. Each unknown attention counts as one such layer, and so does a
-    module of `_own_code`, with each of its layers. It is likely too if most of the layers are
-    convolutions, whose inputs are not made again. Warns in other words if MUCH of the layers or of
-    their weights stays stock at any ratio.
+    That is likely if the share of its layers with weights that stay stock is larger than 1 - ratio.
+    An unknown attention counts as one such layer; so does a module of `_own_code`, with each of its
+    layers. It is likely, too, if most layers are convolutions, whose inputs are not recomputed. A
+    different warning says that MUCH of the layers or weights stays stock, at any ratio.
     """
     strangers = _strange_attention(model, recipe) if "attention" in recipe.rules else {}
     attention = set(strangers.values())
@@ -187,5 +186,5 @@ def warn_of_excess(model: nn.Module, recipe: Recipe) -> bool:
 
 
 def _weights(modules: Iterable[nn.Module]) -> int:
-    """The number of weights of modules, without those inside them."""
+    """The number of weights that these modules hold themselves."""
     return sum(p.numel() for m in modules for p in m._parameters.values() if p is not None)

@@ -1,6 +1,6 @@
 """torchao's int8 mixed-precision training: linear layers that run all three GEMMs in int8.
 
-They keep what stock ones do. torchao is imported only where they are used.
+They store what stock layers store. torchao is imported only if they are used.
 """
 
 from importlib.util import find_spec
@@ -10,7 +10,7 @@ from torch import nn
 from razorctl.errors import UsageError
 from razorctl.layers.own_forward import place, rebind
 
-CONFIG = "config"  # where a linear layer of torchao has its settings
+CONFIG = "config"  # the attribute of torchao's linear layer with its settings
 
 
 def check_library() -> None:
@@ -23,7 +23,7 @@ def check_library() -> None:
 
 
 def find(model: nn.Module) -> dict[str, nn.Module]:
-    """The linear layers of `model` by name, without the last one, which is its classifier.
+    """The linear layers of `model` by name, without the last one, its classifier.
 
     Raises UsageError if there are none, or if torchao is not installed.
     """
@@ -52,12 +52,12 @@ def attach(module: nn.Module) -> None:
 
 
 def attached(module: nn.Module) -> bool:
-    """Whether `attach` made this very module torchao's."""
+    """Whether `attach` has changed this module."""
     return isinstance(module, nn.Linear) and hasattr(module, CONFIG)
 
 
 def detach(module: nn.Module) -> None:
-    """Makes a module that `attach` changed an `nn.Linear` again."""
+    """Makes a module that `attach` changed a stock `nn.Linear` again."""
     if attached(module):
         before, module.__class__ = type(module), nn.Linear
         rebind(module, before)

@@ -1,7 +1,7 @@
-"""Stock linear layers that keep a copy of a small view, not all that it views.
+"""Stock linear layers that store a copy of a small view instead of the tensor that it views.
 
-A classifier reads one token of each example: a view of the last norm's output, which autograd would
-keep whole.
+A classifier reads one token of each example. It is a view of the last norm's output, which autograd
+would store whole.
 """
 
 from typing import Any
@@ -16,11 +16,11 @@ from razorctl.layers.by_type import razor_of
 from razorctl.layers.heads.token_logits import LogitsFunction
 from razorctl.layers.own_forward import InPlace, place
 
-SMALL = 0.25  # share of its storage up to which a copy of an input is kept
+SMALL = 0.25  # of its storage: an input up to this share is copied
 
 
 class ViewLinearFunction(LogitsFunction):
-    """y = x W^T + b, by the stock forward, with the stock gradients from a copy of x."""
+    """y = x W^T + b, the stock forward, with the stock gradients from a copy of x."""
 
     @staticmethod
     def forward(
@@ -32,7 +32,7 @@ class ViewLinearFunction(LogitsFunction):
 
 
 class ViewLinear(InPlace):
-    """Runs in place of the forward of a stock linear layer."""
+    """Replaces the forward of a stock linear layer."""
 
     def __init__(self, owner: nn.Linear) -> None:
         self.owner = owner
@@ -46,7 +46,7 @@ class ViewLinear(InPlace):
 
 
 def _small(x: Tensor) -> bool:
-    """Whether autograd would keep a storage of which `x`, in the dtype of a GEMM, is little."""
+    """Whether `x` is in the dtype of a GEMM, and a small part of the storage that it would keep."""
     if torch.compiler.is_compiling() or transforming() or x.dtype != compute_dtype(x):
         return False
     return x.nbytes <= SMALL * x.untyped_storage().nbytes()
