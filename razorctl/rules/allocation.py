@@ -1,11 +1,10 @@
-"""The rules of `razor`: for a ratio, those of the fewest operations made again that are close.
+"""The rules of `razor`: for a ratio, the close rules with the fewest recomputed operations.
 
-`allocations.json`, which scripts/bench/allocate.py writes, lists the combinations of rules for
-rising ratios, with one rule for each layer kind. Layer kinds of models with attention and of
-convolutional ones have lists of their own, and so have activations of 16 bits ("narrow") and wider
-ones ("wide"). Each combination has the ratio that it meets on every model measured there, its
-measured gradient error, and its level: the higher it is, the more activations are made again in the
-backward pass.
+`allocations.json`, written by scripts/bench/allocate.py, lists combinations of rules for rising
+ratios, with one rule per layer kind. There are separate lists for models with attention and for
+convolutional ones, and for activations of 16 bits ("narrow") and wider ones ("wide"). An entry has
+the ratio that it meets on every measured model, its measured gradient error, and its level: at a
+higher level more activations are recomputed in the backward pass.
 """
 
 import math
@@ -17,21 +16,21 @@ from typing import Any, NamedTuple
 from razorctl.errors import UsageError
 from razorctl.methods import CLOSE, FAMILIES, Family
 
-# The share of the byte budget that is left free, for models unlike those measured. In 16 bits it
+# The share of the byte budget that is left free for models unlike the measured ones. In 16 bits it
 # would cost accuracy.
 RESERVE = {"wide": 0.1, "narrow": 0.0}
 FILE = Path(__file__).with_name("allocations.json")
 
 
 class Names(NamedTuple):
-    """The names in `rules.registry.RULES` of the rules for wide activations and for narrow ones."""
+    """The names of the rules for wide and for narrow activations, as in `rules.registry.RULES`."""
 
     wide: str
     narrow: str
 
 
 def width(precision: str) -> str:
-    """The width of the activations of a precision of `Job`, a key of RESERVE."""
+    """The width of the activations at a `Job.precision`, a key of RESERVE."""
     return "wide" if precision == "fp32" else "narrow"
 
 
@@ -55,18 +54,18 @@ def largest(family: Family = "attention") -> float:
 
 
 def kinds_of(family: Family) -> set[str]:
-    """The layer kinds whose rules are those of a family."""
+    """The layer kinds that get their rules from the lists of a family."""
     return set(_best(family, "wide", 0.0))
 
 
 def closest(family: Family, width: str) -> float:
-    """The largest ratio whose rules are predicted to be close, down to three decimals."""
+    """The largest ratio with rules that are predicted to be close, down to three decimals."""
     return close_ratios(family, width)[-1]
 
 
 @cache
 def close_ratios(family: Family, width: str) -> list[float]:
-    """The ratios that rules predicted to be close can meet, ascending, down to three decimals."""
+    """The ratios of all rules that are predicted to be close, ascending, down to three decimals."""
     most = 2 * (1 - CLOSE)  # a cosine c is a squared error of about 2 (1 - c)
     kept: list[float] = [
         (1 - choice["ratio"]) / (1 - RESERVE[width])
@@ -80,8 +79,7 @@ def close_ratios(family: Family, width: str) -> list[float]:
 def allocate(ratio: float, convolution: float | None = None) -> Mapping[str, Names]:
     """The names of the rules of each layer kind; raises UsageError if none meet the ratio.
 
-    Where only convolutions cannot meet it, they have the fewest bits. convolution: a ratio of their
-    own.
+    Convolutions that cannot meet it get the fewest bits. convolution: their ratio, if another.
     """
     if ratio > largest():
         raise UsageError(f"ratio {ratio:g} cannot be met; the largest that can is {largest():g}.")
@@ -96,7 +94,7 @@ def allocate(ratio: float, convolution: float | None = None) -> Mapping[str, Nam
 
 @cache
 def _best(family: Family, width: str, ratio: float) -> dict[str, str]:
-    """The rules of the first choice that meets the ratio, or of the last."""
+    """The rules of the first choice that meets the ratio, else of the last choice."""
     least = 1 - (1 - ratio) * (1 - RESERVE[width]) - 1e-9
     choices = _choices(family, width)
     rules: dict[str, str] = next((c for c in choices if c["ratio"] >= least), choices[-1])["rules"]

@@ -1,9 +1,9 @@
 """How an activation is packed between the forward and the backward pass.
 
-A rule sees an activation as [rows, columns], in the dtype that the layer computes in. Its columns
-are the last axis; those of images are the channels. Attention takes elementwise rules alone, and
-shows them [heads, tokens, columns] or [batch, tokens, columns of all heads]. `registry` names all
-rules; a method in `methods.py` says which rule each kind of layer gets.
+A rule sees an activation as [rows, columns], in the dtype that the layer computes in. Columns are
+the last axis, or the channels of images. Attention takes only elementwise rules, and passes them
+[heads, tokens, columns] or [batch, tokens, columns of all heads]. `registry` names all rules. A
+method in `methods.py` chooses a rule for each kind of layer.
 """
 
 from abc import ABC, abstractmethod
@@ -18,15 +18,15 @@ from razorctl.sampling.samplers import Sampler
 
 
 class Rule(ABC):
-    """How one activation is packed for backward. The kept bytes never depend on its values.
+    """How one activation is packed for backward. The stored bytes never depend on its values.
 
     Attributes:
         prunes: whether elements are left out.
         elementwise: whether the rule packs elements, so that the number of columns may vary.
-        again: whether the activation is made again in the backward pass where that can be, and
-            packed only elsewhere.
+        again: whether the activation is recomputed in the backward pass if possible, and packed
+            only otherwise.
         draws: whether a sampler draws what is packed.
-        tiled: whether each column is packed by itself, so that activations side by side may be
+        tiled: whether each column is packed by itself, so that activations side by side can be
             packed as one.
         fuses: whether one operation can compute a norm or an activation function and pack its
             input.
@@ -43,7 +43,7 @@ class Rule(ABC):
 
     @abstractmethod
     def pack(self, x: Tensor) -> Packed:
-        """Packs `x` [rows, columns] or, if elementwise, of any shape that the layer shows it."""
+        """Packs `x` [rows, columns], or a tensor of any shape if elementwise."""
 
     def pack_images(
         self, x: Tensor, dtype: torch.dtype, mean: Tensor | None = None, rstd: Tensor | None = None
@@ -53,7 +53,7 @@ class Rule(ABC):
         Args:
             x: images.
             dtype: of the rows.
-            mean, rstd: make it pack (x - mean) * rstd, see `ops.images.normalized`.
+            mean, rstd: if given, (x - mean) * rstd is packed; see `ops.images.normalized`.
         """
         return self.pack(pixels(normalized_images(x, mean, rstd)).to(dtype))
 
@@ -68,9 +68,9 @@ class Rule(ABC):
         mean: Tensor | None = None,
         rstd: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """The norm of `x`, 1 / std [rows, 1], and the tensors that `packed` takes of x_hat.
+        """The norm of `x`, 1 / std [rows, 1], and x_hat as the tensors that `packed` takes.
 
-        Only a rule that `fuses` has it. See `ops.norm.norm_quantize`.
+        Only rules with `fuses` implement it. See `ops.norm.norm_quantize`.
 
         Args:
             x: [..., columns].
@@ -83,14 +83,14 @@ class Rule(ABC):
         raise NotImplementedError
 
     def pack_function(self, x: Tensor, function: str) -> tuple[Tensor, ...]:
-        """f(x), of the shape of x [..., columns], and the tensors that `packed` takes.
+        """f(x), of the shape of x [..., columns], and x as the tensors that `packed` takes.
 
-        Only a rule that `fuses` has it. function: a name in `ops.functions.FUNCTIONS`.
+        Only rules with `fuses` implement it. function: a name in `ops.functions.FUNCTIONS`.
         """
         raise NotImplementedError
 
     def packed(self, shape: torch.Size, dtype: torch.dtype, *tensors: Tensor) -> Packed:
-        """The `Packed` of the tensors of `pack_norm` or `pack_function`; shape: [rows, columns]."""
+        """The `Packed` for tensors of `pack_norm` or `pack_function`; shape: [rows, columns]."""
         raise NotImplementedError
 
 
@@ -107,10 +107,10 @@ class Rules:
 
     @property
     def each(self) -> tuple[Rule, ...]:
-        """Every rule once."""
+        """Both rules, or one if they are the same."""
         return (self.wide,) if self.narrow is self.wide else (self.wide, self.narrow)
 
 
 def survivors(total: int, density: float) -> int:
-    """How many of `total` elements or columns are not pruned: the nearest number, at least 1."""
+    """The number of `total` elements or columns that stay: density * total rounded, at least 1."""
     return min(total, max(1, round(density * total)))

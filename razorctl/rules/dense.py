@@ -1,4 +1,4 @@
-"""Rules that keep every element: as it is, or in half precision."""
+"""Rules that store every element: as it is, or in half precision."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from razorctl.rules.packed import PackedValues
 
 
 class Dense(Rule):
-    """All elements, as they are."""
+    """All elements as they are."""
 
     prunes = False
 
@@ -17,10 +17,10 @@ class Dense(Rule):
 
 
 class Half(Rule):
-    """All elements in half precision; values beyond the range of float16 become its largest.
+    """All elements in half precision; values beyond float16's range become its largest.
 
-    Activations of 16 bits are kept as they are. Back Razor keeps the inputs of activation
-    functions so: their derivative at 0 is not 0, so that pruning would make it wrong.
+    Activations of 16 bits are stored as they are. Back Razor stores inputs of activation functions
+    by this rule: their derivative at 0 is not 0, so pruning would make it wrong.
     """
 
     prunes = False

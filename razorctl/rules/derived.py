@@ -1,14 +1,14 @@
-"""Derived activations, which are made again in the backward pass from copies of others.
+"""Derived activations: recomputed in the backward pass from copies of other activations.
 
-A derived activation keeps what it is made from: copies, weights, masks. It is made at most once in
-a backward pass, by the first layer that reads it, and dropped after the last. A layer that reads it
-for an int8 GEMM leaves it in codes of 8 bits, from which an activation function has its derivative.
+A derived activation holds its sources: copies, weights, masks. A backward pass computes it once,
+for the first layer that reads it, and frees it after the last. A layer that reads it for an int8
+GEMM leaves it in codes of 8 bits, which give the derivative of an activation function too.
 
-x -- norm -- y -- qkv -- q, k, v -- attention -- o -- proj     the copy of y makes q, k, v and o;
-             y -- fc1 -- h -- GELU -- a -- fc2                 that of another norm makes h and a
+x -- norm -- y -- qkv -- q, k, v -- attention -- o -- proj     the copy of y gives q, k, v and o;
+       y -- fc1 -- h -- GELU -- a -- fc2                 the copy of another norm gives h and a
 
-Autograd keeps the tensors that it is made from, and raises an error if one has changed since.
-torch.compile makes it anew for each reader, and then joins equal computations itself.
+Autograd saves the sources, and raises an error if one has changed since. In a compiled program
+every reader recomputes; the compiler merges equal computations.
 """
 
 import weakref
@@ -32,10 +32,10 @@ from razorctl.rules.packed import Packed, PackedCodes, in_codes
 
 
 class Cell:
-    """The value of a derived activation while layers of a backward pass still read it.
+    """The value of a derived activation while layers of a backward pass still need it.
 
-    readers: how many layers keep the activation. left: how many of them have not read the value in
-    this backward pass.
+    readers: the number of layers that saved the activation. left: how many of them have not read
+    the value in this backward pass.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Cell:
         self.value: Any = None
 
     def read(self, make: Callable[[], Any]) -> Any:
-        """The value, which the last reader takes away."""
+        """The value; the last reader removes it from the cell."""
         value = make() if self.value is None else self.value
         self.left -= 1
         self.value = value if self.left > 0 else None
@@ -58,14 +58,14 @@ class Cell:
 
 
 class Used(NamedTuple):
-    """A weight or a mask, as it was when a layer used it."""
+    """A weight or a mask that a layer used, with the version that it had then."""
 
     tensor: "weakref.ref[Tensor]"
     version: int
     layer: Any
 
     def changed(self) -> bool:
-        """Whether it has been changed in place."""
+        """Whether it has been changed in place since."""
         tensor = self.tensor()
         return tensor is not None and tensor._version != self.version
 
@@ -75,14 +75,14 @@ class Derived(Packed):
     """The base of derived activations.
 
     Args:
-        sources: the copies that it is made from.
-        others: the other tensors, each of which may be None.
-        cell: holds the value; all copies of this form share it. None in a compiled program.
-        used: what names a layer in an error.
+        sources: the copies that it is recomputed from.
+        others: other tensors for that; each may be None.
+        cell: holds the value for all replicas of this object. None in a compiled program.
+        used: the layer that an error names.
     """
 
     shareable: ClassVar[bool] = True
-    lasting: ClassVar[bool] = True  # whether it can be made at any time
+    lasting: ClassVar[bool] = True  # whether it can be recomputed at any time
     sources: tuple[Packed, ...]
     others: tuple[Tensor | None, ...] = ()
     cell: Cell | None = field(default=None, compare=False)
@@ -98,10 +98,7 @@ class Derived(Packed):
 
     @property
     def narrow(self) -> bool:
-        """Whether functions of its values take less time than those of its codes.
-
-        So it is on a CPU in 16 bits, by PyTorch's functions.
-        """
+        """Whether computing from values is faster than from codes, as on a CPU in 16 bits."""
         first = next(t for t in self.tensors if t is not None)
         return on_cpu(first.device) and self.dtype.itemsize < 4
 
@@ -115,7 +112,7 @@ class Derived(Packed):
         return (*layers, self.used.layer) if self.used and self.used.changed() else tuple(layers)
 
     def using(self, tensor: Tensor | None, layer: Any) -> Self:
-        """A twin that knows of a layer's weight or mask among `others`."""
+        """A replica that watches a layer's weight or mask among `others` for changes."""
         if tensor is None or torch.compiler.is_compiling():
             return self
         return self.replaced(used=Used(weakref.ref(tensor), tensor._version, layer))
@@ -139,7 +136,7 @@ class Derived(Packed):
         return value if isinstance(value, PackedCodes) else in_codes(self._shaped(value))
 
     def _read(self, make: Callable[[], Tensor | PackedCodes]) -> Tensor | PackedCodes:
-        """The value in the form that its first reader made, which is `make` for this one."""
+        """The value in the form that its first reader computed; `make` computes it for this one."""
         value: Tensor | PackedCodes = make() if self.cell is None else self.cell.read(make)
         return value
 
@@ -158,15 +155,15 @@ class Derived(Packed):
         return value if isinstance(value, PackedCodes) else in_codes(self._shaped(value))
 
     def _shaped(self, x: Tensor) -> Tensor:
-        """The activation in the shape and the dtype of this form."""
+        """The activation in the shape and dtype of this object."""
         return (x if x.shape == self.shape else x.reshape(self.shape)).to(self.dtype)
 
     def make(self) -> Tensor | PackedCodes:
-        """Computes the activation; in codes where these are all that is needed."""
+        """Computes the activation; returns codes if it comes in codes."""
         raise NotImplementedError
 
     def rows(self, dtype: torch.dtype) -> "Derived":
-        """Returns the activation as [rows, columns] in a dtype."""
+        """The activation as [rows, columns] in a dtype."""
         shape = torch.Size((self.shape[:-1].numel(), self.shape[-1]))
         return self.replaced(shape=shape, dtype=dtype)
 
@@ -179,7 +176,7 @@ class Derived(Packed):
 
 @dataclass(frozen=True)
 class DerivedCopy(Derived):
-    """Another activation in another shape or dtype."""
+    """Another activation in a new shape or dtype."""
 
     def make(self) -> Tensor:
         return self.sources[0].values().reshape(self.shape)
@@ -210,12 +207,12 @@ class DerivedView(Derived):
 
 @dataclass(frozen=True)
 class DerivedLinear(Derived):
-    """y = x W^T + b, [rows, out]. others: W as the layer has it, and b or None.
+    """y = x W^T + b, [rows, out]. others: W in the layer's shape, and b or None.
 
     Args:
-        matrix: W of the layer -> W [out, in].
+        matrix: converts W from the layer's shape to [out, in].
         int8: whether the GEMM runs in int8.
-        gather: is called with W before it is read.
+        gather: called with W before it is read.
     """
 
     matrix: Callable[[Tensor], Tensor] | None = None
@@ -239,7 +236,7 @@ class DerivedLinear(Derived):
         return PackedCodes(shape, self.dtype, FewBitCopy(*copy, BITS, COPY_ROWS))
 
     def function_grad(self, function: str, dy: Tensor) -> Tensor:
-        if self.cell is None and self.int8 and not self.narrow:  # f(x) is made from these codes
+        if self.cell is None and self.int8 and not self.narrow:  # f(x) comes from these codes, too
             return self.make_codes().function_grad(function, dy)
         return super().function_grad(function, dy)
 
@@ -254,7 +251,7 @@ class DerivedLinear(Derived):
 
 
 def apart(copy: Packed) -> Packed | None:
-    """A twin that shares no value with other readers; None if there is none."""
+    """A replica that shares no value with other readers; None if that cannot be."""
     if not isinstance(copy, Derived):
         return copy
     sources = [apart(source) for source in copy.sources]
@@ -263,14 +260,14 @@ def apart(copy: Packed) -> Packed | None:
 
 
 def _form(source: Packed) -> tuple[FewBitCopy, int, str | None]:
-    """The copy, rows and function that an int8 GEMM makes its operand of."""
+    """The copy, number of rows and function that an int8 GEMM reads its operand from."""
     codes = source.codes()
     return codes.copy, codes.shape[:-1].numel(), codes.function
 
 
 @dataclass(frozen=True)
 class DerivedFunction(Derived):
-    """y = f(x), or f(x) * up of two sources; `function` names f in `ops.functions.FUNCTIONS`."""
+    """y = f(x), or f(x) * up for two sources; `function`: f, as in `ops.functions.FUNCTIONS`."""
 
     function: str = ""
 
@@ -281,13 +278,13 @@ class DerivedFunction(Derived):
     def make_codes(self) -> PackedCodes:
         if self.sources[1:] or self.narrow:
             return super().make_codes()
-        x = self.sources[0].codes()  # serves the derivative too
+        x = self.sources[0].codes()  # the derivative reads the same codes
         return x.of_function(self.function) or in_codes(applied(self.function, x.values()))
 
 
 @dataclass(frozen=True)
 class DerivedDropout(Derived):
-    """y = x mask / (1 - p). others: the mask, a bit for each element."""
+    """y = x mask / (1 - p). others: the mask, one bit per element."""
 
     p: float = 0.0
 
@@ -299,7 +296,7 @@ class DerivedDropout(Derived):
 
 @dataclass(frozen=True)
 class DerivedByExample(Derived):
-    """y = x factor, with a factor for each example. others: the factor, [batch, 1, ...]."""
+    """y = x factor. others: the factor, one per example, [batch, 1, ...]."""
 
     def make(self) -> Tensor:
         (factor,), x = self.others, self.sources[0].values()
@@ -309,7 +306,7 @@ class DerivedByExample(Derived):
 
 @dataclass(frozen=True)
 class DerivedCall(Derived):
-    """y = call(x, *others) for any function `call` of tensors, as that of rotary positions."""
+    """y = call(x, *others) for any function `call` of tensors, such as rotary positions."""
 
     call: Callable[..., Tensor] | None = None
 
@@ -319,13 +316,13 @@ class DerivedCall(Derived):
 
 
 def _laid(x: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """x with those strides: another kernel of attention may lay its output out otherwise.
+    """x with these strides; another attention kernel may have laid its output out differently.
 
     In a compiled program a backward pass must not read strides: the tracer would trace it twice,
-    and leave autocast off for the layers that follow.
+    and leave autocast disabled for the layers that follow.
     """
     if torch.compiler.is_compiling():
-        order: list[int] = []  # of falling strides; `sorted` takes no symbols of several shapes
+        order: list[int] = []  # by falling stride; `sorted` cannot compare symbols
         for dim, stride in enumerate(strides):
             order.insert(sum(1 for other in order if strides[other] >= stride), dim)
         return x.permute(order).contiguous()

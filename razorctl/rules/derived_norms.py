@@ -1,7 +1,7 @@
-"""Derived activations around norms: inputs, residual connections, x_hat and y = x_hat w + b.
+"""Derived activations around norms: inputs, residual sums, x_hat and y = x_hat w + b.
 
-The norm after a residual connection is made again in codes, in one operation, where the stream
-before it is an input that is made from codes, or is kept in codes itself.
+The norm after a residual connection is recomputed in codes in one operation, if the stream before
+the sum is stored in codes or recomputed from codes.
 """
 
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class DerivedInput(Derived):
 
 @dataclass(frozen=True)
 class DerivedSum(Derived):
-    """The sum of two sources, as a residual connection makes it; `factor` is of the second."""
+    """The sum of a residual connection; `factor` multiplies the second source."""
 
     factor: float = 1.0
 
@@ -60,7 +60,7 @@ Before = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 @dataclass(frozen=True)
 class DerivedNorm(Derived):
-    """x_hat of an x. others: its mean [rows, 1], or None, and 1 / std."""
+    """The x_hat of a source x. others: the mean of x [rows, 1] or None, and 1 / std."""
 
     def make(self) -> Tensor | PackedCodes:
         (mean, rstd), parts = self.others, self._parts()
@@ -73,13 +73,13 @@ class DerivedNorm(Derived):
         return ((x if mean is None else x - mean) * rstd).to(self.dtype)
 
     def knowing(self, mean: Tensor, rstd: Tensor) -> Self:
-        """A twin with the statistics that `ops.norm.normalize` returned."""
+        """A replica with the statistics that `ops.norm.normalize` returned."""
         return self.replaced(others=(mean_or_none(mean), rstd))
 
     def _parts(self) -> tuple[FewBitCopy, Packed, Before] | None:
-        """The copy, f, and gamma, mean, rstd for `ops.norm_again`; None if x is not such a sum.
+        """The copy, f, and (gamma, mean, rstd) for `ops.norm_again`; None if x is no such sum.
 
-        The first part of the sum is what another norm has read, or has made.
+        The first part of the sum is the input or the output of another norm.
         """
         (x,) = self.sources
         if not isinstance(x, DerivedSum) or x.factor != 1.0:
@@ -95,7 +95,7 @@ class DerivedNorm(Derived):
         return before.copy, f, (gamma, mean, rstd)
 
     def normed(self) -> Tensor | PackedCodes:
-        """The value as it is made."""
+        """The value in the form that it is computed in."""
         return self._read(self.make)
 
     def norm_grad(

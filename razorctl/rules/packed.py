@@ -1,7 +1,7 @@
-"""Packed activations, which are kept between forward and backward: a dataclass for each form.
+"""Packed activations: what is stored for backward, as one dataclass per form.
 
-Each has the shape and the dtype of the activation that it stands for, and the methods that make
-gradients of it. It names its fields that are tensors, which autograd keeps.
+Each has the shape and dtype of the activation that it replaces, and methods that compute gradients.
+`TENSORS` names the fields that autograd saves.
 """
 
 import weakref
@@ -32,8 +32,8 @@ class Packed:
     """The base of all forms.
 
     TENSORS: the names of the fields that are tensors or None. shape, dtype: of the activation.
-    elementwise: as of its rule. shareable: whether layers of other kinds take it in place of a copy
-    by their own rule.
+    elementwise: as in its rule. shareable: whether layers of other kinds use it instead of packing
+    a copy by their own rule.
     """
 
     TENSORS: ClassVar[tuple[str, ...]] = ()
@@ -43,7 +43,7 @@ class Packed:
     dtype: torch.dtype
 
     def values(self) -> Tensor:
-        """The stand-in for the activation that gradients are computed from."""
+        """The approximate activation, for computing gradients."""
         raise NotImplementedError
 
     def codes(self) -> "PackedCodes":
@@ -51,14 +51,14 @@ class Packed:
         return in_codes(self.values())
 
     def images(self, shape: torch.Size, dtype: torch.dtype, form: torch.memory_format) -> Tensor:
-        """The stand-in for images of `shape`, in `dtype` and in the memory format `form`."""
+        """The approximate images of `shape`, in `dtype` and in the memory format `form`."""
         return unrolled(self.values().to(dtype), shape).contiguous(memory_format=form)
 
     def operands(self) -> tuple["Tensor | Packed", ...]:
-        """The factors of products that the weight gradient is made of.
+        """The right factors of the products that the weight gradient consists of.
 
-        Each is some columns of the activation, [rows, c], or a copy of all. Its product has their
-        columns of the weight gradient, [anything, c]; for a linear layer it is dy^T x.
+        Each is some columns of the activation, [rows, c], or a copy of all. The layer computes a
+        product [anything, c] with each; a linear layer computes dy^T x.
         """
         return (self,)
 
@@ -68,7 +68,7 @@ class Packed:
         return dw
 
     def function_grad(self, function: str, dy: Tensor) -> Tensor:
-        """f'(x) dy, of the shape of dy and x; `function` names f in `ops.functions.FUNCTIONS`."""
+        """f'(x) dy, in the shape of dy; `function`: f, a name in `ops.functions.FUNCTIONS`."""
         return FUNCTIONS[function].backward(dy, self.values().to(dy.dtype))
 
     def function_grad_int8(self, function: str, dy: Tensor) -> tuple[Tensor, ...]:
@@ -83,52 +83,52 @@ class Packed:
         centers: bool,
         residual: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """`ops.norm.gradients` with the x_hat that was packed."""
+        """`ops.norm.gradients` with the packed x_hat."""
         return gradients(dy, self.values(), weight, rstd, centers, residual)
 
     def of_affine(
         self, weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype
     ) -> "Packed | None":
-        """A copy of x weight + bias in a dtype, from this copy of x; None if it has none.
+        """A copy of x weight + bias in a dtype, from this copy of x; None if there is none.
 
         weight, bias: [columns], or None.
         """
         return None
 
     def of_function(self, function: str) -> "Packed | None":
-        """A copy of f(x), for f as in `function_grad`, from this copy of x; None if it has none."""
+        """A copy of f(x), with f as in `function_grad`, from this copy of x; None if impossible."""
         return None
 
     def of_gated(self, up: "Packed", function: str) -> "Packed | None":
-        """A copy of f(x) * up, for f as in `function_grad`; None if the two have none."""
+        """A copy of f(x) * up, with f as in `function_grad`; None if there is none."""
         return None
 
     def changed(self) -> tuple[Any, ...]:
-        """The layers whose weight or mask has changed since it was derived with that."""
+        """The layers whose weight or mask has changed since this was derived from it."""
         return ()
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """The tensors for autograd to keep."""
+        """The tensors that autograd saves."""
         return tuple(getattr(self, name) for name in self.TENSORS)
 
     def saved_by(self, ctx: Any) -> None:
-        """Called when the context of an autograd function keeps it for the backward pass."""
+        """Called when an autograd function saves it for backward; ctx: that function's context."""
         if not torch.compiler.is_compiling():
             vars(self).setdefault("_ctx", weakref.ref(ctx))
 
     @property
     def alive(self) -> bool:
-        """Whether the graph that kept it first is still there, if one did."""
+        """Whether the graph that saved it first still exists, if one did."""
         ctx = vars(self).get("_ctx")
         return ctx is None or ctx() is not None
 
     def holding(self, tensors: Iterator[Tensor | None]) -> Self:
-        """A copy of this form with the next tensors, as many as it has."""
+        """A replica that takes its tensors from the iterator, as many as it has."""
         return self.replaced(**dict(zip(self.TENSORS, tensors, strict=False)))
 
     def replaced(self, **changes: Any) -> Self:
-        """`dataclasses.replace`, in less of the host's time, or as torch.compile can trace it."""
+        """`dataclasses.replace` with less host time, or traceable by torch.compile."""
         if torch.compiler.is_compiling():
             names = type(self).__match_args__
             return type(self)(*[changes[n] if n in changes else getattr(self, n) for n in names])
@@ -141,7 +141,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class PackedValues(Packed):
-    """All elements, in a dtype that may be narrower."""
+    """All elements, perhaps in a narrower dtype."""
 
     TENSORS = ("elements",)
     elements: Tensor
@@ -152,7 +152,7 @@ class PackedValues(Packed):
 
 @dataclass(frozen=True)
 class PackedElements(Packed):
-    """Some elements [k] in order of position, and `bitmap`, uint8, a bit per element."""
+    """Some elements [k] in order of position; `bitmap`: uint8, one bit per element."""
 
     TENSORS = ("elements", "bitmap")
     elements: Tensor
@@ -169,8 +169,8 @@ class PackedColumns(Packed):
     Args:
         columns: [rows, s].
         index: their numbers, [s].
-        probability: the probability of each to be drawn, [s]; None if they were not drawn.
-        sampler: drew the columns, and learns from their gradient.
+        probability: with which each was drawn, [s]; None if they were not drawn.
+        sampler: has drawn the columns; it learns from their gradient.
         unbiased: whether each column is scaled by 1 / probability.
     """
 
@@ -204,9 +204,9 @@ class PackedColumns(Packed):
 
 @dataclass(frozen=True)
 class PackedCentered(Packed):
-    """`mean` [..., 1, columns] over rows; `rest` is what another rule packed of x - mean.
+    """`mean` [..., 1, columns], the mean over rows, and `rest`, the packed x - mean.
 
-    dW is the product of x - mean, plus that of ones times mean^T; the latter is exact.
+    dW = dy^T (x - mean) + dy^T 1 mean^T for a linear layer; the second term is exact.
     """
 
     elementwise = False
@@ -234,7 +234,7 @@ class PackedCentered(Packed):
 
 @dataclass(frozen=True)
 class PackedCodes(Packed):
-    """function(x) for the x that a few-bit copy stands for.
+    """function(x), for an x that is stored as a few-bit copy.
 
     function: a name in `ops.functions.FUNCTIONS`, None for x itself.
     """
@@ -267,7 +267,7 @@ class PackedCodes(Packed):
 
     @property
     def plain(self) -> bool:
-        """Whether the codes are those of the activation itself, not of what a layer offered."""
+        """Whether these are codes of the activation itself, without a function or bias."""
         return self.copy.bias is None and self.function is None
 
     def function_grad(self, function: str, dy: Tensor) -> Tensor:
@@ -317,13 +317,13 @@ class PackedCodes(Packed):
 
 
 def in_codes(x: Tensor) -> PackedCodes:
-    """x [rows, columns] in codes of 8 bits, as many as int8 GEMMs take."""
+    """x [rows, columns] in codes of 8 bits, for int8 GEMMs."""
     return PackedCodes(x.shape, x.dtype, FewBitCopy(*quantize(x, 8, TILE), 8, TILE))
 
 
 @dataclass(frozen=True)
 class PackedGated(Packed):
-    """function(gate) * up of two copies; `function` names one in `ops.functions.FUNCTIONS`."""
+    """function(gate) * up from two copies; `function`: a name in `ops.functions.FUNCTIONS`."""
 
     shareable = True
     gate: Packed

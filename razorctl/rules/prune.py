@@ -1,4 +1,4 @@
-"""Rules that keep some elements or columns and prune the others."""
+"""Rules that store some elements or columns and prune the others."""
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from razorctl.sampling.samplers import Sampler
 class TopK(Rule):
     """The elements of largest magnitude, as values and a bitmap (Back Razor, NeurIPS 2022).
 
-    Exactly round(density * numel) elements, at least 1, are kept per tensor.
+    Exactly round(density * numel) elements, at least 1, are stored per tensor.
     """
 
     def __init__(self, density: float) -> None:
@@ -27,8 +27,8 @@ class TopK(Rule):
 class Columns(Rule):
     """The columns of largest norm: PreBackRazor- (CVPR 2024, Tab. 4).
 
-    round(density * columns) columns, at least 1, are kept. They alone get a weight gradient, from
-    a GEMM that is smaller by the density; the other columns of dW are zero.
+    round(density * columns) columns, at least 1, are stored. Only these get a weight gradient, from
+    a GEMM that is smaller by the density. The other columns of dW are zero.
     """
 
     elementwise = False
@@ -45,7 +45,7 @@ class Columns(Rule):
 class DrawnColumns(Rule):
     """The columns that a sampler draws before the forward pass: PreBackRazor (CVPR 2024, Alg. 1).
 
-    unbiased: scales each column by 1 / p, as the proof of Theorem 1 does and Alg. 1 does not. The
+    unbiased: scales each column by 1 / p, as in the proof of Theorem 1, but not in Alg. 1. The
     sampler always learns from the unscaled gradient.
     """
 
@@ -63,9 +63,9 @@ class DrawnColumns(Rule):
 
 
 class Centered(Rule):
-    """Another rule for the activation minus the mean of each column; the means are kept exactly.
+    """Another rule for the activation minus the mean of each column; the means stay exact.
 
-    X = 1 m^T + (X - 1 m^T), of which only the second part is pruned.
+    X = 1 m^T + (X - 1 m^T); only the second part is pruned.
     """
 
     elementwise = False
@@ -74,8 +74,8 @@ class Centered(Rule):
         self.rule, self.draws, self.sampler = rule, rule.draws, rule.sampler
 
     def pack(self, x: Tensor) -> PackedCentered:
-        # In double precision, so that the sum cannot overflow. A mean that is not finite (NaN if
-        # there are no rows) becomes 0, since subtracting it would make NaN.
+        # In double precision, so that the sum cannot overflow. A mean that is not finite (NaN
+        # without rows) becomes 0, since subtracting it would give NaN.
         mean = x.mean(-2, keepdim=True, dtype=torch.float64).to(x.dtype)
         mean = torch.where(mean.isfinite(), mean, 0)
         return PackedCentered(x.shape, x.dtype, mean, self.rule.pack(x - mean))

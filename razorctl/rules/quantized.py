@@ -1,4 +1,4 @@
-"""The rule that keeps all elements in few bits, in copies that layers can share."""
+"""The rule that stores all elements in few bits, in copies that layers can share."""
 
 import torch
 from torch import Tensor
@@ -13,12 +13,12 @@ from razorctl.rules.packed import TILE, Packed, PackedCodes
 
 
 class Quantized(Rule):
-    """All elements, in few bits: codes with a zero point and a scale for each tile.
+    """All elements in few bits: codes with a zero point and a scale per tile.
 
-    A tile is a column of `rows` rows, or, of [heads, tokens, columns] and the like, a column of all
-    tokens. This is the group quantization of ActNN (Chen et al., 2021) and Mesa (Pan et al., 2021)
+    A tile is `rows` rows of a column; for [heads, tokens, columns] and the like, all tokens of a
+    column. This is the group quantization of ActNN (Chen et al., 2021) and Mesa (Pan et al., 2021),
     with columns as groups, because columns of activations differ more than rows do. stochastic:
-    whether values are rounded at random, so that their mean is exact.
+    whether to round at random, so that the expected value is exact.
     """
 
     prunes = False
@@ -31,7 +31,7 @@ class Quantized(Rule):
         self.fuses, self.again = not stochastic, again
 
     def pack(self, x: Tensor) -> PackedCodes:
-        # From torch's default generator, so that checkpointing draws it again.
+        # From torch's default generator, so that checkpointing replays it.
         seed = torch.randint(2**31, (), device=x.device) if self.stochastic else None
         tile_rows = self.rows if x.dim() == 2 else max(1, x.shape[-2])
         rows = x.flatten(0, -2)

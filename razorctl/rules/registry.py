@@ -1,4 +1,4 @@
-"""Rules by name: the class of each, and how it is built."""
+"""Rules by name: the class of each, and a function that builds it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ class RuleSettings:
     """The activation that a rule is built for, and the settings of a recipe.
 
     Args:
-        columns: of the activation.
-        density: the share of it that a rule that prunes keeps.
+        columns: the number of columns of the activation.
+        density: the share of the activation that a pruning rule stores.
         unbiased: whether drawn columns are scaled by 1 / p.
     """
 
@@ -65,6 +65,6 @@ RULES: dict[str, RuleEntry] = {
 
 
 def build(names: Names, settings: RuleSettings) -> Rules:
-    """The rules of a layer by their names; rules of one name are one."""
+    """The rules of a layer by their names; equal names give the same object."""
     wide = RULES[names.wide].build(settings)
     return Rules(wide, wide if names.narrow == names.wide else RULES[names.narrow].build(settings))
