@@ -1,1 +1,1 @@
-"""The draws of the columns of activations and of the parameter blocks that get a gradient."""
+"""Draws the columns of activations, and the parameter blocks, that get a gradient."""

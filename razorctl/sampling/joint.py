@@ -10,7 +10,7 @@ from razorctl.errors import UsageError
 from razorctl.ops.sampling import project, systematic
 from razorctl.sampling.samplers import Bandit
 
-MARK = "razor_draw"  # the attribute of a sparsified model that is its draw
+MARK = "razor_draw"  # the attribute of a sparsified model that holds its draw
 
 # Norms by block, and the number of blocks -> blocks [n, int64] and their norms [n], on the host.
 Reduce = Callable[[Mapping[int, Tensor], int], tuple[Tensor, Tensor]]
@@ -36,10 +36,10 @@ class KindsBandit(Bandit):
 class Blocks:
     """The draw of the weights, or residual branches, that get a gradient in a step.
 
-    A bandit draws a fixed share of them by their gradient norms (Sheared Backpropagation, Sec. 4);
-    `branches.Member` has another measure for branches. The draw decides which kernels run, so its
-    state is on the host. It depends on the seed, the step and the norms learned so far. All of
-    these but the seed are in `state_dict`, so a resumed run repeats the draws.
+    A bandit draws a fixed share of them by their gradient norms (Sheared Backpropagation, Sec. 4).
+    For branches it learns from another measure (`branches.Member`). The draw decides which kernels
+    run, so its state is on the host. The draws depend on the seed, the step and the norms learned
+    so far. `state_dict` has all of these but the seed, so a resumed run repeats the draws.
     """
 
     def __init__(
@@ -50,15 +50,15 @@ class Blocks:
         seed: int = 0,
         kinds: Sequence[Hashable] = (),
     ) -> None:
-        """The first draw is that of `advance`.
+        """Draws nothing yet; see `advance`.
 
         Args:
             size: the number of blocks.
-            budget: the share of them drawn.
+            budget: the share of blocks drawn.
             unbiased: whether gradients are scaled by 1 / p.
             seed: of the draws.
-            kinds: the kind of each block, if blocks of different kinds keep different amounts.
-                Then the share is drawn of each kind, and what a step keeps varies little.
+            kinds: the kind of each block, if blocks of different kinds store different amounts. The
+                share is then drawn of each kind, so that the bytes of a step vary little.
         """
         self.size = size
         numbers = dict[Hashable, list[int]]()
@@ -67,7 +67,7 @@ class Blocks:
         self.kinds = list(numbers.values())
         self.sampler = KindsBandit(size, max(1, round(budget * size)), self.kinds)
         self.unbiased, self.seed, self.step = unbiased, seed, 0
-        self.joined = 0  # blocks that have a number
+        self.joined = 0  # number of blocks that have joined
         self.drawn: dict[int, float] = {}  # block -> its probability
         self.norms: dict[int, Tensor] = {}  # block -> gradient norm in the last step
 
@@ -76,13 +76,13 @@ class Blocks:
         self.joined += 1
         return self.joined - 1
 
-    # Beside a graph break torch 2.11 compiles what it learns from, wrongly.
+    # torch 2.11 would compile the code that learns, next to a graph break, wrongly.
     @torch._disable_dynamo  # type: ignore[attr-defined]
     def advance(self, reduce: Reduce) -> None:
         """Learns from the norms of the last step, then draws for the next step.
 
-        reduce: averages the norms. All processes draw the same if it returns the same in all of
-        them.
+        reduce: averages the norms over processes. All processes draw the same if it returns the
+        same in all of them.
         """
         if self.step:
             self._learn(*reduce(self.norms, self.size))
@@ -101,9 +101,9 @@ class Blocks:
         self.step += 1
 
     def probability(self, block: int) -> float:
-        """The probability with which a block was drawn for this step, 0 if it was not drawn.
+        """The probability with which a block was drawn for this step; 0 if it was not drawn.
 
-        Raises UsageError under torch.compile, and if nothing has been drawn: then no block would
+        Raises UsageError under torch.compile, and before the first draw: without one no block would
         ever get a gradient.
         """
         refuse_compilation()
@@ -115,13 +115,13 @@ class Blocks:
         return self.drawn.get(block, 0.0)
 
     def running(self, block: int | None) -> None:
-        """Called when the branch of a block starts to run, and with None when it has ended."""
+        """Called when the branch of a block starts to run, and with None when it ends."""
 
     def packed(self, block: int, elements: int) -> None:
         """Called with the number of elements that a block packed; 0 if it shares a copy."""
 
     def observe(self, block: int, p: float, grad: Tensor, size: Tensor | float = 1.0) -> Tensor:
-        """Notes the norm of `grad` times `size`; returns `grad`, divided by p for an unbiased draw.
+        """Records the norm of `grad` times `size`; returns `grad`, divided by p if unbiased.
 
         Args:
             block: its number.
@@ -133,7 +133,7 @@ class Blocks:
         return grad / p if self.unbiased else grad
 
     def state_dict(self) -> dict[str, Any]:
-        """All that later draws depend on, except the seed."""
+        """Everything that later draws depend on, except the seed."""
         return {"step": self.step, "seen": dict(self.norms), "sampler": self.sampler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -148,14 +148,14 @@ class Blocks:
 
 
 def norm(x: Tensor) -> Tensor:
-    """The L2 norm of all elements of x, 0-dim, in single precision, without a copy of x in it."""
+    """The L2 norm of all elements of x, 0-dim, in single precision, without a cast copy of x."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     value: Tensor = torch.linalg.vector_norm(x.detach(), dtype=dtype)
     return value.float()
 
 
 def refuse_compilation() -> None:
-    """Raises UsageError where torch.compile traces its caller.
+    """Raises UsageError if torch.compile traces the caller.
 
     Without fullgraph, torch.compile then runs the caller uncompiled.
     """

@@ -10,12 +10,12 @@ from torch import Tensor
 def mean_over_processes(
     norms: Mapping[int, Tensor], size: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """The blocks that any process has a norm for, and the mean of each one's norms.
+    """The blocks that any process has a norm for, and the mean of the norms of each.
 
     Returns indices [n, int64] below `size` in ascending order and means [n, float32], on the host,
-    the same in every process. If torch.distributed is initialized, every process must call it, even
-    one without norms. device: where the backend of torch.distributed takes tensors. The host waits
-    for the device once.
+    the same in every process. Collective if torch.distributed is initialized: processes without
+    norms must call it too. device: where the torch.distributed backend takes tensors. The host
+    waits for the device once.
     """
     both = torch.zeros(2, size, device=device)  # sums and counts
     if norms:

@@ -3,8 +3,8 @@
 JointSpar and the bandit of Sheared Backpropagation (CVPR 2024, Alg. 1 and 2). Coordinates are
 the columns of an activation, or whole parameter blocks (`joint.Blocks`). Two changes to the paper:
 
-- Bernoulli draws become systematic sampling with the same inclusion probabilities, so that the
-  number drawn, and with it every kept size, never varies.
+- Bernoulli draws become systematic sampling with the same inclusion probabilities. The number
+  drawn, and with it every stored size, then never varies.
 - The paper's feasible set lacks p <= 1, which a probability needs; it is added.
 """
 
@@ -21,9 +21,9 @@ class Sampler:
     """Draws `count` of `size` coordinates with equal probabilities.
 
     `p` [size, float64] are the inclusion probabilities, p.sum() == count. `phase` is the u of the
-    last draw. Draws use torch's generators for the first phase only, so that dropout masks do not
-    depend on them. Activation checkpointing may draw again in its second forward pass; its columns
-    and their indices then come from that draw.
+    last draw. Only the first phase comes from torch's generators, so dropout masks do not depend on
+    draws. Activation checkpointing may draw again in its second forward pass; its columns and
+    indices then come from that draw.
     """
 
     def __init__(self, size: int, count: int) -> None:
@@ -47,15 +47,15 @@ class Sampler:
         """Learns from the unscaled gradient norms [count] of a draw and its probabilities."""
 
     def to(self, device: torch.device) -> None:
-        """Moves the state to `device`, where it is not there already."""
-        if self.p.device == device:  # nor could torch 2.11 compile what follows
+        """Moves the state to `device`, if it is elsewhere."""
+        if self.p.device == device:  # torch 2.11 cannot compile the loop below
             return
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
                 setattr(self, name, value.to(device))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All that later draws depend on."""
+        """All tensors that later draws depend on."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -73,15 +73,15 @@ class Bandit(Sampler):
     """The bandit of Sheared Backpropagation, Alg. 2, with normalized gradients.
 
     The paper's loss is -|g_d|^2 / p_d^2 + G^2 / p_min^2 for a drawn d and 0 otherwise. Here norms
-    are divided by G, a running mean of |g_d| / p_d: at the optimum p ~ |g|, every d has this value.
-    The second term only makes the paper's loss positive. It becomes 1, which makes the mean loss 0
-    at that optimum. As published it is so large that every draw lowers the probability of what was
-    drawn, whatever the gradient. The exponent is bounded by 1, and is relative to the mean
+    are divided by G, a running mean of |g_d| / p_d; at the optimum p ~ |g|, every d has this value.
+    The second term only makes the paper's loss positive. As published it is so large that every
+    draw lowers the probability of the drawn coordinate, whatever the gradient. Here it is 1, so the
+    mean loss is 0 at that optimum. The exponent is bounded by 1 and relative to the mean
     probability, so `alpha` need not be tuned to `size` and `count`.
     """
 
     def __init__(self, size: int, count: int, alpha: float = 0.2, floor: float = 0.2) -> None:
-        """`floor` is p_min as a share of the mean probability count / size."""
+        """floor: p_min as a share of the mean probability count / size."""
         super().__init__(size, count)
         self.alpha, self.p_min = alpha, floor * count / size
         self.scale = torch.zeros((), dtype=torch.float64)
@@ -101,7 +101,7 @@ class Bandit(Sampler):
         self.p.copy_(self.projected(log_w))
 
     def projected(self, log_w: Tensor) -> Tensor:
-        """The probabilities of weights; see `ops.sampling.project`."""
+        """The probabilities for these weights; see `ops.sampling.project`."""
         return project(log_w, self.count, self.p_min)
 
 
@@ -113,7 +113,7 @@ class Proportional(Sampler):
     """
 
     def __init__(self, size: int, count: int, floor: float = 0.2) -> None:
-        """`floor` is the least probability as a share of the mean one, count / size."""
+        """floor: the smallest probability as a share of the mean probability count / size."""
         super().__init__(size, count)
         self.p_min = floor * count / size
         self.norms = torch.full((size,), torch.nan, dtype=torch.float64)
@@ -122,6 +122,6 @@ class Proportional(Sampler):
         norms, old = norms.double(), self.norms[index]
         fresh = torch.where(old.isnan(), norms, torch.lerp(norms, old, DECAY))
         self.norms[index] = torch.where(norms.isfinite(), fresh, old)
-        # Coordinates that were not drawn yet count as average ones.
+        # Coordinates that have not been drawn yet count as average.
         norms = torch.where(self.norms.isnan(), self.norms.nanmean(), self.norms)
         self.p.copy_(project(norms.log(), self.count, self.p_min))
