@@ -26,19 +26,19 @@ from razorctl.ops.op import OPS, Fused
 
 aten = torch.ops.aten
 _PRECISIONS = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.int8: "int8"}
-_LIKE = {aten._int_mm: aten.mm}  # products that torch does not count -> one with the same count
+_LIKE = {aten._int_mm: aten.mm}  # products that torch does not count -> a product that it does
 # Operations that write their result and do not read their arguments.
 _CREATE = {
     *("zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like"),
     *("new_zeros", "new_ones", "new_full", "zero_", "fill_", "_foreach_zero_"),
 }
-# Operations whose kernels reduce, and reach less bandwidth than copies. Forward norms and softmax
-# are not among them: with their traffic at the rate of copies, timm's inference rates are met best.
+# Operations whose kernels reduce, at a lower bandwidth than copies. Forward norms and softmax are
+# not among them: at the rate of copies their traffic fits timm's inference rates best.
 _REDUCE = {
     *("_fused_rms_norm_backward", "_softmax_backward_data", "_log_softmax_backward_data"),
     *("sum", "mean", "amax", "amin", "max", "min", "linalg_vector_norm", "_foreach_norm"),
 }
-TILE = 128  # rows and columns of sums that a program of an int8 product is counted to have
+TILE = 128  # rows and columns of sums that one program of an int8 product computes, as counted
 # Operation -> how many of its first arguments it copies if they are not contiguous.
 _CONTIGUOUS = {
     aten.native_layer_norm: 1,
@@ -53,7 +53,7 @@ _QUERIES, _COLUMNS = 128, 32
 class OpCost(NamedTuple):
     """The cost of an operation.
 
-    kernels: how often each runs. workspace: highest bytes beside operands and results.
+    kernels: how often each runs. workspace: the most bytes beside operands and results.
     """
 
     kernels: Mapping[KernelWork, int]
@@ -87,12 +87,12 @@ def cost(operation: Any, args: Any, kwargs: Any, result: Any) -> OpCost:
 
 
 def caller(operation: Any) -> str | None:
-    """The field of `Calls` that counts an operation; None for operations that only traces call."""
+    """The field of `Calls` that counts an operation; None for those of traces alone."""
     return {"razorctl": "ops", "prim": None}.get(operation.namespace, "aten")
 
 
 def _fused(work: Fused, dot: bool, args: Any, result: Any) -> OpCost:
-    """The cost of an op of razorctl where fused kernels run it."""
+    """The cost of an op of razorctl that fused kernels run."""
     if work.made is not None:
         return _made(work, dot, args, result)
     results = sum(map(_bytes, tensors((result,))))
@@ -108,11 +108,11 @@ def _fused(work: Fused, dot: bool, args: Any, result: Any) -> OpCost:
         return in_parts
     a, b, *_ = tensors(args)
     launches[KernelWork("int8", operations, moved, False, True, *_shared(a, b), results)] += 1
-    return OpCost(launches, in_parts.workspace)  # since cuBLAS may be the faster way
+    return OpCost(launches, in_parts.workspace)  # as cuBLAS may turn out faster
 
 
 def _made(work: Fused, dot: bool, args: Any, result: Any) -> OpCost:
-    """The cost of an int8 product whose operands a kernel makes before."""
+    """The cost of an int8 product and of the kernel that computes its operands."""
     assert work.made is not None
     *both, terms = work.made
     with _disable_current_modes():
@@ -126,15 +126,15 @@ def _made(work: Fused, dot: bool, args: Any, result: Any) -> OpCost:
 
 
 def _shared(a: Tensor, b: Tensor, rows: int | None = None) -> tuple[int, int]:
-    """The terms of each sum in a b^T, and the programs that share `rows` of the product."""
+    """The terms of each sum in a b^T, and the programs that compute `rows` of the product."""
     sides = math.ceil((len(a) if rows is None else rows) / TILE), math.ceil(len(b) / TILE)
     return a.shape[1], math.prod(sides)
 
 
 def _in_parts(operations: int, most: int, args: Any, moved: int) -> OpCost:
-    """The cost of an int8 product of which `most` rows at a time are an int32 product in memory.
+    """The cost of an int8 product that keeps at most `most` rows as int32 in memory at a time.
 
-    Each part is made by cuBLAS, which reads all of the second operand, and scaled by a kernel.
+    cuBLAS computes each part and reads the whole second operand for it; a kernel scales the part.
     """
     a, b, *_ = tensors(args)
     others, row = moved - _bytes(a) - _bytes(b), len(b) * torch.int32.itemsize
@@ -170,9 +170,9 @@ def _inside(name: str, leaves: tuple[Any, ...], tree: Any) -> OpCost:
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts kernels, and the bytes of the tensors that they make while these are alive.
+    """Counts kernels, and the bytes of the tensors that they create while these are alive.
 
-    now, most: bytes at this moment, and the most so far.
+    now, most: bytes at present, and the most so far.
     """
 
     def __init__(self) -> None:
@@ -254,7 +254,7 @@ def _statistics_backward(args: Any, result: Any) -> list[KernelWork]:
 
 
 def _layer_norm_backward(args: Any, result: Any) -> list[KernelWork]:
-    """One kernel for the gradient of the input, one for those of weight and bias."""
+    """One kernel for the gradient of the input, one for the gradients of weight and bias."""
     dx, *others = result
     kernels = [] if dx is None else [_reduction(*args[:2], dx)]
     if any(t is not None for t in others):
@@ -285,7 +285,7 @@ def _convolution_backward(args: Any, result: Any) -> list[KernelWork]:
     """The gradients of input, weight and bias; the kernel of each reads the output's gradient."""
     dy, x, weight = args[:3]
     dx, dweight, dbias = result
-    shape = args[1:3] + args[3:]  # the convolution's arguments, with the bias's size as its bias
+    shape = args[1:3] + args[3:]  # as the convolution's arguments, with the bias's size as bias
     kernels: list[KernelWork] = []
     for operand, gradient in ((weight, dx), (x, dweight)):
         if gradient is not None:
@@ -297,7 +297,7 @@ def _convolution_backward(args: Any, result: Any) -> list[KernelWork]:
 def _product(
     args: Any, x: Tensor, weight: Tensor, y: Tensor, moved: tuple[Tensor | None, ...]
 ) -> KernelWork:
-    """The product of a convolution or of a gradient of it; all need as many operations."""
+    """The product in a convolution or in a gradient of it; each takes as many operations."""
     transposed = args[6]
     operations = 2 * (x if transposed else y).numel() * weight[0].numel()
     precision = _PRECISIONS.get(x.dtype, "tf32")  # PyTorch allows cuDNN to use it by default
@@ -309,7 +309,7 @@ def _product(
 def _transposed(
     args: Any, x: Tensor, weight: Tensor, tensors: tuple[Tensor, ...]
 ) -> list[KernelWork]:
-    """Copies that cuDNN makes of channels-first tensors for half-precision tensor cores."""
+    """The copies that cuDNN makes of channels-first tensors for half-precision tensor cores."""
     last = any(
         t.dim() == 4
         and t.is_contiguous(memory_format=torch.channels_last)
@@ -327,12 +327,12 @@ def _depthwise(args: Any, x: Tensor) -> bool:
 
 
 def _rearranged(packet: Any, args: Any) -> list[Tensor]:
-    """Operands that an operation copies because they are not contiguous."""
+    """The operands that an operation copies because they are not contiguous."""
     return [t for t in tensors(args[: _CONTIGUOUS.get(packet, 0)]) if not t.is_contiguous()]
 
 
 def _read(operation: Any, args: Any, kwargs: Any) -> list[Tensor]:
-    """The tensors among the arguments whose values the operation reads."""
+    """The tensors among the arguments that the operation reads."""
     packet = operation.overloadpacket
     if packet.__name__ in _CREATE:
         return []
@@ -358,13 +358,13 @@ def _written(operation: Any, args: Any, kwargs: Any, outputs: list[Tensor]) -> l
 
 
 def _bytes(tensor: Tensor) -> int:
-    """Bytes of the elements in memory; an expanded tensor repeats elements without storing them."""
+    """Bytes of the elements in memory; an expanded tensor stores repeated elements once."""
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
     return tensor.itemsize * math.prod(size for size, stride in sizes if stride or not size)
 
 
 def tensors(values: Iterable[Any]) -> list[Tensor]:
-    """The tensors among arguments or results, also those inside lists and tuples."""
+    """The tensors among arguments or results, including those in lists and tuples."""
     leaves: list[Tensor] = []
     for value in values:
         if isinstance(value, Tensor):
@@ -375,10 +375,10 @@ def tensors(values: Iterable[Any]) -> list[Tensor]:
 
 
 def _workspace(operation: Any, args: Any) -> int:
-    """Bytes that PyTorch's kernels for an operation allocate on CUDA beside operands and results.
+    """Bytes that PyTorch's CUDA kernels allocate for an operation beside operands and results.
 
-    The backward pass of fused attention allocates the gradient of q in fp32 and a sum for each
-    row. Other operations allocate contiguous copies of operands.
+    The backward pass of fused attention allocates the gradient of q in fp32 and one sum per row.
+    Other operations allocate contiguous copies of operands.
     """
     if operation is not aten._scaled_dot_product_flash_attention_for_cpu_backward.default:
         return sum(tensor.nbytes for tensor in _rearranged(operation.overloadpacket, args))

@@ -1,4 +1,4 @@
-"""The draw of a joint budget that keeps the most bytes, which is the one that a trace counts."""
+"""The draw of a joint budget that stores the most bytes; traces count this one."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,9 +9,9 @@ from razorctl.sampling.joint import MARK, Blocks, Reduce
 
 
 class Held(Blocks):
-    """A draw that does not change from step to step and records what each block keeps.
+    """A draw that stays the same in every step, and records what each block stores.
 
-    sizes: for each block, the elements that its weight packed last, or the bytes kept while its
+    sizes: for each block, the elements that its weight packed last, or the bytes stored while its
         branch ran.
     """
 
@@ -20,7 +20,7 @@ class Held(Blocks):
 
     @classmethod
     def hold(cls, blocks: Blocks) -> "Held":
-        """Turns the `blocks` of a copied model into a Held in which every block is drawn."""
+        """Turns the `blocks` of a copied model into a Held that draws every block."""
         blocks.__class__ = cls
         assert isinstance(blocks, Held)
         blocks.sizes, blocks.branch = [0] * blocks.size, None
@@ -37,7 +37,7 @@ class Held(Blocks):
         self.sizes[block] = elements
 
     def hold_largest(self) -> None:
-        """Draws the largest blocks, as many as the joint budget allows of each kind."""
+        """Draws the largest blocks: of each kind, as many as the joint budget allows."""
         count, size = self.sampler.count, self.sizes.__getitem__
         drawn, more = list[int](), list[int]()
         for kind in self.kinds:
@@ -55,7 +55,7 @@ def joint_draws(model: nn.Module) -> list[Blocks]:
 
 
 def hold_largest(model: nn.Module, kept: Callable[[Callable[[], Any]], list[Any]]) -> None:
-    """Fixes the draws of a copied model to those that keep the most bytes.
+    """Fixes the draws of a copied model to those blocks that store the most bytes.
 
     `kept(place)` runs a forward pass and returns its `saved.KeptStorage`s.
     """

@@ -21,7 +21,7 @@ from razorctl.memory.fake_mode import TraceMode, storage_key
 def fake(
     model: nn.Module, mode: FakeTensorMode | None = None, device: torch.device | str = "cpu"
 ) -> FakeTensorMode:
-    """Replaces a model's parameters and buffers on the meta device by fake ones on `device`.
+    """Replaces a model's meta parameters and buffers by fake ones on `device`.
 
     Returns the mode of the fake tensors, a new one if `mode` is None.
     """
@@ -43,11 +43,11 @@ def mode_of(tensors: Iterable[Tensor]) -> FakeTensorMode | None:
 def _stand_ins(
     model: nn.Module, mode: FakeTensorMode, device: torch.device | str
 ) -> dict[int, Any]:
-    """The id of a parameter or buffer -> the fake one that takes its place, for most of them."""
+    """id of a parameter or buffer -> the fake one that replaces it, for most of them."""
     tensors = [*model.parameters(), *model.buffers()]
     users = Counter(storage_key(tensor) for tensor in tensors if _simple(tensor))
-    # To copy a fake tensor, the mode would return an earlier copy that is still alive; a real one
-    # takes it ten times as long.
+    # A mode copies a fake tensor to the same fake tensor while that is alive. Faking a real one by
+    # the mode takes ten times as long.
     new: dict[int, Any] = {
         id(tensor): _fake_like(tensor, mode, device if tensor.is_meta else tensor.device)
         for tensor in tensors
@@ -55,7 +55,7 @@ def _stand_ins(
         or isinstance(tensor, FakeTensor)
         or (_simple(tensor) and users[storage_key(tensor)] == 1)
     }
-    for tensor in tensors:  # code that holds a real one itself computes with the same fake one
+    for tensor in tensors:  # code with its own reference to a real one gets the same fake one
         if id(tensor) in new and not (tensor.is_meta or isinstance(tensor, FakeTensor)):
             mode.fake_tensor_converter.set_tensor_memo(tensor, new[id(tensor)])
             if isinstance(mode, TraceMode):
@@ -64,7 +64,7 @@ def _stand_ins(
 
 
 def _simple(tensor: Tensor) -> bool:
-    """Whether a tensor is all of its storage, and no number that a model may read."""
+    """Whether a tensor fills its storage, and is not a scalar that a model may read."""
     if type(tensor) not in (Tensor, nn.Parameter) or not tensor.dim():
         return False
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_conj():
@@ -94,7 +94,7 @@ def tensors_of(model: nn.Module, inputs: Any) -> list[Tensor]:
 
 @contextmanager
 def fakes(model: nn.Module, inputs: Any) -> Iterator[tuple[FakeTensorMode, Any]]:
-    """Inside it a model is a fake copy of itself, as in `copies`; gives a mode and fake inputs.
+    """Makes a model a fake copy of itself, as `copies` does; yields a mode and fake inputs.
 
     Copies of meta tensors are on the device of the other tensors, or on the CPU if all are meta.
     """
@@ -115,11 +115,11 @@ def fakes(model: nn.Module, inputs: Any) -> Iterator[tuple[FakeTensorMode, Any]]
 def copies(
     model: nn.Module, inputs: Any, memo: dict[int, Any], mode: FakeTensorMode | None = None
 ) -> Iterator[Any]:
-    """Inside it a model is a copy of itself, in train mode; gives copies of the inputs.
+    """Makes a model a copy of itself, in train mode, inside the block; yields copies of the inputs.
 
-    Its modules stay, since closures and containers may hold them. All else is copied, by
-    `copy.deepcopy` with this memo, to fakes of the mode if there is one, and is as before
-    afterwards. What has no copy, such as a lock, is shared.
+    The module objects stay, since closures and containers may hold them. Everything in them is
+    copied by `copy.deepcopy` with this memo (under a mode to fakes), and put back afterwards.
+    Objects that cannot be copied, such as locks, are shared.
     """
     before = [(module, type(module), vars(module)) for module in model.modules()]
     memo |= {id(module): module for module, *_ in before}
@@ -143,20 +143,20 @@ def _copy_of(value: Any, memo: dict[int, Any]) -> Any:
     known = len(memo)
     try:
         return copy.deepcopy(value, memo)
-    except Exception:  # whatever the classes inside raise
-        while len(memo) > known:  # what was being copied is not whole
+    except Exception:  # the classes inside may raise anything
+        while len(memo) > known:  # entries of the failed copy are incomplete
             memo.popitem()
         return memo.setdefault(id(value), value)
 
 
 @contextmanager
 def without_caches(model: nn.Module) -> Iterator[None]:
-    """Inside it, the methods of transformers that cache tensors compute them each time.
+    """Inside the block, methods of transformers that cache tensors compute them each time.
 
-    A cache would give what is fake to passes that are real, and the other way round. They cache
-    nothing while they are compiled, so this says that they are. An `lru_cache` of the model's code
-    that has got something inside is empty afterwards, and its dictionaries and lists have what they
-    had before.
+    A cache would hand fake tensors to real passes, and real ones to fake passes. Compiled methods
+    cache nothing, so transformers is told that they are compiled. Afterwards an `lru_cache` of the
+    model's code that was filled inside is cleared, and its dictionaries and lists have their old
+    contents.
     """
     module: Any = sys.modules.get("transformers.pytorch_utils", SimpleNamespace())
     before = vars(module).get("is_torchdynamo_compiling")
@@ -179,7 +179,7 @@ def without_caches(model: nn.Module) -> Iterator[None]:
 
 
 def _globals(model: nn.Module) -> list[Any]:
-    """The values in the classes of a model and in the files that these are in."""
+    """The values in the classes of a model and in the modules that define these."""
     kinds = {kind for module in model.modules() for kind in type(module).__mro__}
     foreign = [k for k in kinds if k.__module__.partition(".")[0] not in ("razorctl", "torch")]
     scopes = {*foreign, *(sys.modules.get(kind.__module__) for kind in foreign)} - {None}
@@ -188,10 +188,10 @@ def _globals(model: nn.Module) -> list[Any]:
 
 @contextmanager
 def whole_rows(model: nn.Module) -> Iterator[None]:
-    """Inside it, a decoder of transformers that is given no mask and no positions makes no mask.
+    """Inside the block, a transformers decoder without mask and positions creates no mask.
 
-    It looks whether a mask that it makes itself hides nothing, and whether positions that it counts
-    are those of one text in each row. They are, but fake tensors do not tell.
+    It would look whether its own mask hides nothing, and whether its own positions are of one text
+    per row. Both are so, but fake tensors cannot tell.
     """
     masks: Any = sys.modules.get("transformers.masking_utils")
     if masks is None:

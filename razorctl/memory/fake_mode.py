@@ -10,7 +10,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from razorctl.errors import UsageError
 
-# Operations whose results depend on values, or that change the sizes of an argument.
+# Operations whose results depend on values, or that resize an argument.
 _UNKNOWN = frozenset(
     (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
 )
@@ -26,8 +26,8 @@ _FUSED_SGD = torch.ops.aten._fused_sgd_.default
 class _Result(NamedTuple):
     """A tensor that an operation returned.
 
-    source: the index, among the tensors of the arguments, of the one whose storage it has; None if
-    it is new. same: whether it is that tensor itself.
+    source: the index of the tensor argument whose storage it shares; None for a new storage. same:
+    whether it is that tensor itself.
     """
 
     source: int | None
@@ -53,16 +53,16 @@ class _Result(NamedTuple):
 
 
 class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """A fake mode that knows what an operation returns for arguments of sizes that it has had.
+    """A fake mode that remembers the results of operations for arguments of the same sizes.
 
-    FakeTensorMode does so too, but not for operations of other libraries, and its keys, which may
-    have symbols, take longer to make than most results.
+    FakeTensorMode does so too, but not for operations of other libraries. Its keys may contain
+    symbols, and take longer to compute than most results.
 
-    originals: the keys of the storages of the parameters and buffers that fake ones stand in for.
-    over: whether the trace has ended, so that its tensors must not meet real ones.
+    originals: the keys of the storages of parameters and buffers that fake ones replace. over:
+    whether the trace has ended, so that its tensors must not meet real ones.
     """
 
-    # Operation and arguments -> the type of the list of results, None if it is one, and these.
+    # Operation and arguments -> the type of the list of results (None for a single one), results.
     _known: ClassVar[dict[Any, tuple[Any, list[_Result | None]]]] = {}
     originals: frozenset[int] = frozenset()
     over = False
@@ -79,7 +79,7 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             kind, results = self._known[key]
             made = [result and result.make(self, sources) for result in results]
             return made[0] if kind is None else kind(made)
-        if func is _FUSED_SGD:  # writes in place, and torch cannot trace it
+        if func is _FUSED_SGD:  # changes its arguments, and torch cannot trace it
             return None
         returned: Any = super().dispatch(func, types, args, kwargs)
         if func in _NORMS:
@@ -92,7 +92,7 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return returned
 
     def _key(self, func: Any, args: Any, kwargs: Any, sources: list[FakeTensor]) -> Any:
-        """The key of a call, whose tensors `sources` gets; None if results cannot be known."""
+        """The key of a call, None if results cannot be kept; adds its tensors to `sources`."""
         key = [func, torch.get_default_dtype()]
         values = (*args, *kwargs, *kwargs.values()) if kwargs else args
         if func.namespace == "prim" or not self._append(key, values, sources):
@@ -102,7 +102,7 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return tuple(key)
 
     def _append(self, key: list[Any], values: Iterable[Any], sources: list[FakeTensor]) -> bool:
-        """Whether a key, which gets these arguments, says all about them."""
+        """Appends arguments to a cache key; False if the key cannot describe one of them."""
         for value in values:
             kind = type(value)
             if kind is FakeTensor:
@@ -122,9 +122,9 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
 
 def _with_wide_statistics(returned: Any, args: Sequence[Any]) -> Any:
-    """The results of a norm, whose mean and deviation are at least as wide as its parameters.
+    """The results of a norm, with mean and deviation at least as wide as its parameters.
 
-    Kernels give them so; fake ones on a CPU give them the dtype of the input.
+    Kernels return them so; fake ones on a CPU return them in the input's dtype.
     """
     y, *statistics = returned
     wide = next((t.dtype for t in args[1:] if isinstance(t, Tensor)), y.dtype)
@@ -132,7 +132,7 @@ def _with_wide_statistics(returned: Any, args: Sequence[Any]) -> Any:
 
 
 def storage_key(tensor: Tensor) -> int:
-    """The key of a tensor's storage, its own while it lives."""
+    """The key of a tensor's storage, unique while it is alive."""
     key: int = tensor.untyped_storage()._cdata
     return key
 
@@ -143,13 +143,13 @@ def _facts(tensor: FakeTensor) -> tuple[Any, ...]:
 
 
 def _plain(tensor: FakeTensor) -> bool:
-    """Whether `_facts` are all that operations see of a tensor."""
+    """Whether `_facts` describe a tensor completely: strided, not conjugated or negated."""
     strided = tensor.constant is None and tensor.layout is torch.strided
     return strided and not tensor.is_conj() and not tensor.is_neg()
 
 
 def _results(returned: Sequence[Any], sources: Sequence[FakeTensor]) -> list[_Result | None] | None:
-    """The results to make tensors like those returned; None if some cannot be made again."""
+    """Descriptions of the returned tensors; None if one cannot be described."""
     keys = [storage_key(source) for source in sources]
     results = list[_Result | None]()
     for tensor in returned:
@@ -159,7 +159,7 @@ def _results(returned: Sequence[Any], sources: Sequence[FakeTensor]) -> list[_Re
         if type(tensor) is not FakeTensor or not _plain(tensor) or tensor.requires_grad:
             return None
         key = storage_key(tensor)
-        # Of arguments that share a storage, the one that is returned may be any.
+        # If arguments share a storage, the result may be any of them.
         if keys.count(key) > 1 or (key not in keys and not _alone(tensor, returned)):
             return None
         source = keys.index(key) if key in keys else None
@@ -169,7 +169,7 @@ def _results(returned: Sequence[Any], sources: Sequence[FakeTensor]) -> list[_Re
 
 
 def _alone(tensor: Tensor, others: Sequence[Any]) -> bool:
-    """Whether a tensor has a storage of its own, and no more of it than it needs."""
+    """Whether a tensor is the only one here with its storage, and fills it."""
     key = storage_key(tensor)
     tensors = (other for other in others if isinstance(other, Tensor))
     shared = sum(storage_key(other) == key for other in tensors) > 1

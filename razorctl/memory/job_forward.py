@@ -1,4 +1,4 @@
-"""The forward pass of a job's largest micro-batch, as traces run it."""
+"""The forward pass of a job's largest micro-batch, for traces."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,15 +17,15 @@ from razorctl.step import DTYPES, losses_of, unit_weights
 class JobForward:
     """The forward pass of a resolved job, with its model's entry.
 
-    The loss is a part of it where that keeps more than a number for each row: the loss of a
-    language model or of segmentation keeps the logits.
+    The loss belongs to it if it stores more than a number per row: losses of language models and
+    of segmentation store the logits.
     """
 
     family: Model
     job: Job
 
     def inputs(self, model: nn.Module, device: torch.device) -> Any:
-        """The inputs of `forward`: those of the model, with labels where the loss counts."""
+        """The inputs of `forward`: the model's inputs, with labels if the loss belongs to it."""
         size, pixels = self.job.micro_batch, self.job.input_size
         batch: Any = self.family.example(model, size, pixels)
         if self.forward is not None:
@@ -34,7 +34,7 @@ class JobForward:
 
     @property
     def forward(self) -> Forward | None:
-        """Computes the loss; None if the model's own forward pass is all."""
+        """Computes the loss; None if the forward pass is the model's own."""
         return None if self.job.of_rows else self._loss
 
     @property

@@ -1,4 +1,4 @@
-"""Bytes that a forward pass keeps for the backward pass, traced on fake copies."""
+"""Bytes that a forward pass stores for backward, traced on fake copies."""
 
 import random
 import sys
@@ -42,7 +42,7 @@ def traced_bytes(
     autocast: torch.dtype | None = None,
     forward: Forward | None = None,
 ) -> int:
-    """The bytes of `byte_budget.saved_bytes`, which are not compared with a byte budget here."""
+    """The bytes of `byte_budget.saved_bytes`, without comparing them with a byte budget."""
 
     parts = traced_bytes_by_module(model, inputs, autocast=autocast, forward=forward)
     return sum(parts.values())
@@ -53,15 +53,15 @@ def on_copies(
 ) -> T:
     """The result of `trace` while a model is a fake copy of itself, with fake copies of inputs.
 
-    If that fails, as where the model reads values, and it and the inputs are real, `trace` runs
-    again while it is a real copy, and raises what a real step would. A real model with an LSTM is
-    traced so at once. real: whether real copies may be traced.
+    If that fails, for example because the model reads values, and all tensors are real, `trace`
+    runs again on a real copy, and raises what a real step would. A real model with an LSTM is
+    traced on a real copy at once. real: whether real copies are allowed.
     """
     refuse_sharded(model)
     real = real and not any(t.is_meta or mode_of([t]) for t in tensors_of(model, inputs))
-    # Fake tensors do not have the workspace that a kernel of an LSTM keeps, most of its bytes.
+    # Fake tensors lack the workspace that an LSTM kernel saves, which is most of its bytes.
     lstm = any(isinstance(module, nn.LSTM) for module in model.modules())
-    with _disable_current_modes():  # modes around the caller are not for a trace
+    with _disable_current_modes():  # a trace must not run under the caller's modes
         if not (real and lstm):
             try:
                 with fakes(model, inputs) as (_, batch):
@@ -80,10 +80,10 @@ def traced_bytes_by_module(
     autocast: torch.dtype | None = None,
     forward: Forward | None = None,
 ) -> dict[str, int]:
-    """Module name -> bytes kept in its forward pass, traced as in `traced_bytes`.
+    """Module name -> bytes that its forward pass stores, traced as in `traced_bytes`.
 
-    The names are dotted, "" for the model itself; modules that keep nothing are left out. A
-    storage counts once, for the innermost module that is running when it is first kept.
+    The names are dotted, "" for the model itself; modules that store nothing are left out. A
+    storage counts once, for the innermost module that is running when it is first saved.
     """
 
     def trace(model: nn.Module, inputs: Any) -> dict[str, int]:
@@ -95,9 +95,9 @@ def traced_bytes_by_module(
 def storages_by_module(
     twin: nn.Module, inputs: Any, autocast: torch.dtype | None, forward: Forward | None
 ) -> "list[KeptStorage]":
-    """The storages that a copy of a model keeps, whose places are the names of its modules.
+    """The storages that a copy of a model saves; their places are the names of its modules.
 
-    A place is the innermost module that is running. The arguments are those of `traced_bytes`.
+    A place is the innermost running module. The arguments are those of `traced_bytes`.
     """
     running, hooks = [""], list[RemovableHandle]()
 
@@ -115,7 +115,7 @@ def storages_by_module(
 
 
 def bytes_by_module(storages: "Iterable[KeptStorage]") -> dict[str, int]:
-    """Module name -> bytes of the storages that are first kept there."""
+    """Module name -> bytes of the storages that are first saved there."""
     sizes = Counter[str]()
     for storage in storages:
         sizes[storage.places[0]] += storage.size
@@ -131,7 +131,7 @@ def tracing(model: nn.Module, mode: FakeTensorMode | None) -> Iterator[None]:
     """
     devices = [] if mode else list({p.device for p in model.parameters() if p.is_cuda})
     drawn, override = random.getstate(), fake_tensor_tls.allow_non_fake_inputs_override
-    # Code may hold real tensors that no copy of a model or of inputs reaches.
+    # Code may hold real tensors that are in no copy of a model or of inputs.
     fake_tensor_tls.allow_non_fake_inputs_override = True
     try:
         fakes, rows = mode or nullcontext(), whole_rows(model) if mode else nullcontext()
@@ -174,14 +174,14 @@ def tracing(model: nn.Module, mode: FakeTensorMode | None) -> Iterator[None]:
 def _uncompiled() -> AbstractContextManager[Any]:
     """Runs compiled code eagerly: traces would use up the limit of recompilations.
 
-    The compiler, which takes long to load, stays out where nothing has loaded it.
+    The compiler takes long to import, so this does not import it.
     """
     loaded = "torch._dynamo" in sys.modules
     return torch.compiler.set_stance("force_eager") if loaded else nullcontext()
 
 
 def _running(model: nn.Module, error: BaseException) -> str:
-    """The name and class of the innermost module of `model` in whose code an error was raised."""
+    """The name and class of the innermost module of `model` whose code raised an error."""
     names = {module: name for name, module in model.named_modules()}
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     selves = [model, *(frame.f_locals.get("self") for frame in frames)]
@@ -194,7 +194,7 @@ def _running(model: nn.Module, error: BaseException) -> str:
 def run_forward(
     model: nn.Module, inputs: Any, autocast: torch.dtype | None, forward: Forward | None = None
 ) -> Any:
-    """Runs a forward pass under autocast to a dtype; None is without autocast."""
+    """Runs a forward pass under autocast to a dtype; None disables autocast."""
     device = next(t.device.type for t in tensors_of(model, inputs))
     with torch.autocast(device, dtype=autocast, enabled=autocast is not None):
         if forward is not None:
@@ -211,10 +211,10 @@ def _trace(
     forward: Forward | None,
     place: Callable[[], Any],
 ) -> "list[KeptStorage]":
-    """The storages that a forward pass keeps, as `kept_storages` returns them.
+    """The storages that a forward pass saves; see `kept_storages`.
 
-    A joint budget's draw is first fixed to the one with the most kept bytes. A model whose output
-    layers are not known yet is counted as it is after its first step.
+    A joint budget's draw is first fixed to the one with the most bytes. A model whose output
+    layers are not known yet is counted as it will be after its first step.
     """
 
     def run() -> Any:
@@ -231,17 +231,17 @@ def _trace(
 
 
 class _Kept:
-    """A tensor that autograd keeps, which has a weak reference to tell for how long."""
+    """A tensor that autograd saves; a weak reference to this object tells how long."""
 
     def __init__(self, tensor: Tensor) -> None:
-        # An output would keep the graph that keeps it.
+        # An output would hold the graph that saves it.
         self.tensor = tensor if tensor.grad_fn is None else tensor.detach()
 
 
 class KeptStorage(NamedTuple):
-    """A storage that autograd keeps.
+    """A storage that autograd saves.
 
-    key: its own while it lives. places: where it is kept, in the order of the forward pass.
+    key: unique while it is alive. places: where it was saved, in the order of the forward pass.
     """
 
     key: int
@@ -252,12 +252,12 @@ class KeptStorage(NamedTuple):
 def kept_storages(
     model: nn.Module, forward: Callable[[], Any], place: Callable[[], Any]
 ) -> list[KeptStorage]:
-    """The storages that autograd keeps after `forward`, without parameters.
+    """The storages that autograd holds after `forward`, without parameters.
 
-    A graph that `forward` has dropped keeps nothing. place: is called when a storage is kept.
+    A graph that `forward` has dropped holds nothing. place: called when a storage is saved.
     """
     resident = resident_keys(model)
-    # The storages are kept alive, so that no key is used again.
+    # The storages are kept alive, so that no key is used twice.
     storages = dict[int, tuple[torch.UntypedStorage, int, list[tuple[Any, weakref.ref[_Kept]]]]]()
 
     def pack(tensor: Tensor) -> _Kept:
@@ -276,7 +276,7 @@ def kept_storages(
     for key, (_, size, keepers) in storages.items():
         if places := tuple(where for where, keeper in keepers if keeper() is not None):
             kept.append(KeptStorage(key, size, places))
-    del result  # until here its graph was needed
+    del result  # its graph was needed until here
     return kept
 
 
@@ -288,7 +288,7 @@ def resident_keys(model: nn.Module) -> set[int]:
 
 
 def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
-    """The tensors that have storages: those of a sparse one are its indices and its values."""
+    """The tensors that have storages: the tensor, or the indices and values of a sparse one."""
     if tensor.layout is torch.strided:
         return (tensor,)
     return (tensor._indices(), tensor._values()) if tensor.layout is torch.sparse_coo else ()

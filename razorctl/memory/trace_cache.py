@@ -1,4 +1,4 @@
-"""The trace of a training step and the cache of traces; both can be imported without torch."""
+"""The trace of a training step and the cache of traces; neither imports torch."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,14 +17,14 @@ LONGEST = 10  # seconds that a process waits for another that writes the cache
 
 
 class KernelWork(NamedTuple):
-    """The work of a kernel, on which its time depends.
+    """The work of a kernel; its time depends on it.
 
     Args:
         precision: a name in `gpus.PRECISIONS`, or "depthwise" for depthwise convolutions.
-        operations: multiplications and additions of its products.
+        operations: multiplications and additions in its products.
         bytes: bytes read and written.
         reduces: whether its results wait for sums or maxima of its operands, as in norms.
-        own: whether it is a kernel of razorctl, and not of PyTorch.
+        own: whether it is a kernel of razorctl instead of PyTorch.
         terms: terms of each sum of an int8 product; this and the rest are 0 for other kernels.
         programs: programs of 128 x 128 sums that share an int8 product.
         written: bytes that an int8 product writes after its last term.
@@ -41,7 +41,7 @@ class KernelWork(NamedTuple):
 
 
 class Calls(NamedTuple):
-    """Calls of the host in a step: of PyTorch's operations, and of razorctl's ops."""
+    """The host's calls in a step: of PyTorch's operations, and of razorctl's ops."""
 
     aten: int = 0
     ops: int = 0
@@ -55,14 +55,14 @@ class Trace:
     """A traced training step; sizes are in bytes.
 
     Args:
-        peak: highest bytes of all tensors.
+        peak: the most bytes of all tensors.
         weights, gradients, optimizer: parts of `peak`; buffers count as weights. The rest of it is
             activations and temporaries.
-        workspace: highest bytes of tensors and CUDA kernels' workspaces together, less `peak`.
-        saved: bytes of a micro-batch that are kept for backward.
+        workspace: the most bytes of tensors and CUDA kernels' workspaces together, minus `peak`.
+        saved: bytes that a micro-batch stores for backward.
         kernels: how often each runs in a step.
         fused: whether an attention kernel is fused.
-        block, rest: parameters of the largest block, and those outside all blocks.
+        block, rest: bytes of the parameters of the largest block, and outside all blocks.
         calls: of the whole step.
         update: calls after the last micro-batch, by the optimizer.
     """
@@ -82,17 +82,17 @@ class Trace:
 
     @property
     def highest(self) -> int:
-        """Highest bytes of tensors and workspaces of kernels together, on CUDA."""
+        """The most bytes of tensors and workspaces together, on CUDA."""
         return self.peak + self.workspace
 
     def on(self, device: str) -> int:
-        """Highest bytes of the step on a kind of device; on a CPU, workspaces are not known."""
+        """The most bytes of the step on a kind of device; for a CPU, without workspaces."""
         return self.peak if device == "cpu" else self.highest
 
 
 @dataclass(frozen=True)
 class Traced(Trace):
-    """A trace as `dump` writes it."""
+    """A trace in the form that `dump` writes."""
 
     kernels: Sequence[tuple[str, int, int, bool, bool, int, int, int, int]]  # type: ignore[assignment]
 
@@ -107,8 +107,7 @@ class Refused:
 class Cache:
     """Facts by name, in a file of the user's cache directory for this version of the code.
 
-    A file that cannot be read counts as empty. If it cannot be written, facts last as long as the
-    object.
+    An unreadable file counts as empty. If it cannot be written, facts live as long as the object.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -117,12 +116,12 @@ class Cache:
         self.facts = self._stored()
 
     def get(self, *name: Any) -> Any:
-        """The fact of a name; None if there is none."""
+        """The fact of this name, else None."""
         return self.facts.get(documents.text(name))
 
     def put(self, fact: Any, *name: Any) -> None:
-        """Stores a fact, which must be a JSON value, under a name; keeps other processes' facts."""
-        from filelock import FileLock  # imported here: a plan that is cached needs none
+        """Stores a fact, a JSON value, under a name; keeps the facts of other processes."""
+        from filelock import FileLock  # imported here: a cached plan does not need it
 
         self.facts[documents.text(name)] = fact
         with suppress(OSError):
@@ -135,12 +134,12 @@ class Cache:
                 self._version = self._status()
 
     def _stored(self) -> dict[str, Any]:
-        """The facts in the file; none if it cannot be read or holds anything else."""
+        """The facts in the file; none if it cannot be read or has another format."""
         self._version = self._status()
         return documents.read_cached(self.file, dict[str, Traced | Refused | int]) or {}
 
     def _status(self) -> tuple[int, ...] | None:
-        """The identity of a version of the file; None if there is no file."""
+        """Identifies a version of the file; None if there is no file."""
         with suppress(OSError):
             status = self.file.stat()
             return status.st_ino, status.st_size, status.st_mtime_ns
@@ -153,7 +152,7 @@ def dump(trace: Trace) -> dict[str, Any]:
 
 
 def load(document: dict[str, Any]) -> Trace:
-    """The trace that `dump` turned into this document."""
+    """The inverse of `dump`."""
     kernels = {KernelWork(*kernel): n for *kernel, n in document["kernels"]}
     calls = {name: Calls(*document[name]) for name in ("calls", "update")}
     return Trace(**{**document, "kernels": kernels, **calls})
@@ -161,7 +160,7 @@ def load(document: dict[str, Any]) -> Trace:
 
 @cache
 def _code() -> str:
-    """A digest of the code and library versions, on which every trace depends."""
+    """A digest of the code and of library versions; traces depend on both."""
     digest = sha256(" ".join(version(library) for library in LIBRARIES).encode())
     for file in sorted(Path(__file__).parents[1].rglob("*")):
         if file.suffix in (".py", ".json"):

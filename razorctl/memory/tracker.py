@@ -37,15 +37,15 @@ def trace_step(
 ) -> Trace:
     """Traces a training step on fake copies of a model and of the inputs of one micro-batch.
 
-    The trace counts parameters, buffers, inputs, gradients, optimizer state, kept activations and
+    Counts parameters, buffers, inputs, gradients, optimizer state, saved activations and
     temporaries, and separately the workspaces of CUDA kernels. The optimizer has its state from the
     start, as in every step but the first. Raises UsageError if the model needs tensor values.
 
     Args:
-        model, inputs: real, fake or meta; they stay as they are.
-        optimizer: builds the optimizer of the fake model; None is without one.
+        model, inputs: real, fake or meta; not changed.
+        optimizer: builds the optimizer of the fake model; None for no optimizer.
         step: `step(model, micro_batches, optimizer)` runs the step; each micro-batch is `inputs`.
-        forward: `forward(model, inputs)` returns the result of the forward pass of a micro-batch.
+        forward: `forward(model, inputs)` returns the result of a micro-batch's forward pass.
         micro_batches: their number. At most two are traced; the second stands for all later ones.
     """
     marks = list[tuple[Counter[KernelWork], Counter[str]]]()
@@ -109,12 +109,12 @@ class _Storage:
 
 
 class _Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts bytes of storages for as long as these are alive, and the kernels that run inside it.
+    """Counts the bytes of living storages, and the kernels that run inside the mode.
 
     peak: bytes at the highest moment, by label.
     kernels: how often each ran.
     calls: how often the operations of each field of `Calls` were called.
-    highest: highest bytes of tensors and workspaces of kernels.
+    highest: the most bytes of tensors and workspaces of kernels.
     fused: whether a kernel of fused attention ran.
     """
 
@@ -174,7 +174,7 @@ class _Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _note(self, tensor: Tensor, label: str | None = None) -> None:
-        """Counts the storage of a tensor once, by a label or by the current one."""
+        """Counts the storage of a tensor once, under `label` or the current label."""
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         counted = self._storages.get(key)
@@ -196,7 +196,7 @@ class _Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._total += size
 
     def note_gradient(self, gradient: Tensor | None) -> None:
-        if gradient is not None:  # an optimizer in the backward pass has freed it
+        if gradient is not None:  # None if an optimizer in the backward pass has freed it
             self._note(gradient, GRADIENTS)
 
     def _note_state(self, optimizer: Optimizer) -> None:
