@@ -1,1 +1,1 @@
-"""Plans: what fits a card, known before it runs."""
+"""Plans: predicts what fits a card before it runs."""

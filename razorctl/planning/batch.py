@@ -11,7 +11,7 @@ from razorctl.planning.candidates import label
 from razorctl.planning.gpus import Gpu
 from razorctl.planning.search import Search
 
-TRIED = (8, 16)  # examples of a process from which the memory of others is guessed
+TRIED = (8, 16)  # examples per process; the memory of other sizes is extrapolated from these
 
 
 def largest_batch(
@@ -26,12 +26,12 @@ def largest_batch(
 ) -> int:
     """The largest batch at which a recipe fits `budget` bytes of a card without micro-batches.
 
-    For each process it is a power of two. It is 1 if nothing fits, and at most the training
-    examples. Raises what `plan` raises.
+    It is a power of two per process: 1 if nothing fits, and at most the training examples. Raises
+    what `plan` raises.
 
     Args:
-        most: examples of the largest batch that is tried; None is all training examples.
-        report: called with what is traced.
+        most: the largest batch to try, in examples; None for all training examples.
+        report: called with the label of each trace.
     """
     cache, facts = cache or traces.Cache(), job_facts(job)
     most = min(most or 2**62, facts["train_examples"] or 2**62) // job.processes
@@ -50,7 +50,7 @@ def largest_batch(
         guess = large + (budget - needed(large)) / max(each, 1)
         size = _power(min(most, max(1, int(guess))))
     while size > 1 and (needs := needed(size)) > budget:
-        # As if each example had its share, as it nearly has in a batch that is much too large.
+        # As if memory were proportional to the batch; it almost is if the batch is far too large.
         size = min(size // 2, _power(max(1, size * budget // needs)))
     while 2 * size <= most and needed(2 * size) <= budget:
         size *= 2
@@ -58,5 +58,5 @@ def largest_batch(
 
 
 def _power(number: int) -> int:
-    """The largest power of two that is at most a number."""
+    """The largest power of two up to a number."""
     return 1 << max(0, number.bit_length() - 1)

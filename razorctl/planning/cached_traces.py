@@ -11,12 +11,12 @@ from razorctl.memory.trace_cache import Trace
 
 
 def job_facts(job: Job) -> dict[str, Any]:
-    """The facts of a job's model and data set that planning needs.
+    """The facts about a job's model and data set that planning needs.
 
-    Returns `defaults`, the model's settings of a Job, the numbers of `classes` and
-    `train_examples`, the `lengths` of texts, and whether an encoder `classifies_texts`. Raises
-    UsageError for unknown names and for a data set the model cannot take, and DataError for a data
-    set that cannot be used.
+    Returns `defaults`, the model's settings of a Job; the numbers of `classes` and
+    `train_examples`; the `lengths` of texts; and whether an encoder `classifies_texts`. Raises
+    UsageError for unknown names and for a data set that the model cannot take, and DataError for a
+    data set that cannot be used.
     """
     from razorctl import data, models
     from razorctl.data.own import text_lengths
@@ -33,7 +33,7 @@ def job_facts(job: Job) -> dict[str, Any]:
 
 
 def trace_key(job: Job, recipe: Recipe, classes: int) -> list[Any]:
-    """The key of the trace of a step, as a JSON value; similar jobs share it."""
+    """The key of the trace of a step, a JSON value; similar jobs share it."""
     from razorctl import models
 
     return [
@@ -43,9 +43,8 @@ def trace_key(job: Job, recipe: Recipe, classes: int) -> list[Any]:
         *(job.precision, job.optimizer, bool(job.momentum), bool(job.weight_decay)),
         *(job.weights, job.optimizer_in_backward, job.class_weights is not None),
         *(job.ema is not None, job.freeze),
-        bool(
-            job.cuda_graphs and job.compile and job.accumulate > 1
-        ),  # they keep gradients in memory
+        # CUDA graphs keep gradients in memory.
+        bool(job.cuda_graphs and job.compile and job.accumulate > 1),
         asdict(replace(recipe, seed=0)),
     ]
 
@@ -58,7 +57,7 @@ def cached_trace(
     device: str = "cuda",
     dot: bool = True,
 ) -> Trace:
-    """The trace of a training step, from the cache if it is there.
+    """The trace of a training step, cached.
 
     Raises UsageError for a recipe that the model cannot take.
 
@@ -66,7 +65,7 @@ def cached_trace(
         job: a resolved job.
         recipe: its recipe.
         classes: number of classes of its data set.
-        cache: the cache, which also gets a new trace.
+        cache: where the trace is looked up and stored.
         device: the kind of device.
         dot: see `ops.kernels.assumed`.
     """

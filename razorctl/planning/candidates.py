@@ -1,7 +1,7 @@
 """Ways to run a job on a card, with the predicted memory and time of each.
 
-All figures come from a traced step. Memory is what its tensors and kernels allocate; `times` says
-how long it takes.
+All figures come from a traced step. Memory is what its tensors and kernels allocate; `times`
+predicts the time.
 """
 
 import math
@@ -18,8 +18,8 @@ from razorctl.planning.times import launch_count, on_card, on_host, step_seconds
 # measured yet; both are chosen high.
 CONTEXT = 640 * 2**20
 FRAGMENTATION = 0.04
-# Copies of a block that FSDP2 has at most, chosen high: the weights of two and the buffer that they
-# arrive in, and the gradients of two.
+# Copies of a block that FSDP2 holds at most, chosen high: the weights of two blocks, the buffer
+# that receives them, and the gradients of two.
 GATHERED = 5
 
 
@@ -28,16 +28,16 @@ class Predicted:
     """Predicted bytes and seconds of a training step.
 
     Args:
-        peak_bytes: highest allocated bytes. It is the sum of weights, gradients, optimizer and
-            transient bytes, and of the kept bytes that are alive at that moment.
-        reserve_bytes: memory of the process beside its tensors; `peak_bytes` does not include it.
-        step_seconds: the likely time; it is between step_seconds_low and step_seconds_high, and
-            equal to both where measurements support it.
-        card_seconds, host_seconds: likely times of the card and of the host, of which the longer
-            one is that of the step.
+        peak_bytes: the most allocated bytes: the sum of weights, gradients, optimizer and transient
+            bytes, and of the saved bytes that are alive at that moment.
+        reserve_bytes: memory of the process beside its tensors; not in `peak_bytes`.
+        step_seconds: the likely time, between step_seconds_low and step_seconds_high. All three are
+            equal if they rest on measurements.
+        card_seconds, host_seconds: likely times of the card and of the host; the step takes the
+            longer one.
         launches: kernels that a step runs.
-        step_seconds_vs_full: over those of full fine-tuning in one pass, at the same precision.
-        average_share: the time of an average step over that of this one, which has the largest
+        step_seconds_vs_full: relative to full fine-tuning in one pass, at the same precision.
+        average_share: the time of an average step relative to this one, which has the largest
             micro-batches.
     """
 
@@ -69,10 +69,9 @@ class Predicted:
         """The prediction for a traced step on a card; `full` is the trace of full fine-tuning.
 
         Args:
-            graphs: how many CUDA graphs the host replays in a step, one for each micro-batch.
-            shards: over how many cards FSDP2 shards weights, gradients and optimizer state. What it
-                gathers is an estimate, and the time that cards take to exchange it is not
-                predicted.
+            graphs: the number of CUDA graphs that the host replays in a step, one per micro-batch.
+            shards: the number of cards over which FSDP2 shards weights, gradients and optimizer
+                state. The gathered bytes are an estimate. The time of exchanges is not predicted.
         """
         step = step_seconds(trace, gpu, graphs)
         kept = [trace.weights, trace.gradients, trace.optimizer]
@@ -117,7 +116,7 @@ class Candidate:
 
     @property
     def exact(self) -> bool:
-        """Whether its gradient is that of full fine-tuning."""
+        """Whether its gradient is the gradient of full fine-tuning."""
         return not self.recipe.approximates
 
     @property
@@ -127,7 +126,7 @@ class Candidate:
 
     @property
     def seconds(self) -> float:
-        """Predicted seconds of a step, the likely ones."""
+        """The likely seconds of a step."""
         return self.predicted.step_seconds
 
     @property
@@ -137,7 +136,7 @@ class Candidate:
 
     @property
     def slow(self) -> float:
-        """Predicted seconds of a step at the slow end of their range."""
+        """The seconds of a step at the slow end of their range."""
         return self.predicted.step_seconds_high
 
     @property

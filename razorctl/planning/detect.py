@@ -99,7 +99,7 @@ class Target(NamedTuple):
 
     Args:
         budget: bytes of the card that may be used.
-        source: where that figure comes from.
+        source: where the budget comes from.
         assumed: whether the card was guessed from its memory.
     """
 
@@ -112,10 +112,10 @@ class Target(NamedTuple):
 def target(name: str | None = None, vram: str | None = None, index: int = 0) -> Target:
     """The card to plan for, and the memory of it that may be used.
 
-    With `name`, the card is the preset of that name or file. Without it, it is this machine's card
-    with that index, and if there is none, the preset whose memory is nearest to `vram`.
-    The budget is `vram` if given, else all memory of a named card or the free memory of this
-    machine's. Raises UsageError if no card is found, or if `vram` is more than the card has.
+    With `name`, the card is the preset of that name or file. Otherwise it is this machine's card
+    with that index. If there is none, it is the preset with the memory nearest to `vram`. The
+    budget is `vram` if given, else all memory of a named card or the free memory of this machine's.
+    Raises UsageError if no card is found, or if `vram` is more than the card has.
     """
     budget = None if vram is None else memory_size(vram)
     detected = cards() if name is None else ()
@@ -148,9 +148,9 @@ def target(name: str | None = None, vram: str | None = None, index: int = 0) -> 
 
 
 def _unlike(card: Gpu, budget: int) -> tuple[float, bool, float]:
-    """A sort key: the card that a size of memory most likely means comes first.
+    """A sort key: the card that a memory size most likely means comes first.
 
-    Sizes are compared in whole GiB, as on a box. Of equal cards a GeForce comes first, then the
+    Sizes are compared in whole GiB, as on a box. Among equal cards a GeForce comes first, then the
     slowest, which is the safest guess.
     """
     distance = abs(math.log(max(1, round(card.memory_bytes / 2**30)) * 2**30 / budget))
@@ -166,7 +166,7 @@ def _visible(uuids: Sequence[str]) -> list[int]:
     """Indices of the cards that CUDA_VISIBLE_DEVICES names, read as CUDA reads it.
 
     The list ends before the first entry that does not name one card, such as -1, an index that is
-    too high or a prefix of several UUIDs. The list is empty if a card is named twice.
+    too high or a prefix of several UUIDs. It is empty if a card is named twice.
     """
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:

@@ -14,7 +14,7 @@ from razorctl.registry import find, unknown
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8", "fp8")
 ATTENTION = ("flash", "efficient", "math", "cudnn")
-# Compute capability -> the shipped preset that lends its achieved shares to cards without them.
+# Compute capability -> the shipped preset whose achieved shares serve cards without their own.
 MEASURED = {
     "7.0": "v100-16gb",
     "7.5": "rtx-2080-ti",
@@ -24,16 +24,16 @@ MEASURED = {
     "9.0": "h100-80gb",
     "12.0": "rtx-5090",
 }
-# Cards can run above the boost clock that their rates are for; a higher share is a mistake.
+# Cards can run above the boost clock that their rates refer to; a higher share is a mistake.
 _MOST = 1.5
-# Of the bandwidth of copies, what PyTorch's norms reach: 0.65 and 0.69 forward and backward of the
-# kernels of APEX that it ported, on an A100 (NVIDIA/apex pull request 1037: 896 and 953 GB/s, both
-# passes of the backward one counted).
+# Share of the bandwidth of copies that PyTorch's norms reach. It ported its kernels from APEX. On
+# an A100 they reached 0.65 forward and 0.69 backward (NVIDIA/apex pull request 1037: 896 and 953
+# GB/s, both passes of the backward one counted).
 REDUCES = 0.67
 # A box says up to 7 % more than the driver: 16 GB of a T4 are 15,360 MiB, 24 GB of an L4 23,034.
 _LABEL = 0.08
-_SIZE = re.compile(r"-[0-9]+gb$")  # at the end of a preset's name, where cards differ by it alone
-SHORT, LONG = 1024, 4096  # terms of the int8 products that were measured
+_SIZE = re.compile(r"-[0-9]+gb$")  # end of a preset's name, if cards differ only by memory
+SHORT, LONG = 1024, 4096  # terms of the measured int8 products
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,16 @@ class Achieved:
 
     Args:
         matrix: share of the rates of matrix products.
-        fp32, int8: shares of the fp32 and int8 rates, if they differ from `matrix`. The share of
-            int8 is for products of 4,096 terms and more.
+        fp32, int8: shares of the fp32 and int8 rates, if they differ from `matrix`; int8 is for
+            products of 4,096 terms and more.
         int8_short: share of the int8 rate for products of 1,024 terms and fewer, if it differs.
-            Between both the share lies on a line over the logarithm of the terms.
+            Between both, the share is linear in the logarithm of the terms.
         depthwise: share of the fp32 rate that depthwise convolutions reach.
         bandwidth: share of the bandwidth that copies reach.
-        reduces: share of the bandwidth that reducing kernels reach, such as norms; if not given,
+        reduces: share of the bandwidth that reducing kernels such as norms reach; by default
             `REDUCES` times the share of copies.
         source: who measured the shares.
-        borrowed: the card they were measured on, if another one.
+        borrowed: the card on which they were measured, if another one.
     """
 
     matrix: float
@@ -82,7 +82,7 @@ class Achieved:
         return self.matrix if share is None else share
 
     def of_int8(self, terms: int) -> float:
-        """The share of the int8 rate of a product whose sums have so many terms."""
+        """The share of the int8 rate for a product with sums of so many terms."""
         most = self.of("int8")
         least = most if self.int8_short is None else self.int8_short
         along = math.log(min(max(terms, SHORT), LONG) / SHORT) / math.log(LONG / SHORT)
@@ -101,11 +101,11 @@ class Gpu:
         source: the vendor's document for these figures.
         rates: precision -> operations per second of dense matrix products with fp32 (int8: int32)
             accumulation. fp32 is always there; a precision without hardware support is not.
-        multiprocessors: streaming multiprocessors, over which the programs of a kernel are spread;
-            if not given, products are predicted as if they filled the card.
+        multiprocessors: the number of streaming multiprocessors, over which a kernel's programs are
+            spread; by default products are predicted as if they filled the card.
         achieved: the shares of these peaks that kernels reach, as an Achieved or a table of its
-            fields. If not given, they are borrowed from the nearest generation that is not newer,
-            and `achieved.source` says so.
+            fields. By default they are borrowed from the nearest generation that is not newer, and
+            `achieved.source` names it.
     """
 
     name: str
@@ -153,7 +153,7 @@ class Gpu:
         return self.rates[unit] * self.achieved.of("depthwise" if work == "depthwise" else unit)
 
     def int8_per_second(self, terms: int) -> float:
-        """The rate that int8 products reach whose sums have `terms` terms."""
+        """The rate that int8 products with sums of `terms` terms reach."""
         if "int8" not in self.rates:
             return self.operations_per_second("int8")
         return self.rates["int8"] * self.achieved.of_int8(terms)
@@ -170,7 +170,7 @@ class Gpu:
         return REDUCES * self.bytes_per_second if share is None else self.bandwidth * share
 
     def filled(self, programs: int) -> float:
-        """The share of the card's multiprocessors that equal programs keep at work."""
+        """The share of the card's multiprocessors that this number of equal programs keeps busy."""
         if self.multiprocessors is None or not programs:
             return 1.0
         waves = math.ceil(programs / self.multiprocessors)
@@ -192,7 +192,7 @@ def _achieved(table: Any) -> Achieved:
 
 
 def _of_generation(compute_capability: str) -> Achieved:
-    """The shares of the newest measured generation up to a compute capability, else the oldest."""
+    """The shares of the newest measured generation up to a capability, else of the oldest."""
     version = {capability: tuple(map(int, capability.split("."))) for capability in MEASURED}
     match = re.fullmatch(r"([0-9]+)\.([0-9]+)", compute_capability)
     wanted = (int(match[1]), int(match[2])) if match else (0, 0)
@@ -204,7 +204,7 @@ def _of_generation(compute_capability: str) -> Achieved:
 
 
 def _required(settings: type) -> list[str]:
-    """The fields of a dataclass that have no default."""
+    """The fields of a dataclass without a default."""
     return [field.name for field in fields(settings) if field.default is MISSING]
 
 
@@ -215,7 +215,7 @@ def _check_positive(field: str, value: object, unit: str) -> None:
 
 
 def _check_names(field: str, value: Any, kind: Any, known: Sequence[str], needed: str) -> None:
-    """Raises UsageError unless `value` is a `kind` of known names, each once, with `needed`."""
+    """Raises UsageError unless `value` is a `kind` of known names, each once, and has `needed`."""
     if not isinstance(value, kind):
         form = "table" if kind is Mapping else "list"
         raise UsageError(f"{field} {value!r} is not a {form}; give a {form} with {needed!r} in it.")
@@ -229,16 +229,16 @@ def _check_names(field: str, value: Any, kind: Any, known: Sequence[str], needed
 
 
 def names() -> tuple[str, ...]:
-    """The names of all GPU presets, shipped or the user's own."""
+    """The names of all GPU presets, shipped and the user's own."""
     return tuple(sorted(presets.files("gpus")))
 
 
 def load(name: str) -> Gpu:
-    """The preset of a name, or of a file if the name ends in .toml.
+    """The preset with this name, or in this file if the name ends in .toml.
 
-    A card is also known by its number, such as 4090, and by what the driver calls it. Raises
-    UsageError for an unknown name, which suggests the nearest one, for a name of several cards, and
-    for a file that cannot be read or has a missing, unknown or invalid field.
+    A card is also known by its number, such as 4090, and by the driver's name for it. Raises
+    UsageError for an unknown name (and suggests the nearest), for a name of several cards, and for
+    a file that cannot be read or has a missing, unknown or invalid field.
     """
     if name.endswith(".toml"):
         return read_preset(Path(name))
@@ -253,7 +253,7 @@ def load(name: str) -> Gpu:
 
 
 def _plain(name: str) -> str:
-    """A card's name without brands and signs."""
+    """A card's name without brands and punctuation."""
     letters = re.sub(r"[^a-z0-9]", "", name.casefold())
     return re.sub(r"^(nvidia)?(geforce|tesla)?(rtx|gtx)?", "", letters)
 
@@ -285,8 +285,8 @@ def memory_size(text: str) -> int:
 
 
 def usable(size: int, memory_bytes: int) -> int | None:
-    """The bytes of a card that a size stands for; None if the card has less.
+    """The bytes of a card that a size means; None if the card has less.
 
-    The size on a card's box stands for all of its memory, though a driver reports less.
+    The size on a card's box means all of its memory, though a driver reports less.
     """
     return min(size, memory_bytes) if size <= (1 + _LABEL) * memory_bytes else None

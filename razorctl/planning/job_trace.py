@@ -33,7 +33,7 @@ from razorctl.surgery.byte_budget import sparsify_within
 if TYPE_CHECKING:
     from razorctl.ops.triton.recorded import Card, Launch
 
-# Functions of layers that autocast runs in fp32 on CUDA but not on the CPU.
+# Functions that autocast runs in fp32 on CUDA but not on the CPU.
 SINGLE = (
     *(torch.softmax, Tensor.softmax, F.softmax),
     *(torch.log_softmax, Tensor.log_softmax, F.log_softmax),
@@ -50,14 +50,14 @@ def _attention(
     is_causal: bool = False,
     **options: Any,
 ) -> Tensor:
-    """Fused attention without dropout, which CUDA draws inside its kernels and the CPU lacks."""
+    """Fused attention without dropout, which CUDA's kernels draw themselves and the CPU lacks."""
     return F.scaled_dot_product_attention(
         query, key, value, attn_mask, is_causal=is_causal, **options
     )
 
 
 def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Dropout that keeps its mask as bytes, as on CUDA; the CPU's keeps the scaled mask."""
+    """Dropout that saves its mask as bytes, as on CUDA; the CPU's saves the scaled mask."""
     if not training or inplace or not 0 < p < 1:
         return F.dropout(x, p, training, inplace)
     out: Tensor = torch.native_dropout(x, p, True)[0]
@@ -78,7 +78,7 @@ _CUDA: dict[Any, Callable[..., Any]] = {
 
 
 class _AsOnCuda(TorchFunctionMode):
-    """Makes autocast of SINGLE, fused attention and dropout on the CPU behave as on CUDA."""
+    """Makes autocast of SINGLE, fused attention and dropout behave on the CPU as on CUDA."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.backward:
@@ -88,7 +88,7 @@ class _AsOnCuda(TorchFunctionMode):
     def _backward(self, loss: Tensor) -> None:
         """`loss.backward()` inside this mode; torch's own call would leave the mode.
 
-        Layers may run their forward again in the backward pass.
+        Layers may recompute their forward in the backward pass, which must run in the mode.
         """
         engine: Any = Variable._execution_engine
         with self:
@@ -107,10 +107,10 @@ Blueprint = tuple[nn.Module, FakeTensorMode, dict[Any, int]]
 
 
 def blueprint(job: Job, classes: int) -> Blueprint:
-    """A model whose parameters are fake tensors of their real sizes, and their fake mode.
+    """A model with fake parameters of their real sizes, their fake mode, and a cache.
 
-    The last is for the bytes that steps of it keep in full, by what these depend on. Raises
-    DataError if the model's local files do not agree, or if it cannot be called.
+    The cache maps (job, device, dot) to the bytes that a full step stores. Raises DataError if the
+    model's local files do not agree with it, or if it cannot be called.
     """
     of_job = job.model, job.task, classes, job.input_size, not job.from_scratch
     return _blueprint(*of_job, models.stamp(job.model))
@@ -127,7 +127,7 @@ def _blueprint(
 def _attempt(
     task: str | None, classes: int, input_size: int | None, weights: bool, name: str
 ) -> Blueprint:
-    """The blueprint of a model; weights: whether the local files are compared with it."""
+    """The blueprint of a model; weights: whether to compare the local files with it."""
     family = models.find(name, task)
     with torch.device("meta"):
         model = family.bare(classes, input_size)
@@ -142,7 +142,7 @@ def _attempt(
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A job's model, sparsified, with the largest micro-batch, and what runs its step."""
+    """A job's sparsified model, its largest micro-batch, and the functions of its step."""
 
     model: nn.Module
     batch: Any
@@ -154,7 +154,7 @@ class _Prepared:
 def trace(job: Job, recipe: Recipe, classes: int, device: str = "cuda", dot: bool = True) -> Trace:
     """Traces the step that `finetune` takes for a resolved job and a recipe on a kind of device.
 
-    An evaluation needs no more memory: it runs the same rows through the same layers and keeps
+    An evaluation needs no more memory: it runs the same rows through the same layers and stores
     nothing. Raises UsageError for a recipe that the model cannot take.
 
     Args:
@@ -172,23 +172,23 @@ def trace(job: Job, recipe: Recipe, classes: int, device: str = "cuda", dot: boo
 
 
 def _averaged(model: nn.Module) -> list[Tensor]:
-    """The tensors of which `Job.ema` keeps an average."""
+    """The tensors that `Job.ema` averages."""
     return [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
 
 
 def launches(
     job: Job, recipe: Recipe, classes: int, *cards: "Card", device: torch.device | None = None
 ) -> "dict[Card, list[Launch]]":
-    """The launches of the first micro-batch of a step and of its optimizer on each card.
+    """The launches of the first micro-batch of a step and of its optimizer, for each card.
 
-    Recording the launches needs Triton, but no card; see `Recording`. Raises as `trace`.
+    Recording the launches needs Triton, but no card; see `Recording`. Raises what `trace` raises.
 
     Args:
-        job, recipe, classes: as of `trace`.
-        cards: all from compute capability 8.0 on, or none of them.
+        job, recipe, classes: as in `trace`.
+        cards: all with compute capability 8.0 or more, or all with less.
         device: the device of the recording.
     """
-    from razorctl.ops.triton.gemm_tiles import tiles_for  # where there is no Triton, neither
+    from razorctl.ops.triton.gemm_tiles import tiles_for  # imported here: needs Triton
     from razorctl.ops.triton.recorded import Recording
 
     with _prepared(job, recipe, classes, "cuda", bool(tiles_for(cards[0].capability))) as it:
@@ -201,7 +201,7 @@ def launches(
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Inside the block no garbage is collected: that would look through all that was imported."""
+    """Disables garbage collection, which would search everything that was imported."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -215,7 +215,7 @@ def _uncollected() -> Iterator[None]:
 def _prepared(
     job: Job, recipe: Recipe, classes: int, device: str, dot: bool
 ) -> Iterator[_Prepared]:
-    """Inside the block CPU tensors stand for those of the device; see `trace`."""
+    """Prepares a job's step with CPU tensors in place of the device's; see `trace`."""
     family = models.find(job.model, job.task, job.packing)
     model, mode, full = blueprint(job, classes)
     whole = JobForward(family, job)
@@ -238,7 +238,7 @@ def _prepared(
             total=None if job.of_rows else torch.ones(()),
         )
         if average:
-            torch._foreach_lerp_(average, now, 0.5)  # of few buffers that are whole numbers too
+            torch._foreach_lerp_(average, now, 0.5)  # includes the few integer buffers
 
     def forward(model: nn.Module, batch: tuple[Any, Tensor]) -> Any:
         with autocast(batch[1].device, job):

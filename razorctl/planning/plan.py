@@ -30,10 +30,10 @@ class Plan:
         job: resolved except for `accumulate`, which is in the chosen candidate.
         budget: bytes of the card that may be used.
         steps: sentences on what was tried, in order, and why it was not taken.
-        others: preference -> what it would have chosen, None if nothing fits.
-        packing: the tokens of an epoch if texts are packed, and if they are padded, in the
-            micro-batches of the chosen way; None if they are neither, or their lengths are not
-            known.
+        others: preference -> its choice, None if nothing fits.
+        packing: the tokens of an epoch with packed texts, and with padded ones, in the
+            micro-batches of the chosen way; None if the model cannot pack or pad them, or their
+            lengths are unknown.
     """
 
     job: Job
@@ -54,12 +54,12 @@ class Plan:
 
     @property
     def planned_recipe(self) -> Recipe:
-        """The chosen recipe with the seed of the job, since `finetune --seed` sets both."""
+        """The chosen recipe with the job's seed, since `finetune --seed` sets both."""
         return replace(self.chosen.recipe, seed=self.job.seed)
 
     @property
     def reason(self) -> str:
-        """A phrase that says why the chosen way is taken."""
+        """A phrase that gives the reason for the choice."""
         if not self.others:
             return "as asked for, in as few micro-batches as fit"
         if self.prefer == "fast":
@@ -75,7 +75,7 @@ class Plan:
 
     @property
     def command(self) -> str:
-        """The command line that runs exactly what was planned."""
+        """The command line that runs exactly this plan."""
         return command_line(self.planned_job, self.planned_recipe)
 
     def document(self) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class Plan:
 
 
 def _document(job: Job, gpu: Gpu, budget: int, ways: Sequence[Candidate]) -> dict[str, Any]:
-    """The part of the document that a plan and a refusal share."""
+    """The part of the document that plans and refusals share."""
     return {
         "budget_bytes": budget,
         "gpu": {
@@ -131,7 +131,7 @@ def _entry(way: Candidate, job: Job, budget: int) -> dict[str, Any]:
         "fits": way.fits(budget),
         "recipe": asdict(replace(recipe, seed=job.seed)),
         "predicted": asdict(way.predicted),
-        # None where tokenizing will tell how many steps the epochs are.
+        # None if only tokenizing tells how many steps the epochs have.
         "run_seconds": None if job.steps is None else way.average_seconds * job.steps,
     }
 
@@ -146,7 +146,7 @@ FLAGS = {"learning_rate": "lr"}
 
 
 def command_line(job: Job, recipe: Recipe) -> str:
-    """The command line that trains a job by a recipe, which has the seed of the job."""
+    """The command line that trains a job by a recipe with the same seed."""
     words = [*program(job.processes), "finetune", job.model, job.dataset]
     named = {"model", "dataset", "processes"}
     for settings in (job, recipe):
@@ -160,13 +160,13 @@ def command_line(job: Job, recipe: Recipe) -> str:
                 else:
                     words += [f"--{flag}", str(value)]
     if recipe == Recipe(seed=job.seed):
-        words += ["--method", recipe.method]  # without it, `finetune` plans again
+        words += ["--method", recipe.method]  # without a flag of the recipe, `finetune` would plan
     return shlex.join(words)
 
 
 @dataclass(frozen=True)
 class _Card:
-    """The card of a plan's document."""
+    """The card in a plan's document."""
 
     name: str
     memory_bytes: int
@@ -176,7 +176,7 @@ class _Card:
 
 @dataclass(frozen=True)
 class _Way:
-    """A way of a plan's document, as `_entry` makes it."""
+    """A way in a plan's document, as written by `_entry`."""
 
     label: str
     method: str
@@ -196,7 +196,7 @@ class _Way:
 
 @dataclass(frozen=True)
 class Document:
-    """The document that `plan --json` prints of a job that fits, and a run directory keeps."""
+    """The document that `plan --json` prints if a job fits; a run directory stores it."""
 
     razorctl: str
     fits: Literal[True]
@@ -217,7 +217,7 @@ class Document:
 
 
 def read(file: Path) -> tuple[Job, Recipe, dict[str, Any]]:
-    """The job, the chosen recipe and the whole document of a file of `plan --json`.
+    """The job, the chosen recipe and the whole document in a file of `plan --json`.
 
     Raises UsageError for a file that cannot be read, is not a plan, was edited, or was written by
     another version of razorctl.
@@ -253,18 +253,17 @@ def plan(
     Exact ways are full fine-tuning and activation checkpointing, each in one pass or accumulated
     over micro-batches. prefer:
     - `exact` takes the fastest exact way that fits.
-    - `balanced` takes an approximate way instead if it is predicted to take at least 5 % less time,
-      at the slow end of the range of its time, and its gradient was measured at a cosine of 0.98 or
-      more at the job's precision.
+    - `balanced` takes an approximate way instead if its predicted time is at least 5 % less, at the
+      slow end of its range, and if its gradient was measured at a cosine of 0.98 or more at the
+      job's precision.
     - `fast` takes the way with the least predicted time, with razor up to the job's `max_ratio`. At
-      ratio 0.9 it may add what cost no more accuracy in fine-tuning than seeds differ by
-      (scripts/bench/accuracy.md): the int8 forward pass, and for encoders that classify texts a
-      gradient of half of the residual branches in a step.
-    Of ways whose times differ by no more than 2 %, each takes the one that is least approximate.
-    None takes LoRA, which trains another part of the model. It is listed beside the ways to train a
-    language model.
+      ratio 0.9 it may add what cost no more accuracy in fine-tuning than the spread of seeds
+      (scripts/bench/accuracy.md): the int8 forward pass, and for encoders that classify texts
+      gradients of only half of the residual branches per step.
+    Among ways whose times differ by at most 2 %, each takes the least approximate one. None takes
+    LoRA, which trains other parameters. Plans for language models list it.
 
-    Raises NoFitError, with the smallest budget that is enough, if nothing fits, and UsageError for
+    Raises NoFitError with the smallest sufficient budget if nothing fits, and UsageError for
     settings that cannot be used.
 
     Args:

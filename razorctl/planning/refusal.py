@@ -1,4 +1,4 @@
-"""The refusal of a job that does not fit a card: the bytes it needs, and the change that fits."""
+"""The refusal of a job that does not fit a card: the bytes it needs, and a change that fits."""
 
 import math
 from collections.abc import Iterator
@@ -19,11 +19,11 @@ WIDER: dict[Prefer, tuple[Prefer, ...]] = {  # preferences that allow more ways
     "balanced": ("fast",),
     "fast": (),
 }
-SMALLER = (0.75, 0.5, 0.25)  # shares of an input size that are tried where nothing fits
+SMALLER = (0.75, 0.5, 0.25)  # shares of the input size that are tried if nothing fits
 
 
 def needed_bytes(search: Search, prefer: Prefer) -> int:
-    """The smallest budget in which a preference finds a way.
+    """The smallest budget in which a preference has a way.
 
     Raises UsageError if no way can be traced.
     """
@@ -35,7 +35,7 @@ def needed_bytes(search: Search, prefer: Prefer) -> int:
 
 
 def message(search: Search, prefer: Prefer) -> str:
-    """The error if nothing fits, which says what to change."""
+    """The error message if nothing fits; it says what to change."""
     needed = units.size(needed_bytes(search, prefer), math.ceil)
     return (
         f"{search.job.model} on {search.job.dataset} does not fit in "
@@ -55,7 +55,7 @@ def _sizes(search: Search, prefer: Prefer) -> Iterator[int]:
 
 
 def _fits(search: Search, prefer: Prefer) -> bool:
-    """Whether a preference finds a way."""
+    """Whether any way of a preference fits."""
     return any(size <= search.budget for size in _sizes(search, prefer))
 
 
@@ -85,7 +85,7 @@ def _smallest_change(search: Search, prefer: Prefer) -> str:
 
 
 def _like(search: Search, job: Job, recipe: Recipe | None) -> Search:
-    """The search on the same card for a job that has the same data set and model."""
+    """A search on the same card for a job with the same data set and model."""
     rest = search.cache, search.report, search.facts
     return Search(job, search.gpu, search.budget, recipe, *rest)
 
@@ -102,7 +102,7 @@ def changes(search: Search) -> Iterator[tuple[str, dict[str, Any]]]:
     half = settle_precision("auto", search.gpu.compute_capability)
     if job.precision == "fp32" != half:
         yield f"--precision {half}", {"precision": half}
-    # Its state is below SGD's, and it trains as AdamW does, at the same learning rate.
+    # 8-bit AdamW has less state than SGD, and trains like AdamW at the same learning rate.
     if job.optimizer == "adamw" and search.shards == 1:
         yield "--optimizer adamw8bit", {"optimizer": "adamw8bit"}
     if job.input_size is not None:  # smaller sizes, then the model's own

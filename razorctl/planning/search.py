@@ -29,20 +29,20 @@ from razorctl.planning.gpus import Gpu
 from razorctl.planning.times import step_seconds
 from razorctl.rules.allocation import largest, width
 
-# Ratios of razor that are tried beside the largest one that is close, and the largest allowed one.
+# Ratios of razor to try beside the largest close ratio and the largest allowed one.
 RATIOS = (0.5, 0.9, 0.95)
-# What `fast` may add to razor: in fine-tuning with this ratio it cost no more accuracy than seeds
-# differ by, branches when encoders classified texts (scripts/bench/accuracy.md).
+# Additions to razor for `fast`: in fine-tuning with this ratio they cost no more accuracy than the
+# spread of seeds; for branches, when encoders classified texts (scripts/bench/accuracy.md).
 INT8 = Recipe(ratio=0.9, int8_forward=True)
 BRANCHES = Recipe(ratio=0.9, joint_budget=0.5, joint="branches")
-ALIKE = 0.6  # a method at one ratio takes at least this share of its time at another ratio
-PAYS = 0.95  # an approximate way is worth it at this share of an exact way's time or less
-SAME = 1.02  # times that differ by no more than this factor count as the same
+ALIKE = 0.6  # at another ratio, a method takes at least this share of its time
+PAYS = 0.95  # an approximate way pays at this share of an exact way's time or less
+SAME = 1.02  # times within this factor count as the same
 ADAPTERS = Recipe("lora")
 
 
 class Search:
-    """The ways to run one job on one card; each is traced when it is needed."""
+    """The ways to run one job on one card; each is traced on first use."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Search:
         report: Callable[[str], object] = lambda _: None,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
-        """Settles the job; `facts` are its `job_facts`, which None looks up."""
+        """facts: the result of `job_facts(job)`; None computes it."""
         self.cache, self.report = cache or traces.Cache(), report
         self.facts = job_facts(job) if facts is None else facts
         self.classes, self.examples = self.facts["classes"], self.facts["train_examples"]
@@ -71,11 +71,11 @@ class Search:
 
     @property
     def rows(self) -> tuple[Candidate, ...]:
-        """The ways to show, of all that were tried, ordered from exact to most approximate.
+        """The tried ways to show, from exact to most approximate.
 
-        Every way in one pass is shown. Of ways in micro-batches, those that fit are shown, or, if
-        no way fits, those with the most micro-batches. Of ways with equal predictions, only the
-        least approximate is shown.
+        Every way in one pass is shown. Ways in micro-batches are shown if they fit; if no way fits,
+        the ones with the most micro-batches are. Of ways with equal predictions, only the least
+        approximate is shown.
         """
         ways = list(self.candidates.values())
         fitting = [way for way in ways if way.fits(self.budget)]
@@ -114,7 +114,7 @@ class Search:
 
     @property
     def shards(self) -> int:
-        """Over how many processes weights, gradients and optimizer state are sharded."""
+        """The number of processes over which weights, gradients and optimizer state are sharded."""
         return self.job.processes if self.job.strategy == "fsdp" else 1
 
     def _trace(self, recipe: Recipe, accumulate: int) -> Trace:
@@ -124,7 +124,7 @@ class Search:
         )
 
     def choose(self, prefer: Prefer) -> Candidate | None:
-        """The way that a preference takes; None if nothing fits."""
+        """The choice of a preference; None if nothing fits."""
         self.reasons[prefer] = self._reasons = []
         if prefer == "balanced" and self.recipe is None:
             chosen = self._balanced()
@@ -135,7 +135,7 @@ class Search:
         return chosen
 
     def gain(self, way: Candidate) -> Gain | None:
-        """The gain of packing in the micro-batches of a way; None where texts are not apart."""
+        """The speed-up from packing texts, or None if the model cannot separate packed texts."""
         lengths = self.facts["lengths"]
         if lengths is None:
             return None
@@ -143,9 +143,9 @@ class Search:
         return gained
 
     def average_share(self, way: Candidate) -> float:
-        """The time of an average step over that of the largest one, which is predicted.
+        """The time of an average step relative to the predicted one, which is the largest.
 
-        It is of micro-batches with as many tokens as packing or grouping leaves to compute.
+        An average micro-batch has as many tokens as remain after packing or grouping.
         """
         gain, job = self.gain(way), replace(self.job, accumulate=way.accumulate)
         if gain is None or job.cuda_graphs or not self.examples:
@@ -164,20 +164,20 @@ class Search:
                 *(way.recipe, self.classes, self.cache),
                 dot=self.gpu.multiplies_in_triton,
             )
-        except UsageError:  # so few tokens cannot be pruned as many can
+        except UsageError:  # with so few tokens the recipe may be impossible
             return 1.0
         return min(1.0, step_seconds(trace, self.gpu).likely / way.seconds)
 
     def look_beside(self) -> None:
-        """Looks at LoRA of a language model, which is shown and never chosen."""
+        """Adds LoRA for a language model to the ways that are shown; it is never chosen."""
         if self.recipe is None and self.job.task in LANGUAGE:
             self.fastest([ADAPTERS])
 
     def _balanced(self) -> Candidate | None:
         """The fastest exact way, or the fastest close way if it is faster and any close way pays.
 
-        Of a close way, the slow end of its range counts. It is enough that a close way pays in the
-        memory that it needs. Otherwise a larger budget could make what counts slower.
+        A close way counts with the slow end of its range. It suffices that any close way pays in
+        the memory that it needs. Otherwise a larger budget could lead to a slower choice.
         """
         exact = self.fastest(self._exact)
         limit = math.inf if exact is None else exact.seconds
@@ -204,12 +204,12 @@ class Search:
 
     @cached_property
     def family(self) -> Family:
-        """The family of the model."""
+        """The family of the model, by whether it runs fused attention."""
         return "attention" if self._trace(Recipe("full"), 1).fused else "convolution"
 
     @cached_property
     def _exact(self) -> list[Recipe]:
-        """The recipes whose gradient is that of full fine-tuning."""
+        """The recipes with the gradient of full fine-tuning."""
         if self.family == "attention":
             return [Recipe("full"), Recipe("checkpoint")]
         return [Recipe("full"), Recipe("full", attention="flash"), Recipe("checkpoint")]
@@ -225,12 +225,12 @@ class Search:
 
     @property
     def _close(self) -> list[Recipe]:
-        """The recipes of razor whose gradient was measured to be close to the exact one."""
+        """The recipes of razor whose gradient was measured close to the exact one."""
         return [way for way in self._razor if way.close(self.job.precision, self.family)]
 
     @property
     def _fast(self) -> list[Recipe]:
-        """All recipes of razor, and those with what cost no accuracy in fine-tuning."""
+        """All recipes of razor, and those with additions that cost no accuracy in fine-tuning."""
         added = [INT8, BRANCHES] if self.facts["classifies_texts"] else [INT8]
         return [*self._razor, *(recipe for recipe in added if recipe.ratio <= self.job.max_ratio)]
 
@@ -244,7 +244,7 @@ class Search:
     def possible(self, recipe: Recipe, accumulate: int = 1) -> bool:
         """Whether the model can take a recipe; if not, adds the reason to the explanation.
 
-        Raises UsageError instead if the user chose the recipe, and not the number of micro-batches.
+        Raises UsageError instead if the user chose the recipe but not the number of micro-batches.
         """
         try:
             self.predict(recipe, accumulate)
@@ -268,9 +268,9 @@ class Search:
         fits, or if all take more than `limit` seconds.
 
         Args:
-            recipes: the recipes whose ways are compared.
-            budget: bytes of the card; None is the budget of the search.
-            limit: most seconds of a step.
+            recipes: the recipes to compare.
+            budget: bytes of the card; None for the budget of the search.
+            limit: the most seconds of a step.
             end: which time of a way counts, the likely one or the slow end.
         """
         time: Callable[[Candidate], float] = attrgetter(end)
@@ -293,7 +293,7 @@ class Search:
         return min(fastest, key=order, default=None)
 
     def _least(self, recipe: Recipe) -> float:
-        """A lower bound of the seconds of a step, from the ways that are already traced."""
+        """A lower bound of the seconds of a step, from ways that are traced already."""
         whole = {other: way.seconds for (other, n), way in self.candidates.items() if n == 1}
         if recipe in whole:
             return whole[recipe]  # with micro-batches a step is slower
@@ -333,9 +333,9 @@ class Search:
         return [count for count in range(1, batch + 1) if batch % count == 0]
 
     def _hopeless(self, recipe: Recipe, accumulate: int, budget: int) -> bool:
-        """Whether a way cannot fit, even if all tensors shrink with the micro-batch.
+        """Whether a way cannot fit, even if all tensors except weights and optimizer state shrink.
 
-        Weights and optimizer state do not shrink.
+        They shrink with the micro-batch at most in proportion.
         """
         whole = self.predict(recipe).predicted
         fixed = whole.weights_bytes + whole.optimizer_bytes
@@ -344,5 +344,5 @@ class Search:
 
 
 def _takes(way: Candidate) -> str:
-    """The time of a step, from the least to the most if they differ."""
+    """The time of a step as text, a range if its ends differ."""
     return units.between(way.predicted.step_seconds_low, way.slow)
