@@ -1,4 +1,4 @@
-"""Functions from tensors to tensors. Each file defines ops, with bodies of PyTorch operations.
+"""Functions from tensors to tensors. Each file defines ops by bodies of PyTorch operations.
 
 The kernels of an op are in the files of the same name in `cpu` and `triton`.
 """
@@ -8,7 +8,7 @@ from pkgutil import iter_modules
 
 from razorctl.ops import kernels
 
-# All ops come before any kernel, since the kernels of one file use other ones and their ops.
+# All ops are imported before any kernel, since kernels use the ops and kernels of other files.
 _FILES = [f"{__name__}.{file.name}" for file in iter_modules(__path__) if not file.ispkg]
 for _file in _FILES:
     import_module(_file)

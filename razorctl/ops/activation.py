@@ -1,4 +1,4 @@
-"""Activation functions that keep a few-bit copy of their input, and their gradients from it.
+"""Activation functions that store a few-bit copy of their input, and their gradients from it.
 
 Forward: y = f(x), and a copy of x [rows, columns]. Backward: dx = f'(x) dy for the x of the copy.
 """
@@ -23,7 +23,7 @@ from razorctl.ops.quantize import affine, empty_copy, quantize, widened
 def activation_quantize(
     x: Tensor, function: str, bits: int, tile_rows: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """f(x) of `x`, in its dtype, and the copy that `quantize` makes of x.
+    """f(x) of `x`, in its dtype, and the copy of x that `quantize` returns.
 
     Args:
         x: [..., columns].
@@ -37,10 +37,10 @@ def activation_quantize(
 
 @op(empty=lambda dy, *_: dy.new_empty(dy.shape), fused=Fused())
 def activation_grad(dy: Tensor, copy: FewBitCopy, function: str) -> Tensor:
-    """f'(x) dy for the x of a copy, dy [rows, columns].
+    """f'(x) dy for the x of a copy, dy [rows, columns], in the dtype of dy.
 
-    In the dtype of dy. x is often the widest activation of a transformer, so it is unpacked part by
-    part and never exists as a whole.
+    x is often the widest activation of a transformer, so it is unpacked part by part, and never
+    exists as a whole.
     """
     dx = torch.empty_like(dy, memory_format=torch.contiguous_format)
     backward = FUNCTIONS[function].backward

@@ -89,8 +89,10 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
     *inputs, seed = ctx.saved_tensors
     with_mask = ctx.needs_input_grad[3]
-    given: Any = attention_again_grad.overload(dout, with_mask, *inputs, *ctx.settings, seed)
-    return *given, *(None,) * (9 - len(given))
+    gradients: list[Tensor | None] = attention_again_grad.overload(
+        dout, with_mask, *inputs, *ctx.settings, seed
+    )
+    return tuple(gradients + [None] * (9 - len(gradients)))
 
 
 attention_again.definition.register_autograd(_backward, setup_context=_keep)

@@ -22,7 +22,7 @@ from razorctl.ops.op import FewBitCopy, op
 def batch_norm_grad(
     dy: Tensor, copy: FewBitCopy, weight: Tensor | None, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of images, in the dtype of dy, and of weight and bias, in that of rstd.
+    """The gradients of images, in the dtype of dy, and of weight and bias, in the dtype of rstd.
 
     Args:
         dy: [batch, channels, ...].

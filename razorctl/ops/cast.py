@@ -10,15 +10,15 @@ from razorctl.ops.op import op
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     """A copy of `x` in another `dtype`.
 
-    For a cast in the backward pass, torch.compile would reuse the same cast of the forward pass,
-    and keep its result for backward.
+    torch.compile would merge a cast in the backward pass with the same cast in the forward pass,
+    and store its result for backward.
     """
     return x.to(dtype)
 
 
 def cast_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """The weight in the `dtype` of a backward pass, which autocast has cast in the forward pass."""
+    """The weight in the `dtype` of a backward pass, as autocast cast it in the forward pass."""
     if weight.dtype == dtype:
         return weight
-    # Compiled, the two casts would become one, whose result would be kept.
+    # In a compiled program the two casts would become one, and its result would be stored.
     return cast(weight, dtype) if torch.compiler.is_compiling() else weight.to(dtype)

@@ -1,28 +1,28 @@
-"""Cuts a tensor into parts, so that the temporaries of an operation stay small."""
+"""Splits a tensor into parts, so that temporaries of an operation stay small."""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-ELEMENTS = 2**22  # the most in a part, and so in a temporary
-CACHED = {"cpu": 2**17}  # elements for each thread that stay in its cache
+ELEMENTS = 2**22  # of a part at most, and so of a temporary
+CACHED = {"cpu": 2**17}  # elements per thread that stay in its cache
 
 
 class RowPart(NamedTuple):
-    """Some rows of an activation: whole tiles of equal length, or some rows of one tile."""
+    """Some rows of an activation: whole tiles of equal length, or a part of one tile."""
 
     rows: slice
     tiles: slice
 
 
 def in_cache(x: Tensor) -> bool:
-    """Whether parts of `x` should stay in a core's cache; on other devices each costs launches."""
+    """Whether parts of `x` should stay in a core's cache; elsewhere each part costs launches."""
     return x.device.type in CACHED
 
 
 def _rows(device: torch.device, columns: int) -> int:
-    """Rows of a part: about ELEMENTS elements, or on a device in CACHED that many per thread."""
+    """Rows of a part: about ELEMENTS elements, or on a device in CACHED so many per thread."""
     cached = CACHED.get(device.type)
     most = ELEMENTS if cached is None else cached * torch.get_num_threads()
     return max(1, most // max(1, columns))

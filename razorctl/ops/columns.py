@@ -1,4 +1,4 @@
-"""Columns of an activation [n, d]: x[:, index], which a layer keeps, and norms of all columns."""
+"""Columns x[:, index] of an activation [n, d], which a layer stores, and norms of all columns."""
 
 import torch
 from torch import Tensor

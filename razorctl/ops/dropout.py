@@ -1,4 +1,4 @@
-"""Dropout that returns its mask, with the draws of stock dropout.
+"""Dropout that returns its mask, with the random draws of stock dropout.
 
 Forward: y = mask x / (1 - p), of any shape. Backward: dx = mask dy / (1 - p).
 """
@@ -27,7 +27,7 @@ def _product(x: Tensor, p: float) -> tuple[Tensor, Tensor]:
 
 
 # On a CPU, nn.Dropout runs a product, which draws differently from the fused op. Neither is a
-# registered op, since a compiler could not fuse it or run it again on the same draw.
+# registered op, since a compiler could not fuse it, or recompute it with the same draw.
 KERNELS = {"cpu": _product}
 
 

@@ -15,8 +15,8 @@ LARGEST = torch.finfo(torch.float32).max
 class Function:
     """An activation function.
 
-    forward: x -> f(x). backward: (dy, x) -> f'(x) dy. lowest: the x where f is least; f falls up to
-    it and rises from it.
+    forward: x -> f(x). backward: (dy, x) -> f'(x) dy. lowest: the x with the least f(x); f falls
+    below it and rises above it.
     """
 
     forward: Callable[[Tensor], Tensor]
@@ -45,7 +45,7 @@ FUNCTIONS = {
     "hardswish": Function(F.hardswish, aten.hardswish_backward, -1.5),
     "relu": Function(F.relu, lambda dy, x: aten.threshold_backward(dy, x, 0), 0.0),
     "relu6": Function(F.relu6, lambda dy, x: aten.hardtanh_backward(dy, x, 0, 6), 0.0),
-    "leaky-relu": Function(  # falls nowhere
+    "leaky-relu": Function(  # rises everywhere
         F.leaky_relu, lambda dy, x: aten.leaky_relu_backward(dy, x, 0.01, False), -LARGEST
     ),
 }

@@ -14,7 +14,7 @@ from razorctl.ops.op import Fused, op
     fused=Fused(),
 )
 def gated_grad(dy: Tensor, gate: Tensor, up: Tensor, function: str) -> tuple[Tensor, Tensor]:
-    """dgate and dup in the dtype of dy, which gate and up have too.
+    """dgate and dup, in the dtype of dy, gate and up.
 
     Args:
         dy: [rows, columns].

@@ -3,9 +3,9 @@
 out [m, n] = a_scale (a b^T) b_scale + left right^T, for a [m, k], b [n, k], a_scale [m, 1],
 b_scale [n], left [m], right [n].
 
-The contracted dimension cannot have scales, so each operand has a scale for each slice along its
-other dimension: in dX = dy W for each row of dy and each column of W. `int8_operand` makes the
-operand for x in dW = dy^T x.
+The contracted dimension cannot have scales. So each operand has one scale per slice along its other
+dimension: in dX = dy W, per row of dy and per column of W. `int8_operand` computes the operand x in
+dW = dy^T x.
 """
 
 from collections.abc import Callable
@@ -18,10 +18,10 @@ from razorctl.ops.chunks import chunks
 from razorctl.ops.int8 import LEVELS, int8_rows
 from razorctl.ops.op import Fused, op
 
-PART = 2**24  # elements of the int32 product that exist at a time; smaller parts cost launches
-# The most terms whose sum of products of codes is exact in single precision.
+PART = 2**24  # elements of the int32 product in memory at a time; smaller parts cost launches
+# The most terms for which a sum of products of codes is exact in single precision.
 EXACT_TERMS = 2**24 // (LEVELS + 1) ** 2
-COPY_ROWS = 128  # of a tile of an 8-bit copy of a result, as many as a program of a card makes
+COPY_ROWS = 128  # rows of a tile in an 8-bit copy of a result; a program on a card computes as many
 
 
 @op(
@@ -43,9 +43,9 @@ def scaled_gemm(
 ) -> Tensor:
     """a_scale (a b^T) b_scale + left right^T, [m, n].
 
-    The int8 product is exact. `torch._int_mm` computes it on devices with int8 GEMMs, a C kernel on
-    CPUs that have AVX2 without VNNI, and GEMMs in single precision on others, in parts of k that
-    are short enough for exact sums.
+    The int8 product is exact. On devices with int8 GEMMs `torch._int_mm` computes it, on CPUs with
+    AVX2 but not VNNI a C kernel, and elsewhere GEMMs in single precision, in parts of k that are
+    short enough for exact sums.
 
     Args:
         a: int8 [m, k].
@@ -90,7 +90,7 @@ def in_parts(
     left: Tensor | None,
     right: Tensor | None,
 ) -> Tensor:
-    """`scaled_gemm` by `gemm`, whose int32 product is made in parts if `dtype` is narrower."""
+    """`scaled_gemm` by `gemm`, with an int32 product in parts if `dtype` is narrower."""
     out = a.new_empty(len(a), len(b), dtype=dtype)
     if not (a.numel() and b.numel()):
         out.zero_()
@@ -108,12 +108,12 @@ def in_parts(
 
 
 def part_rows(columns: int, tile_rows: int = 1) -> int:
-    """Rows of an int32 product that exist at a time, whole tiles; cuBLASLt takes more than 16."""
+    """Rows of an int32 product in memory at a time, in whole tiles; cuBLASLt needs more than 16."""
     return max(17, tile_rows, PART // columns // tile_rows * tile_rows)
 
 
 def _scaled(product: Tensor, a_scale: Tensor | None, b_scale: Tensor) -> Tensor:
-    """The int32 product times its scales, in single precision and in its own memory."""
+    """The int32 product times its scales, in single precision, in the same memory."""
     values = product.view(torch.float32)
     for rows in chunks(values):
         part = values[rows].copy_(product[rows]).mul_(b_scale)
@@ -125,7 +125,7 @@ def _scaled(product: Tensor, a_scale: Tensor | None, b_scale: Tensor) -> Tensor:
 def has_int8_gemm(device: torch.device) -> bool:
     """Whether an accelerator has `torch._int_mm` with tensor cores, as from Turing on.
 
-    The meta device stands for a GPU that has them; GPUs without them take some tens of MiB more.
+    The meta device stands for such a GPU; other GPUs need some tens of MiB more.
     """
     if device.type == "cuda":
         return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (7, 5)
@@ -135,7 +135,7 @@ def has_int8_gemm(device: torch.device) -> bool:
 def cublas_gemm(a: Tensor, b: Tensor) -> Tensor:
     """a [m, k] times the transpose of b [n, k], int8, as int32 [m, n] by `torch._int_mm` on CUDA.
 
-    cuBLASLt takes more than 16 rows, and multiples of 8 for the other sizes. Every card supports
+    cuBLASLt needs more than 16 rows, and multiples of 8 for the other sizes. Every card supports
     operands that are contiguous along k.
     """
     (m, k), n = a.shape, len(b)
@@ -167,7 +167,7 @@ def int8_linear(
     """x W^T + b, [rows, out] in `dtype`, with both operands in int8.
 
     Args:
-        x: what `int8_rows` makes of x [rows, in]; without a sum for an x without infinities.
+        x: the result of `int8_rows` for x [rows, in]; without the sum if x has no infinities.
         weight: [out, in].
         bias: [out], or None.
         dtype: of the result.
@@ -176,9 +176,7 @@ def int8_linear(
     outputs, out_scale, out_total, _ = int8_rows(weight)
     out_scale = out_scale.squeeze(1)
     left, right = None, None if bias is None else bias.to(out_scale.dtype)
-    if (
-        total is not None
-    ):  # no code stands for an infinity, which sums pass on as a stock layer does
+    if total is not None:  # codes cannot be infinite, but sums carry infinities on, as in stock
         right = out_scale.new_zeros(len(out_scale)) if right is None else right
         right = right.add(total.dot(out_total), alpha=0)
     if right is not None:

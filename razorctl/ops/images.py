@@ -2,8 +2,8 @@
 
 Forward: the copy of x, or of (x - mean) rstd. Backward: f(x) for the x of the copy, as images.
 
-The ops here convert images with channels first to a copy and back, without rows in memory. They
-have kernels for CPUs; on other devices rows are made first, for the ops of `quantize`.
+The ops here convert images with channels first to a copy and back, without storing rows. They have
+kernels for CPUs; other devices form rows first, for the ops of `quantize`.
 """
 
 import torch
@@ -27,13 +27,13 @@ def unrolled(rows: Tensor, shape: torch.Size, like: Tensor | None = None) -> Ten
 
 
 def memory_format(x: Tensor) -> torch.memory_format:
-    """The memory format of a batch of images; contiguous if both formats fit."""
+    """The memory format of images; contiguous if both formats fit."""
     last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
     return torch.channels_last if last and not x.is_contiguous() else torch.contiguous_format
 
 
 def as_they_lie(device: torch.device, shape: torch.Size, form: torch.memory_format) -> bool:
-    """Whether to use the ops here for images of `shape`, of which rows would be a copy."""
+    """Whether to use the ops here for images of `shape`, since rows of them would be a copy."""
     first = form is torch.contiguous_format and shape[2:].numel() > 1
     return first and kernels.on_cpu(device)
 

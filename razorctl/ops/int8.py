@@ -1,6 +1,6 @@
 """int8 copies of matrices x [rows, columns], the operands of `gemm`.
 
-scale = max |x| / 127 of each row, or of each column; code = round(x / scale).
+scale = max |x| / 127 of each row or each column; code = round(x / scale).
 """
 
 import torch
@@ -19,7 +19,7 @@ def _wide(x: Tensor) -> torch.dtype:
 
 
 def scale_of(x: Tensor, dim: int) -> Tensor:
-    """The scale of each slice of `x` along `dim`, whose size becomes 1; NaN for slices with NaN."""
+    """The scale of each slice of `x` along `dim`, which becomes 1; NaN for slices with NaN."""
     return _scale(torch.maximum(x.amax(dim, keepdim=True), -x.amin(dim, keepdim=True)).to(_wide(x)))
 
 
@@ -29,12 +29,12 @@ def _scale(largest: Tensor) -> Tensor:
 
 
 def inverse(scale: Tensor) -> Tensor:
-    """1 / scale, and 0 where scale is 0 or 1 / scale is not finite."""
+    """1 / scale; 0 if scale is 0 or 1 / scale is not finite."""
     return torch.where(scale > 0, 1 / scale, 0).nan_to_num(0, 0, 0)
 
 
 def _rounded(x: Tensor) -> Tensor:
-    """x / scale rounded to codes, in place; what is infinite has an outmost one."""
+    """x / scale rounded to codes, in place; infinities become -127 or 127."""
     return x.round_().clamp_(-LEVELS, LEVELS)
 
 
@@ -61,21 +61,21 @@ def empty_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def roots(row_scale: Tensor) -> Tensor:
-    """The square roots of a gradient's row scales [rows, 1]; the root of NaN is 0.
+    """The square roots of a gradient's row scales [rows, 1]; 0 for NaN.
 
-    dW and db still become NaN, by the sum of the rows.
+    dW and db still become NaN, through the sum of the rows.
     """
     return row_scale.nan_to_num(0).sqrt_()
 
 
 @op(empty=empty_rows, fused=Fused(launches=2, reduces=True))
 def int8_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The int8 copy of `x` [rows, columns] with a scale for each row, and statistics of columns.
+    """The int8 copy of `x` [rows, columns] with a scale per row, and statistics of columns.
 
-    x is about scale * code, rounded to nearest; the largest magnitude of a row is exact. The scale
-    of a row with a NaN is NaN, so that products have it too. Returns codes in -127 to 127 and, in
-    single precision at least, scales [rows, 1], the sum of x over its rows [columns], and the
-    largest magnitude of x / `roots(scale)` in each column [columns].
+    x is about scale * code, rounded to nearest; the largest magnitude of a row is exact. A row with
+    a NaN has the scale NaN, so products are NaN too. Returns codes in -127 to 127 and, in single
+    precision at least, scales [rows, 1], the sum of x over its rows [columns], and the largest
+    magnitude of x / `roots(scale)` in each column [columns].
     """
     codes = torch.empty_like(x, dtype=torch.int8, memory_format=torch.contiguous_format)
     scale = x.new_empty(len(x), 1, dtype=_wide(x))
@@ -107,7 +107,7 @@ def empty_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor
 def int8_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`int8_rows` of q, k, v [batch, heads, tokens, columns], with all heads side by side.
 
-    A row has the heads of q, of k, and of v for one token.
+    A row holds the heads of q, then of k, then of v, for one token.
     """
     return int8_rows.body(adjoined(q, k, v))
 

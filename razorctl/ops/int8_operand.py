@@ -1,10 +1,10 @@
-"""The int8 operand of a weight gradient for the activation, made from a few-bit copy.
+"""The int8 operand x of a weight gradient, computed from a few-bit copy.
 
-dW = dy^T x contracts the rows, which cannot have scales. Where r are the sizes of the rows of dy,
-dW = (dy / sqrt(r))^T (sqrt(r) x): each operand takes half of their spread, so that small rows keep
-codes in both. A column of sqrt(r) x is at most max(sqrt(r)) times the largest magnitude that the
-column's codes can have. So its int8 scale is known before the codes are unpacked, and one pass over
-them is enough.
+dW = dy^T x contracts the rows, which cannot have scales. With r the sizes of the rows of dy,
+dW = (dy / sqrt(r))^T (sqrt(r) x): each operand takes half of their spread, so that small rows have
+nonzero codes in both. A column of sqrt(r) x is at most max(sqrt(r)) times the largest magnitude of
+the column's codes. So its int8 scale is known before the codes are unpacked, and one pass over them
+is enough.
 """
 
 import torch
@@ -18,14 +18,14 @@ from razorctl.ops.quantize import affine, widened
 
 
 def column_scales(copy: FewBitCopy, function: str | None) -> tuple[Tensor, Tensor]:
-    """The middle of the range of values of each column's codes, and half its width, [columns].
+    """The center of the range of each column's values, and half its width, [columns].
 
-    With a function the middle is 0, and half the width is the largest magnitude.
+    With a function the center is 0, and half the width is the largest magnitude.
     """
     first, width = affine(copy)
     last = first + (2**copy.bits - 1) * width
     low, high = torch.minimum(first, last), torch.maximum(first, last)
-    if function is not None:  # most outputs are near 0, where rounding dy does least
+    if function is not None:  # most outputs are near 0, where rounding matters least
         reach = FUNCTIONS[function].reach(low, high).amax(0)
         return torch.zeros_like(reach), reach
     low, high = low.amin(0) / 2, high.amax(0) / 2
@@ -46,8 +46,8 @@ def int8_operand(
     """int8 codes of row_scale * (f(x) - center) for the x of a copy, transposed, and their scales.
 
     Returns codes [columns, rows] in -127 to 127, in the layout of `int8.transposed`, their scale
-    [columns] and the center [columns]: row_scale * f(x) is scale * code + row_scale * center to
-    half a scale.
+    [columns] and the center [columns]. row_scale * f(x) is scale * code + row_scale * center,
+    within half a scale.
 
     Args:
         copy: The copy of x.

@@ -1,8 +1,8 @@
-"""The choice of kernels for ops: fused ones where a device has them, else PyTorch bodies.
+"""The choice of kernels for ops: fused ones if a device has them, else PyTorch bodies.
 
-RAZORCTL_KERNELS=torch turns fused kernels off. A kernel that fails is not tried again in the
-process: its op runs the PyTorch body from then on, after one warning. Errors that leave the card
-unusable and lack of memory are raised, since bodies would fail too.
+RAZORCTL_KERNELS=torch disables fused kernels. A kernel that fails is not tried again in the
+process: after one warning its op runs the PyTorch body. Out-of-memory errors and errors that leave
+the card unusable are raised, since bodies would fail too.
 """
 
 import logging
@@ -51,10 +51,9 @@ _assumed: bool | None = None
 
 @contextmanager
 def assumed(dot: bool) -> Iterator[None]:
-    """Inside the block, CPU tensors stand for tensors on a card where fused kernels run.
+    """Inside the block, CPU tensors stand for tensors on a card with fused kernels.
 
-    dot: whether Triton's products run on the card's tensor cores, as from compute capability 8.0
-    on.
+    dot: whether Triton's products run on the card's tensor cores, from compute capability 8.0 on.
     """
     global _assumed
     before, _assumed = _assumed, dot
@@ -65,42 +64,42 @@ def assumed(dot: bool) -> Iterator[None]:
 
 
 def assumed_dot() -> bool | None:
-    """The `dot` of the innermost `assumed` block, None outside."""
+    """The `dot` of the innermost `assumed` block; None outside."""
     return _assumed
 
 
 def fused(device: torch.device) -> bool:
-    """Whether one op that does the work of several is faster on a device."""
+    """Whether a device runs one fused op faster than several operations."""
     return wanted() and (device.type == "cuda" or _assumed is not None)
 
 
 def on_cpu(device: torch.device) -> bool:
-    """Whether tensors are on a CPU and do not stand for those of a card."""
+    """Whether tensors are on a CPU and do not stand for a card's."""
     return device.type == "cpu" and _assumed is None
 
 
 def failures() -> dict[tuple[str, str], str]:
-    """(Op, kind of device) -> why its kernel is not tried again in this process.
+    """(op, kind of device) -> why its kernel is not tried again in this process.
 
-    A failed way of an op that has several ways to the same result is named "op by way".
+    Some ops have several ways to the same result; a failed way is named "op by way".
     """
     return _failed | _failed_ways
 
 
 def replaced() -> dict[tuple[str, str], str]:
-    """The `failures` for which ops run as PyTorch operations."""
+    """The `failures` after which ops run as PyTorch operations."""
     return dict(_failed)
 
 
 def outcomes(device: torch.device) -> dict[str, str | None]:
-    """Op whose kernel ran in this process, or failed way -> why it failed, or None."""
+    """Op whose kernel was called in this process, or failed way -> why it failed, or None."""
     failed = failures()
     called = sorted(op for op, where in {*_ran, *failed} if where == device.type)
     return {op: failed.get((op, device.type)) for op in called}
 
 
 def note_failed_way(op: str, way: str, error: Exception) -> None:
-    """Notes a way to compute an op on CUDA that is not chosen since it fails."""
+    """Records a way to compute an op on CUDA that is no longer chosen since it failed."""
     why = f"{type(error).__name__}: {error}"
     if (key := (f"{op} by {way}", "cuda")) not in _failed_ways:
         log.warning("%s fails here, so another way is taken: %s", key[0], why.splitlines()[0])
@@ -112,7 +111,7 @@ def give_up(error: Exception, device: str = "cuda") -> bool:
 
     Errors of imports and of files, such as a cache that cannot be written, mean that. After any
     other error the smallest kernel is launched. If that fails too, the cause is not the first
-    kernel, but Triton, or a card or a driver that it does not support.
+    kernel, but Triton, or an unsupported card or driver.
     """
     if device != "cuda" or device in _off:
         return device in _off
@@ -143,16 +142,16 @@ def _probe() -> Exception | None:
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether an error of torch, Triton's launcher or cuBLAS is about lack of memory."""
+    """Whether an error of torch, Triton's launcher or cuBLAS means out of memory."""
     words = ("out of memory", "ALLOC_FAILED")
     return isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in words)
 
 
 def fatal(error: Exception, x: Any) -> Exception | None:
-    """The error after which the card of `x` can run nothing any more; None if it can.
+    """The error that left the card of `x` unusable; None if the card still works.
 
-    torch raises an error of its own for that. After any other error, of Triton for instance, the
-    card is synchronized, unless a CUDA graph is being captured, which that would break.
+    torch raises AcceleratorError for that. After any other error, for example Triton's, the card is
+    synchronized, except during the capture of a CUDA graph, which that would break.
     """
     if isinstance(error, torch.AcceleratorError):
         return error
@@ -160,7 +159,7 @@ def fatal(error: Exception, x: Any) -> Exception | None:
 
 
 def unusable(device: torch.device) -> Exception | None:
-    """The error of synchronizing a card that can run nothing any more; None if it can."""
+    """The error of synchronizing an unusable card; None if the card works."""
     try:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -170,12 +169,12 @@ def unusable(device: torch.device) -> Exception | None:
 
 
 def capturing(x: Any) -> bool:
-    """Whether launches for `x` become part of a CUDA graph now."""
+    """Whether launches for `x` are being captured in a CUDA graph."""
     return getattr(x, "is_cuda", False) and torch.cuda.is_current_stream_capturing()
 
 
 def _error_for_user(op: str, error: Exception, x: Any) -> Exception | None:
-    """The error to raise for the user if the body of `op` would fail too; None if it would not."""
+    """The error to raise if the body of `op` would fail too; None if it would not."""
     if out_of_memory(error):
         return torch.OutOfMemoryError(f"the kernel of {op}: {error}")
     dead = fatal(error, x)
@@ -189,7 +188,7 @@ def _error_for_user(op: str, error: Exception, x: Any) -> Exception | None:
 
 
 def state(device: torch.device) -> str:
-    """How ops run on a device, and why, in a phrase."""
+    """How ops run on a device, and why, as a phrase."""
     if not wanted():
         return f"PyTorch operations, as {SETTING}=torch says"
     if device.type == "cpu":
@@ -212,7 +211,7 @@ class Registered:
     body: Callable[..., Any]
 
     def __call__(self, *args: Any) -> Any:
-        """The op by its kernel, or by its body if the kernel does not take the arguments."""
+        """Calls the kernel, or the body if the kernel does not take the arguments."""
         return self.kernel(*args) if self.takes(*args) else self.body(*args)
 
 
@@ -227,15 +226,15 @@ def register(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Registers the decorated kernel for `op` on a kind of device.
 
-    The CUDA device of the first argument is the current one while the kernel runs, since Triton
-    launches on the current device, wherever the tensors are.
+    Triton launches on the current CUDA device, wherever the tensors are. So the device of the first
+    argument is made the current one while the kernel runs.
 
     Args:
         op: The op.
         device: "cpu" or "cuda".
-        takes: Whether the kernel takes some arguments.
-        body: Runs for other arguments, where kernels are not wanted, and after the kernel has
-            failed; None for the op's body.
+        takes: Whether the kernel takes the given arguments.
+        body: Runs for other arguments, if kernels are disabled, and after the kernel has failed;
+            None for the op's body.
     """
     fallback: Callable[..., R] = op.body if body is None else body
     key = op.name, device
@@ -271,7 +270,7 @@ def register(
 
 
 def _note_failure(key: tuple[str, str], error: Exception, x: Tensor) -> None:
-    """Notes that a kernel has failed on the device of x; raises if its op's body would fail too."""
+    """Records that a kernel has failed on x's device; raises if its op's body would fail too."""
     if capturing(x):
         raise error  # a kernel that cannot be captured has not failed
     if raised := _error_for_user(key[0], error, x):
@@ -290,7 +289,7 @@ def attach(module: str) -> None:
     """Imports the kernels of an ops file from the files of its name in ops.cpu and ops.triton.
 
     Triton's are imported only on machines with Triton and a card that CUDA sees. If one file cannot
-    be imported, for instance since an older Triton lacks what it needs, no later one is.
+    be imported, for example because Triton is too old, no later one is.
     """
     package, name = module.rsplit(".", 1)
     if find_spec(f"{package}.cpu.{name}") is not None:

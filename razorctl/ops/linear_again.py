@@ -1,12 +1,12 @@
 """The output of a linear layer, recomputed in int8 from a few-bit copy of its input.
 
 y [rows, out] = f(x) W^T + b, for the x [rows, in] of the copy. The product contracts columns, so
-f(x) and W [out, in] need a scale for each row: scale = max |x| / 127, code = round(x / scale).
-Columns of x are divided by r = m ** .25, where m are their largest magnitudes in the first tile:
-x W^T = (x / r) (r W)^T. A column much larger than the others then does not round these to zero
+f(x) and W [out, in] have a scale per row: scale = max |x| / 127, code = round(x / scale). Columns
+of x are divided by r = m ** .25, with m their largest magnitudes in the first tile: x W^T =
+(x / r) (r W)^T. A column much larger than the others then does not round these to zero
 (SmoothQuant, Xiao et al. 2023, Eq. 4, with another exponent: a larger one coarsens W). Values of
-f(x) exist only in the row that is being rounded. Where readers of y take codes, the product is
-rounded to an 8-bit copy, and no y exists.
+f(x) exist only in the row that is being rounded. If readers of y take codes, the product is rounded
+to an 8-bit copy, and y never exists.
 """
 
 from collections.abc import Callable
@@ -36,11 +36,11 @@ def row_operand(copy: FewBitCopy, rows: int, function: str | None) -> tuple[Tens
     return codes, scale
 
 
-FLATTEST = 0.125  # of the largest r; a column that is next to nothing at first may be large later
+FLATTEST = 0.125  # of the largest r, at least: a column that is almost 0 at first may grow later
 
 
 def evened(copy: FewBitCopy, function: str | None, weight: Tensor) -> tuple[FewBitCopy, Tensor]:
-    """The copy of x / r, and r W; both as they are with a function or without rows."""
+    """The copy of x / r, and r W; both unchanged with a function or without rows."""
     if function is not None or not len(copy.scale):
         return copy, weight
     tile = affine(copy._replace(zero_point=copy.zero_point[:1], scale=copy.scale[:1]))
@@ -53,7 +53,7 @@ def evened(copy: FewBitCopy, function: str | None, weight: Tensor) -> tuple[FewB
 
 
 def outer(offset: Tensor | None, scale: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """The `left` and `right` of `scaled_gemm` for an offset, with the scales of the rows."""
+    """The `left` and `right` of `scaled_gemm` for an offset, given the scales of the rows."""
     if offset is None:
         return None, None
     return torch.ones_like(scale).squeeze(1), offset.to(scale.dtype)
@@ -96,7 +96,7 @@ def linear_again(
     return scaled_gemm.body(codes, outputs, *scales, dtype, left, right)
 
 
-BITS = 8  # of the codes of y, as many as int8 GEMMs take
+BITS = 8  # of the codes of y, for int8 GEMMs
 
 
 def copied(
@@ -106,7 +106,7 @@ def copied(
     size: int,
     copy_of: Callable[[slice], tuple[Tensor, Tensor, Tensor]],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The copy of y [rows, columns], on the device of `like`, from those of `size` rows of y."""
+    """The copy of y [rows, columns] on the device of `like`; copy_of: rows -> their copy."""
     whole = empty_copy(like, rows, columns, BITS, COPY_ROWS)
     lines = whole[0].view(rows, columns)
     for start in range(0, rows, size):
@@ -144,7 +144,7 @@ def linear_copy_again(
         function: As of `linear_again`.
         weight: [out, in].
         offset: b, [out], None for 0.
-        dtype: Of the y that the copy stands for, whose range limits the values.
+        dtype: Of y; its range limits the values.
     """
     copy, weight = evened(copy, function, weight)
     codes, scale = row_operand(copy, rows, function)

@@ -22,7 +22,7 @@ LEAST = 128  # tokens of a part, whatever the vocabulary
 
 
 def part_tokens(classes: int) -> int:
-    """The number of tokens whose logits exist at a time."""
+    """The number of tokens whose logits exist at the same time."""
     return max(LEAST, BYTES // (torch.float32.itemsize * max(1, classes)))
 
 
@@ -111,5 +111,5 @@ def linear_cross_entropy(
             dw.addmm_(grad.t(), x[rows])
         elif weight_grad:
             dw += (grad.t() @ x[rows]).to(dw.dtype)
-        del grad  # before the next logits are made
+        del grad  # before the next logits are computed
     return losses, dx, dw, db if bias is None else db.to(bias.dtype)

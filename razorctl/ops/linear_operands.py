@@ -1,7 +1,7 @@
 """All operands of the int8 GEMMs of a linear layer's backward pass, in one op.
 
-With dy [rows, out], x [rows, in], W [out, in] and r the roots of the scales of dy's int8 rows, the
-operands of dW = dy^T x are dy / r, computed from these rows (`int8.int8_columns`), and r x
+Given dy [rows, out], x [rows, in], W [out, in] and r, the roots of the scales of dy's int8 rows,
+the operands of dW = dy^T x are dy / r, computed from these rows (`int8.int8_columns`), and r x
 (`int8_operand`). The operand of dX = dy W is the weight (`int8.int8_columns`). On a card this op
 takes two launches, the three separate ops six.
 """
@@ -65,9 +65,9 @@ def linear_operands(
 
     Returns dy [out, terms] and its scale [out] as `int8_columns` does; x [in, terms], its scale and
     center [in] as `int8_operand` does; and the weight [in, out] with its scale [in] as
-    `int8_columns` does, both empty, [0], without a weight. Codes of dy are padded with zeros, codes
-    of x with any values, so that a GEMM can read `terms` of both. A row of dy whose scale is NaN
-    counts as 0; its NaN is in the sum of the rows.
+    `int8_columns` does, both empty, [0], without a weight. GEMMs read `terms` of both: codes of dy
+    are padded with zeros, codes of x with any values. A row of dy with the scale NaN counts as 0;
+    its NaN is in the sum of the rows.
 
     Args:
         dy: int8 rows [rows, out].
@@ -77,7 +77,7 @@ def linear_operands(
         function: As of `int8_operand`.
         weight: [out, in], None if dX is not wanted.
     """
-    root = roots(row_scale)  # dy over it is its codes times it
+    root = roots(row_scale)  # dy / root = codes * root
     of_dy, dy_scale = int8_columns.body(dy, root, largest)
     x, x_scale, center = int8_operand.body(copy, root, function)
     of_dy, x = _filled(of_dy), _filled(x)

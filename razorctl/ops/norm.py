@@ -1,6 +1,6 @@
 """Norms over the last axis: with a few-bit copy of the normalized input, and the gradient from it.
 
-Forward, of x [rows, columns]: x_hat = (x - mean) rstd, without the mean for RMSNorm; y = x_hat
+Forward, for x [rows, columns]: x_hat = (x - mean) rstd, without the mean for RMSNorm; y = x_hat
 weight + bias. Backward, with g = dy weight: dx = rstd (g - mean(g) - x_hat mean(g x_hat)) +
 residual, without mean(g) for RMSNorm; dweight = sum dy x_hat, dbias = sum dy over the rows.
 """
@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 
 def statistics(x: Tensor, eps: float, centers: bool) -> tuple[Tensor | None, Tensor]:
-    """The mean of each row of `x`, None unless `centers`, and 1 / std, [rows, 1].
+    """The mean of each row of `x` (None unless `centers`) and 1 / std, [rows, 1].
 
     In single precision at least.
     """
@@ -32,7 +32,7 @@ def statistics(x: Tensor, eps: float, centers: bool) -> tuple[Tensor | None, Ten
 
 
 def mean_or_none(mean: Tensor | None) -> Tensor | None:
-    """The mean that `residual_add` returned, None if that is empty."""
+    """The mean that `residual_add` returned; None if it is empty."""
     return None if mean is None or not mean.numel() else mean
 
 
@@ -60,7 +60,7 @@ def normalized(
     else:
         y, mean, rstd = torch.native_layer_norm(x, shape, weight, bias, eps)
         mean, rstd = mean.view(-1, 1), rstd.view(-1, 1)
-        if x.dtype.itemsize < 4:  # on some devices the statistics then have 16 bits
+        if x.dtype.itemsize < 4:  # on some devices these statistics have 16 bits
             mean, rstd = statistics(rows, eps, centers)
     return y.to(dtype), rows, mean, rstd
 
@@ -156,7 +156,7 @@ def _empty_norm(
 
 
 def _fused_norm(x: Tensor, *others: Any) -> Fused:
-    """A card's kernels of `norm_quantize` read x twice if they have to compute the statistics."""
+    """The fused kernels of `norm_quantize`: they read x twice if they compute the statistics."""
     reads = 2 if others[-1] is None else 1
     return Fused(launches=reads, again=(reads - 1) * x.nbytes, reduces=True)
 
@@ -255,7 +255,7 @@ def norm_grad(
     centers: bool,
     residual: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`gradients` with the x_hat of a copy; copy and rstd are those of `norm_quantize`."""
+    """`gradients` with the x_hat of a copy; copy and rstd come from `norm_quantize`."""
     x_hat = dequantize.body(copy, len(dy), rstd.dtype)
     return gradients(dy, x_hat, weight, rstd, centers, residual)
 

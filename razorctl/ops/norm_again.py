@@ -1,10 +1,10 @@
-"""The normalized input of the norm after a residual connection, made again from a few-bit copy.
+"""The normalized input of the norm after a residual connection, recomputed from a few-bit copy.
 
 x -- norm -- y -- ... -- f      the copy is of x_hat = (x - mean) rstd, or of x itself
 x + gamma f -- norm             is normalized by the statistics of the forward pass
 
-Backward, of x_hat and f [rows, columns]: z = x_hat / rstd + mean + gamma f, and a copy in 8 bits of
-z_hat = (z - sum_mean) sum_rstd. Neither z nor z_hat exists as a whole.
+Backward, for x_hat and f [rows, columns]: z = x_hat / rstd + mean + gamma f, and a copy in 8 bits
+of z_hat = (z - sum_mean) sum_rstd. Neither z nor z_hat exists as a whole.
 """
 
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from razorctl.ops.op import FewBitCopy, Fused, op
 from razorctl.ops.quantize import dequantize, empty_copy, quantize
 
-BITS = 8  # as many as int8 GEMMs take
+BITS = 8  # for int8 GEMMs
 
 
 @op(
@@ -28,10 +28,10 @@ def norm_again(
     sum_mean: Tensor | None,
     sum_rstd: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The copy of z_hat that `quantize` makes, in tiles of as many rows as those of x_hat.
+    """The copy of z_hat that `quantize` returns, with tiles of as many rows as the copy of x_hat.
 
     Args:
-        copy: The copy of x_hat, or of x if there is no rstd.
+        copy: The copy of x_hat, or of x without rstd.
         f: [rows, columns].
         gamma: [columns], None for 1.
         mean: Of x, [rows, 1], None for 0.

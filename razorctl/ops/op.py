@@ -1,12 +1,12 @@
 """Ops of razorctl: Python functions that are registered with torch under a schema, and kernels.
 
-The schema of an op is read from the signature of its body. A `FewBitCopy` among the arguments is
-several arguments in the schema, since schemas have no structures; the body, the kernels and the op
-itself take it as one argument.
+The schema of an op comes from the signature of its body. Schemas have no structures, so a
+`FewBitCopy` argument is several arguments in the schema. The body, the kernels and the op itself
+take it as one argument.
 
-A call skips PyTorch's dispatcher where the dispatcher would add nothing but time: for an op of
-`torch.library.custom_op` it takes the host ten microseconds, as long as the rest of the call. The
-dispatcher is needed by everything that observes calls: compilers, autograd, modes such as those
+A call skips PyTorch's dispatcher if the dispatcher would add nothing but time: for an op of
+`torch.library.custom_op` it takes the host ten microseconds, as long as the rest of the call.
+Everything that observes calls needs the dispatcher: compilers, autograd, modes such as those
 that trace memory, tensor subclasses, and profilers.
 """
 
@@ -27,13 +27,13 @@ R = TypeVar("R")
 
 
 class FewBitCopy(NamedTuple):
-    """A few-bit copy of an activation [rows, columns], as `ops.quantize.quantize` makes it.
+    """A few-bit copy of an activation [rows, columns], as `ops.quantize.quantize` returns it.
 
     Its values are scale * (code - zero_point / 8) + bias.
 
     Args:
         packed: uint8 codes, packed by `ops.packing.pack`.
-        zero_point: int16 [tiles, columns], for each column of each tile.
+        zero_point: int16 [tiles, columns].
         scale: [tiles, columns], of any floating dtype.
         bits: Bits of a code.
         tile_rows: Rows of a tile.
@@ -48,23 +48,23 @@ class FewBitCopy(NamedTuple):
     bias: Tensor | None = None
 
 
-# Types of arguments that only kernels handle, and no subclass or mode.
+# Types of arguments that need only a kernel: no tensor subclass is among them.
 PLAIN = frozenset((Tensor, nn.Parameter, FewBitCopy, torch.dtype, torch.device))
 PLAIN |= {int, float, bool, str, list, type(None)}
 
 
 @dataclass(frozen=True)
 class Fused:
-    """The cost of an op on a card where fused kernels run it, for planning.
+    """The cost of an op on a card with fused kernels, for planning.
 
     Args:
         launches: Kernels. The first moves each operand and result once, the others hardly anything.
         operations: Operations of an int8 product of the first two arguments.
-        rows: Rows of that product that are made at a time where Triton does not multiply. Then one
-            kernel writes each part as int32, and another reads it.
+        rows: Rows of that product in memory at a time if Triton does not multiply. Then one kernel
+            writes each part as int32, and another reads it.
         again: Bytes moved beyond operands and results.
-        made: Rows of both operands of that product, and its terms, if one kernel more makes the
-            operands of the arguments.
+        made: Rows of both operands of that product, and its terms, if an extra kernel computes the
+            operands from the arguments.
         reduces: Whether the output of the first kernel depends on sums, largest values or ends of
             tiles of its input.
     """
@@ -78,12 +78,12 @@ class Fused:
 
 
 class Op(Generic[P, R]):
-    """An op; made by `op`.
+    """An op; see `op`, which creates it.
 
     Attributes:
         body: The op in PyTorch operations.
         fused: See `op`.
-        kernels: Kind of device -> function that runs there.
+        kernels: Kind of device -> the function for it.
         place: Index of the `FewBitCopy` among the arguments, which is always passed by position;
             None if there is none.
     """
@@ -124,12 +124,12 @@ class Op(Generic[P, R]):
         return f"<op {self.name}>"
 
     def flat(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Arguments of the op as its schema has them."""
+        """The arguments of the op in the form of its schema."""
         place = self.place
         return args if place is None else (*args[:place], *args[place], *args[place + 1 :])
 
     def grouped(self, flat: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The inverse of `flat`, with the defaults of arguments that are missing."""
+        """The inverse of `flat`, with defaults for missing arguments."""
         place, args = self.place, flat
         if place is not None:
             end = place + len(FewBitCopy._fields)
@@ -137,7 +137,7 @@ class Op(Generic[P, R]):
         return args + self._defaults[len(args) :]
 
     def on_card(self, flat: tuple[Any, ...]) -> Fused | None:
-        """The cost for arguments as in the schema; None if no fused kernel runs the op."""
+        """The cost for arguments in the form of the schema; None without fused kernels."""
         return self.fused(*self.grouped(flat)) if callable(self.fused) else self.fused
 
     def register(self, device: str, kernel: Callable[..., R]) -> None:
@@ -173,19 +173,19 @@ def op(
     fused: Fused | Callable[..., Fused] | None = None,
     mutates: Iterable[str] = (),
 ) -> Callable[[Callable[P, R]], Op[P, R]]:
-    """Makes an op of a body of PyTorch operations, whose first argument is or has a tensor.
+    """Creates an op from a body of PyTorch operations; its first argument is or has a tensor.
 
     Args:
         empty: Returns the results without values, for the same arguments.
         fused: The cost of fused kernels on a card, or a function of the arguments that returns it;
-            None if there are none.
+            None without fused kernels.
         mutates: Names of the arguments that the op changes in place.
     """
     return lambda body: Op(body, empty, fused, mutates)
 
 
 def alone(args: tuple[Any, ...]) -> bool:
-    """Whether a call with these arguments needs no dispatcher now: nothing observes it."""
+    """Whether a call with these arguments needs no dispatcher, since nothing observes it."""
     return not (
         torch.is_grad_enabled()
         or _len_torch_dispatch_stack()
@@ -195,7 +195,7 @@ def alone(args: tuple[Any, ...]) -> bool:
 
 
 def first_tensor(args: tuple[Any, ...]) -> Tensor:
-    """The tensor on whose device an op with these arguments runs."""
+    """The tensor that determines the device of an op with these arguments."""
     first = args[0]
     tensor: Tensor = first.packed if type(first) is FewBitCopy else first
     return tensor

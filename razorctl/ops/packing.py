@@ -1,8 +1,8 @@
 """Codes of 2 to 8 bits, packed into bytes.
 
-Each row is packed by itself, or the whole tensor if the length of a row is not a multiple of 64
-codes. The codes in one byte come from equal parts of the row, such as its two halves, so every
-operation runs over long ranges, eight bytes at once.
+Each row is packed by itself. If its length is not a multiple of 64 codes, the whole tensor is
+packed as one line. The codes in one byte come from equal parts of the line, such as its two halves.
+So every operation runs over long ranges, eight bytes at once.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,11 +18,11 @@ BITS = (8, 6, 5, 4, 3, 2)
 # A code is split into these widths, lowest bits first; each of them packs into whole bytes.
 PLANES = {8: (8,), 6: (4, 2), 5: (4, 1), 4: (4,), 3: (2, 1), 2: (2,)}
 WORD = 8  # bytes that are packed at once
-GROUP = WORD**2  # codes that a line is padded to a multiple of
+GROUP = WORD**2  # lines are padded to multiples of so many codes
 
 
 def _lines(rows: int, columns: int) -> tuple[int, int]:
-    """The number of lines that are packed separately, the rows or one line, and codes per line."""
+    """The number of lines that are packed separately (the rows, or one), and codes per line."""
     return (rows, columns) if columns % GROUP == 0 else (1, rows * columns)
 
 
@@ -76,7 +76,7 @@ def unpack(packed: Tensor, bits: int, rows: int, columns: int) -> Tensor:
 
 
 def packed_of(x: Tensor, bits: int, tile_rows: int, codes: Callable[[RowPart], Tensor]) -> Tensor:
-    """`pack` of codes of `x`, made part by part.
+    """`pack` of codes of `x`, computed part by part.
 
     Args:
         x: [rows, columns].
@@ -113,5 +113,5 @@ def unpacked(copy: FewBitCopy, rows: int) -> Iterator[tuple[RowPart, Tensor]]:
 
 
 def _in_each_byte(mask: int) -> int:
-    """A word with `mask`, of at most 7 bits, in each of its bytes."""
+    """A word that has `mask`, of at most 7 bits, in each byte."""
     return mask * 0x0101010101010101

@@ -1,12 +1,12 @@
-"""Cross-entropy of upsampled logits of images, which never exist for a whole batch.
+"""Cross-entropy of upsampled logits of images; the logits never exist for a whole batch.
 
 Logits z = upsampled x, loss = logsumexp(z) - sum t z of each pixel [batch, height, width]; and the
 gradient dx [batch, classes, h, w], the upsampling's backward pass of factor (p - t).
 
-Segmentation models compute logits of a low resolution and upsample them to that of the labels. With
+Segmentation models compute logits of a low resolution and upsample them to the labels' size. With
 p the softmax of a pixel's logits and t its target, smoothed or not, the gradient of its loss with
-respect to them is p - t. So the pass over parts of the images that computes the losses computes the
-gradient of the logits of low resolution too.
+respect to its logits is p - t. So the pass over parts of the images that computes the losses also
+computes the gradient of the low-resolution logits.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ from torch import Tensor
 
 from razorctl.ops.op import op
 
-BYTES = 2**28  # of the upsampled logits of a part in single precision, if an image is not larger
+BYTES = 2**28  # of the upsampled logits of a part in single precision, unless one image is larger
 
 upsample = torch.ops.aten.upsample_bilinear2d.default
 upsample_backward = torch.ops.aten.upsample_bilinear2d_backward.default
 
 
 def part_images(classes: int, size: Sequence[int]) -> int:
-    """The number of images whose upsampled logits exist at a time."""
+    """The number of images whose upsampled logits exist at the same time."""
     height, width = size
     return max(1, BYTES // (torch.float32.itemsize * max(1, classes * height * width)))
 
@@ -89,5 +89,5 @@ def pixel_cross_entropy(
         if smoothing:
             logits -= factors * (smoothing / classes)
         dx[part] = upsample_backward(logits, size, x[part].shape, align_corners, *scales)
-        del logits  # before the next are made
+        del logits  # before the next logits are computed
     return losses, dx

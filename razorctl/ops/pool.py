@@ -1,7 +1,7 @@
-"""Maxima of windows of images, with the place of each maximum in its window in a few bits.
+"""Maxima over windows of images, with the position of each in its window in a few bits.
 
 Forward: y = max of each window of x [batch, channels, height, width]. Backward: dx of an element is
-the sum of dy over the windows of which it was the maximum.
+the sum of dy over the windows whose maximum it was.
 """
 
 import math
@@ -17,12 +17,12 @@ aten = torch.ops.aten
 
 
 def bits_for(geometry: list[int]) -> int:
-    """The bits of a place in windows of a `geometry`; see `max_pool`."""
+    """The bits of a position in windows of a `geometry`; see `max_pool`."""
     return min(bits for bits in BITS if 2**bits >= math.prod(geometry[:2]))
 
 
 def outputs(shape: torch.Size, geometry: list[int], ceil_mode: bool) -> torch.Size:
-    """The shape of the maxima of images of `shape`."""
+    """The shape of the output for images of `shape`."""
     sizes = []
     for size, kernel, stride, padding, dilation in zip(shape[2:], *_pairs(geometry), strict=True):
         room = size + 2 * padding - dilation * (kernel - 1) - 1
@@ -41,7 +41,7 @@ def _starts(index: Tensor, geometry: list[int]) -> tuple[Tensor, Tensor]:
 
 
 def _places(index: Tensor, shape: torch.Size, geometry: list[int]) -> Tensor:
-    """Places in windows, row by row, uint8 [planes, outputs], of pixels `index` of the input."""
+    """Positions in windows, row by row, uint8 [planes, outputs], of the input's pixels `index`."""
     row, column = _starts(index, geometry)
     row = (index // shape[3] - row) // geometry[6]
     column = (index % shape[3] - column) // geometry[7]
@@ -50,7 +50,7 @@ def _places(index: Tensor, shape: torch.Size, geometry: list[int]) -> Tensor:
 
 
 def _indices(places: Tensor, shape: list[int], geometry: list[int]) -> Tensor:
-    """The inverse of `_places`, for places of the shape of the output."""
+    """The inverse of `_places`, for places in the shape of the output."""
     places = places.long()
     row, column = _starts(places, geometry)
     row = row + places // geometry[1] * geometry[6]
@@ -69,14 +69,14 @@ def _empty(x: Tensor, geometry: list[int], ceil_mode: bool) -> tuple[Tensor, Ten
 
 @op(empty=_empty)
 def max_pool(x: Tensor, geometry: list[int], ceil_mode: bool) -> tuple[Tensor, Tensor]:
-    """The maxima of windows as torch computes them, and the packed codes of their places.
+    """The maxima of windows as torch computes them, and the packed codes of their positions.
 
-    A place is the number of a pixel in its window, row by row, in `bits_for` bits. Codes
+    A position is the number of a pixel in its window, row by row, in `bits_for` bits. The codes
     [batch * channels, outputs] are packed.
 
     Args:
         x: [batch, channels, height, width].
-        geometry: Height and width of the kernel, of stride, padding and dilation.
+        geometry: Height and width of the kernel, then of stride, padding and dilation.
         ceil_mode: As of `nn.MaxPool2d`.
     """
     y, index = aten.max_pool2d_with_indices(x, *_pairs(geometry), ceil_mode)

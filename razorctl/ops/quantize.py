@@ -1,8 +1,8 @@
-"""Few-bit copies: codes of 2 to 8 bits, with a zero point and a scale for each tile.
+"""Few-bit copies: codes of 2 to 8 bits, with a zero point and a scale per tile.
 
-Forward, of x [rows, columns]: scale = (max - min) / (2^bits - 1) and zero_point = round(-8 min /
+Forward, for x [rows, columns]: scale = (max - min) / (2^bits - 1) and zero_point = round(-8 min /
 scale) of each tile, code = round(x / scale + zero_point / 8). Backward: x = scale * (code -
-zero_point / 8) + bias. A tile is one column of some consecutive rows. Codes cover the range from
+zero_point / 8) + bias. A tile is some consecutive rows of one column. Codes cover the range from
 the least to the greatest value of their tile; 2-bit codes cover less (CLIP). Group-wise
 quantization for the backward pass is from ActNN (Chen et al., 2021) and Mesa (Pan et al., 2021).
 Tiles are columns here, because columns of activations differ more than rows do.
@@ -19,18 +19,18 @@ from razorctl.ops.op import FewBitCopy, Fused, op
 from razorctl.ops.packing import packed_bytes, packed_of, unpacked
 from razorctl.ops.random import uniform
 
-LARGEST = 0.8  # the largest magnitude of a code, as a share of the largest value of a dtype
-PARTS = 8  # a zero point is a whole number of these parts of a code
-FURTHEST = 32000 / PARTS  # codes: the largest distance of an int16 zero point from its codes
-# Bits -> standard deviations that codes reach to either side of the mean. With 2 bits, the many
-# values near the mean gain more than the few beyond lose; with more bits, the loss was larger for
+LARGEST = 0.8  # the largest magnitude in a copy, as a share of the largest value of a dtype
+PARTS = 8  # zero points count in this fraction of a code
+FURTHEST = 32000 / PARTS  # the largest distance, in codes, of an int16 zero point from its codes
+# Bits -> standard deviations that codes cover to either side of the mean. With 2 bits, the many
+# values near the mean gain more than the few outside lose. With more bits, the loss was larger in
 # every kind of layer.
 CLIP = {2: 2.0}
 
 
 @cache
 def limit(dtype: torch.dtype) -> float:
-    """The largest magnitude of a copy of a dtype, so that no unpacked value is out of range."""
+    """The largest magnitude in a copy of a dtype, so that no unpacked value is out of range."""
     return LARGEST * min(torch.finfo(dtype).max, torch.finfo(torch.float32).max)
 
 
@@ -40,12 +40,12 @@ def tile_count(rows: int, tile_rows: int) -> int:
 
 
 def in_tiles(x: Tensor, part: RowPart) -> Tensor:
-    """Values of the rows of a part [rows, columns] as [tiles, rows of a tile, columns]."""
+    """Values [rows, columns] of a part as [tiles, rows of a tile, columns]."""
     return x.view(part.tiles.stop - part.tiles.start, -1, x.shape[1])
 
 
 def _of_each_tile(reduce: Callable[[Tensor], Tensor], x: Tensor, tile_rows: int) -> Tensor:
-    """`reduce`, from [tiles, rows, columns] to [tiles, columns], of each tile of x."""
+    """`reduce`, from [tiles, rows, columns] to [tiles, columns], applied to each tile of x."""
     whole = len(x) // tile_rows * tile_rows
     results = [reduce(x[:whole].view(-1, tile_rows, x.shape[1]))] if whole else []
     if whole < len(x):
@@ -68,8 +68,8 @@ def _scales_of(x: Tensor, bits: int, tile_rows: int, clip: bool) -> tuple[Tensor
         least, most = mean - reach, mean + reach
         low = torch.where(least.isfinite(), torch.maximum(low, least), low)
         high = torch.where(most.isfinite(), torch.minimum(high, most), high)
-    # The scale is never so fine that a zero point would not fit, and is rounded up, so that codes
-    # reach both ends.
+    # The scale is coarse enough for the zero point to fit, and rounded up, so that codes reach both
+    # ends.
     scale = torch.maximum(high / levels - low / levels, torch.maximum(high, -low) / FURTHEST)
     scale = (scale * (1 + 2**-8)).to(torch.bfloat16)
     inverse = torch.where(scale > 0, 1 / scale.to(dtype), 0).nan_to_num(0, 0, 0)
@@ -87,7 +87,7 @@ def _deviation(x: Tensor, mean: Tensor, tile_rows: int) -> Tensor:
 
 
 def _normalized(x: Tensor, mean: Tensor | None, rstd: Tensor | None) -> Tensor:
-    """(x - mean) * rstd, without what is None; x itself without rstd."""
+    """(x - mean) * rstd; without rstd x itself, and without a mean x * rstd."""
     if rstd is None:
         return x
     return (x if mean is None else x - mean) * rstd
@@ -116,10 +116,10 @@ def quantize(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A few-bit copy of `x`, or of (x - mean) * rstd.
 
-    Returns the packed codes, uint8, and for each tile, [tiles, columns], the zero point, which is
-    the code of the value 0 in eighths, int16, and the scale, bfloat16. If all values of a tile are
-    equal, their relative error is at most 2 ** -15, and 0 for the value 0. Magnitudes above LARGEST
-    of the largest value of the dtype become that.
+    Returns the packed codes, uint8; and per tile, [tiles, columns], the zero point, int16, which is
+    the code of the value 0 in eighths, and the scale, bfloat16. If all values of a tile are equal,
+    their relative error is at most 2 ** -15, and 0 for the value 0. Larger magnitudes than LARGEST
+    of the dtype's largest value are clipped to it.
 
     Args:
         x: [rows, columns].
@@ -127,9 +127,9 @@ def quantize(
         tile_rows: Rows of a tile; the last tile may be shorter.
         mean: [rows, 1], None for 0.
         rstd: [rows, 1]; if it is None, x itself is copied.
-        seed: 0-dim, int64. With a seed x is rounded to one of the two nearest codes at random,
-            without bias: element i by number i of `random.uniform`. Without one x is rounded to the
-            nearest code.
+        seed: 0-dim, int64. With a seed, x is rounded at random to one of the two nearest codes,
+          without bias: element i by number i of `random.uniform`. Without one, x is rounded to
+          the nearest code.
     """
     if x.numel() == 0:
         shape = tile_count(len(x), tile_rows), x.shape[1]

@@ -31,7 +31,7 @@ def _mixed(x: Tensor) -> Tensor:
 
 @contextmanager
 def replaying(state: Tensor | None, device: torch.device) -> Iterator[None]:
-    """Inside, random numbers follow `state`; afterwards the generator is as it was before.
+    """Inside the block random numbers follow `state`; afterwards the generator is restored.
 
     state: a state of the generator, or a seed, int64 [1], on the CPU; None changes nothing.
     """

@@ -1,8 +1,8 @@
 """Draws by inclusion probabilities, and the projection of weights to such probabilities.
 
-project: p = clip(c w, p_min, 1) [size] with the c for which sum p = total. draw: the indices d
-[count] whose interval of the running sum of p holds one of u, u + 1, ... Neither has a backward
-pass. They are ops, so that each is one kernel launch and no compiler takes them apart.
+project: p = clip(c w, p_min, 1) [size], with c such that sum p = total. draw: the indices d [count]
+whose interval in the running sum of p contains one of u, u + 1, ... Neither has a backward pass.
+They are ops so that each is one kernel launch, and no compiler takes them apart.
 """
 
 import math
@@ -17,11 +17,11 @@ WIDEST = 1e4  # range of log weights that `project` distinguishes
 
 
 def systematic(p: Tensor, count: int, u: Tensor) -> Tensor:
-    """`count` indices in ascending order [count, int64], d among them with probability p[d].
+    """`count` indices in ascending order [count, int64]; d is among them with probability p[d].
 
-    `p` [size] holds inclusion probabilities that sum to `count`; `u` is one uniform number in
-    [0, 1). Index d is drawn if one of u, u + 1, ..., u + count - 1 is in its interval of the
-    running sum of p, which holds at most one of them because p[d] <= 1.
+    `p` [size] holds inclusion probabilities that sum to `count`; `u` is a uniform number in [0, 1).
+    Index d is drawn if its interval in the running sum of p contains one of u, u + 1, ...,
+    u + count - 1. It contains at most one of them because p[d] <= 1.
     """
     ends = p.cumsum(0)
     ends = ends * (count / ends[-1])  # so that rounding cannot exclude the last coordinate
@@ -40,8 +40,8 @@ def systematic(p: Tensor, count: int, u: Tensor) -> Tensor:
 def draw(p: Tensor, phase: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The next `systematic` draw of `count` from `p` [size], and the probabilities of its indices.
 
-    `phase` [] is the u of the last draw and becomes that of this one. It grows by the golden ratio
-    modulo 1, which covers [0, 1) evenly over any number of draws and uses none of torch's
+    `phase` [] is the u of the last draw, and is set to the u of this one. It grows by the golden
+    ratio modulo 1. That covers [0, 1) evenly over any number of draws and uses none of torch's
     generators. Returns indices [count, int64] and probabilities [count, float32].
     """
     index = systematic(p, count, phase.add_(GOLDEN).frac_())
@@ -74,7 +74,7 @@ def projected(log_w: Tensor, total: float, p_min: float) -> Tensor:
 def project(log_w: Tensor, total: float, p_min: float) -> Tensor:
     """The KL projection of weights exp(log_w) [size] on {sum p = total, p_min <= p <= 1}, float64.
 
-    The minimizer is p = clip(c w, p_min, 1); log c is found by bisection, 32 ways at a time,
+    The minimizer is p = clip(c w, p_min, 1). log c is found by bisection, 32 ways at a time,
     without a host synchronization and without leaving log space. Raises ValueError unless
     size * p_min <= total <= size.
     """

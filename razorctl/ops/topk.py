@@ -1,15 +1,14 @@
 """Exact-k element top-k: k values and one bit per element (Back Razor, NeurIPS 2022).
 
-Forward: the k elements of largest |x|, and a bit for each of the n elements. Backward: the dense x
-with these elements where a bit is set, and 0 elsewhere.
+Forward: the k elements of largest |x|, and one bit for each of the n elements. Backward: the dense
+x with these elements if the bit is set, and 0 elsewhere.
 
-Exactly k elements are kept, of equal ones those at the lowest positions, so the bytes kept for
-backward depend on shapes alone. A `>=` threshold would keep every element once more than numel - k
-of them are 0.
+Exactly k elements are stored, among equal ones those at the lowest positions. So the stored bytes
+depend only on shapes. A `>=` threshold would store every element if more than numel - k are 0.
 
-On a CPU the ops process the whole tensor at once, with temporaries several times its size; on other
-devices chunks, so that temporaries do not take the memory that pruning frees. Both keep the same
-elements.
+On a CPU the ops process the whole tensor at once, with temporaries several times its size. Other
+devices process chunks, so that temporaries do not take the memory that pruning frees. Both select
+the same elements.
 """
 
 import numpy as np
@@ -19,23 +18,23 @@ from torch import Tensor
 
 from razorctl.ops.op import Fused, op
 
-CHUNK = 1 << 21  # elements; a multiple of 8. Temporaries take some 40 bytes for each
+CHUNK = 1 << 21  # elements; a multiple of 8. Temporaries take some 40 bytes per element
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def magnitude_keys(x: Tensor) -> Tensor:
-    """Integers of the same width and order as |x|, with NaN above infinity."""
+    """Integers of the same width and in the order of |x|, with NaN above infinity."""
     # A total order: comparisons with NaN would otherwise select fewer than k elements.
     return x.abs().view(_INTEGERS[x.element_size()])
 
 
 def _mask(keys: Tensor, smallest: Tensor, ties_kept: Tensor, before: Tensor | int = 0) -> Tensor:
-    """True for keys above `smallest`, and for the first `ties_kept` of those equal to it.
+    """True for keys above `smallest`, and for the first `ties_kept` keys equal to it.
 
-    before: how many equal keys were in earlier chunks.
+    before: the number of equal keys in earlier chunks.
     """
     ties = keys == smallest
-    # cumsum would make this cast too; here planning counts its bytes.
+    # cumsum would cast, too; an explicit cast is counted by planning.
     first = ties.int().cumsum(0, dtype=torch.int32) <= ties_kept - before
     return (keys > smallest) | (ties & first)
 
@@ -60,7 +59,7 @@ def unpack_bits(bitmap: Tensor, n: int) -> Tensor:
 
 
 def _from(x: Tensor, keys: Tensor, k: int, smallest: Tensor) -> tuple[Tensor, Tensor]:
-    """The values and the bitmap of the k elements of `x` [n] from the key `smallest` on."""
+    """The values and the bitmap of the k elements of `x` [n] with keys from `smallest` on."""
     mask = _mask(keys, smallest, k - (keys > smallest).sum())
     return x[torch.nonzero_static(mask, size=k).squeeze(1)], pack_bits(mask)
 
@@ -77,7 +76,7 @@ def topk_unpack_on_cpu(values: Tensor, bitmap: Tensor, shape: list[int]) -> Tens
 
 
 def radix_select(x: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """The key at `rank` in the ascending order of the keys of `x` [n], and how many are above it.
+    """The key at `rank` in the ascending order of the keys of `x` [n], and the number above it.
 
     Both are 0-dim. A histogram finds 16 bits at a time, from the highest down.
     """
@@ -101,11 +100,11 @@ def radix_select(x: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 @op(
     empty=lambda x, k: (x.new_empty(k), empty_bits(x)),
-    # A histogram for each byte, and counts.
+    # One histogram per byte, and counts.
     fused=lambda x, k: Fused(launches=7, again=(x.element_size() + 1) * x.nbytes),
 )
 def topk_pack(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k elements of largest |x| (1 <= k <= numel, or 0 of none), in order of position.
+    """The k elements of largest |x| (1 <= k <= numel, or 0 for an empty x), in order of position.
 
     Returns their values [k] in x's dtype and the uint8 bitmap [ceil(numel / 8)] of their positions.
     """
@@ -114,7 +113,7 @@ def topk_pack(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
         return _nothing(x)
     smallest, above = radix_select(x, x.numel() - k)
     bitmap = empty_bits(x)
-    values = x.new_empty(k + 1)  # pruned elements go to the last
+    values = x.new_empty(k + 1)  # the last one receives pruned elements
     ties = start = torch.zeros((), dtype=torch.int64, device=x.device)
     for part, bits in zip(torch.split(x, CHUNK), torch.split(bitmap, CHUNK // 8), strict=True):
         keys = magnitude_keys(part)
@@ -143,7 +142,7 @@ def topk_pack_on_cpu(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     fused=lambda values, bitmap, shape: Fused(launches=2, again=bitmap.nbytes),
 )
 def topk_unpack(values: Tensor, bitmap: Tensor, shape: list[int]) -> Tensor:
-    """The dense tensor of `shape` whose elements marked in `bitmap` are `values`, the others 0."""
+    """The dense tensor of `shape`: `values` at the positions in `bitmap`, 0 elsewhere."""
     dense = values.new_empty(shape)
     if not dense.numel():
         return dense

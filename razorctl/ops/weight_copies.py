@@ -1,7 +1,7 @@
-"""int8 copies of weights, shared by the micro-batches of a step, in which no weight changes.
+"""int8 copies of weights, shared by the micro-batches of a step, which change no weight.
 
-Only on a card, where the copy is made together with other operands and is small beside what is kept
-for backward. On a CPU there are none.
+Only on a card: there one kernel computes the copy together with other operands, and it is small
+beside the saved bytes. On a CPU there are none.
 """
 
 import weakref
@@ -15,14 +15,14 @@ from razorctl.ops.kernels import fused
 
 Columns = tuple[Tensor, Tensor]  # what `ops.int8.int8_columns` returns
 
-# Id of a weight -> the weight, its version, and its copy; None outside `shared_by`. Global, not
-# thread-local: the backward pass may run in another thread.
+# id of a weight -> the weight, its version, and its copy; None outside `shared_by`. Global, not
+# thread-local, since the backward pass may run in another thread.
 _copies: dict[int, tuple[weakref.ref[Tensor], int, Columns]] | None = None
 
 
 @contextmanager
 def shared_by(micro_batches: int) -> Iterator[None]:
-    """Inside, this many micro-batches share a copy of each weight; a single one shares nothing."""
+    """Inside the block, micro-batches share a copy of each weight; a single one shares nothing."""
     global _copies
     before, _copies = _copies, {} if micro_batches > 1 else None
     try:
@@ -41,7 +41,7 @@ def find(weight: Tensor | None) -> Columns | None:
 
 
 def keep(weight: Tensor, columns: Columns | None) -> None:
-    """Keeps the copy of a weight inside `shared_by`."""
+    """Stores the copy of a weight inside `shared_by`."""
     if columns is None or torch.compiler.is_compiling() or _copies is None:
         return
     if fused(weight.device):

@@ -1,1 +1,1 @@
-"""Fused kernels for CPUs, in C, which the user's compiler builds once for each machine."""
+"""Fused kernels for CPUs, in C; the user's compiler builds them once per machine."""

@@ -1,4 +1,4 @@
-"""Kernels of ops.gemm; PyTorch computes the int8 products where the CPU has VNNI."""
+"""Kernels of ops.gemm; on CPUs with VNNI, PyTorch computes the int8 products."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from razorctl.ops.cpu.library import DTYPES, Codes, call, library, readable, sin
 
 
 def makes_products() -> bool:
-    """Whether the kernel makes int8 products itself: with AVX2, where torch finds no VNNI."""
+    """Whether the kernel computes int8 products itself: it has AVX2, and torch finds no VNNI."""
     kernels = None if torch.cpu._is_vnni_supported() else library()
     return kernels is not None and bool(kernels.razorctl_has_int8_gemm())
 
@@ -68,7 +68,7 @@ def _scale(
     right: Tensor | None,
     out: Tensor,
 ) -> None:
-    """Fills `out` from an int32 product, which may be in the same memory."""
+    """Writes the scaled int32 product to `out`, which may be in the same memory."""
     call(
         "scaled", product=product, rows=len(product), columns=product.shape[1],
         a_scale=a_scale, b_scale=b_scale, left=left, right=right, out=out, dtype=DTYPES[out.dtype],

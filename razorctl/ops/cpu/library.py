@@ -41,7 +41,7 @@ class Copy(ctypes.Structure):
 
 
 class Codes(ctypes.Structure):
-    """struct codes of gemm.c for a matrix of int8, with a reference to it."""
+    """struct codes of gemm.c for an int8 matrix, with a reference to the matrix."""
 
     _fields_ = [
         ("at", c_void_p), ("rows", c_int64), ("row_stride", c_int64), ("terms", c_int64),
@@ -90,7 +90,7 @@ def _types(name: str, declared: str) -> dict[str, Any]:
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled kernels; None where ops run as PyTorch operations."""
+    """The compiled kernels; None if ops run as PyTorch operations."""
     return _loaded()[0]
 
 
@@ -119,15 +119,15 @@ def _loaded() -> tuple[ctypes.CDLL | None, str]:
 
 
 def state() -> str:
-    """How the CPU runs ops, and why."""
+    """How the CPU runs ops, and why, as text."""
     return _loaded()[1]
 
 
 def call(name: str, /, **args: object) -> None:
-    """Runs a kernel on torch's number of threads, with the addresses of tensors.
+    """Runs a kernel on torch's number of threads.
 
-    args: by the names in C, without `threads`. Raises MemoryError if it has no memory, and
-    LookupError if no C file defines the kernel or it has other arguments.
+    args: by their names in C, without `threads`; tensors become addresses. Raises MemoryError if
+    the kernel cannot allocate, and LookupError if no C file defines it or it has other arguments.
     """
     kernels = library()
     assert kernels is not None, "only arguments that `readable` allows reach a kernel"
@@ -141,7 +141,7 @@ def call(name: str, /, **args: object) -> None:
 
 
 def readable(*tensors: Tensor | None) -> bool:
-    """Whether kernels can read these matrices: of DTYPES, with contiguous rows."""
+    """Whether kernels can read these matrices: in DTYPES, with contiguous rows."""
     return library() is not None and all(
         x is None or (x.dtype in DTYPES and x.numel() > 0 and x.stride(-1) == 1 and not x.is_conj())
         for x in tensors
@@ -149,7 +149,7 @@ def readable(*tensors: Tensor | None) -> bool:
 
 
 def readable_with_codes(columns: int, *tensors: Tensor | None) -> bool:
-    """`readable`, for ops that need each row of codes packed by itself."""
+    """`readable`, for ops that need every row of codes to be packed by itself."""
     return columns % GROUP == 0 and readable(*tensors)
 
 
@@ -159,7 +159,7 @@ def single(x: Tensor | None) -> Tensor | None:
 
 
 def line_for(packed: Tensor, rows: int, columns: int, bits: int) -> Tensor | None:
-    """Memory for codes before kernels pack them as one line; None if each row is packed by itself.
+    """Memory for unpacked codes if all rows are packed as one line; None if each row is one.
 
     For codes of 8 bits this is `packed`.
     """

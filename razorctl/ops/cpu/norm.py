@@ -77,7 +77,7 @@ def _grad(
     residual: Tensor | None,
     int8: tuple[Tensor | None, ...],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of x, weight and bias; fills `int8` with the int8 copy of the first."""
+    """The gradients of x, weight and bias; writes the int8 copy of the first to `int8`."""
     rows, columns = dy.shape
     weight = torch.ones(columns) if weight is None else weight.float().contiguous()
     dx, dw, db = torch.empty(dy.shape), torch.empty(columns), torch.empty(columns)

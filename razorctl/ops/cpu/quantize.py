@@ -47,7 +47,7 @@ def dequantize(copy: FewBitCopy, rows: int, dtype: torch.dtype) -> Tensor:
 
 
 def restored(copy: FewBitCopy, rows: int, dtype: torch.dtype, function: str | None) -> Tensor:
-    """f(x) for the x of a copy, by the name of f in FUNCTIONS; x itself for None."""
+    """f(x) for the x of a copy; `function`: f, a name in FUNCTIONS, None for x itself."""
     values = copy.packed.new_empty(rows, copy.scale.shape[1], dtype=dtype)
     call(
         "dequantize", copy=Copy(copy, rows), function=NUMBERS[function], values=values,
