@@ -1,7 +1,7 @@
 """Models by name.
 
 Every module of this package is imported, is for one library, and defines `MODELS`, a tuple of
-`ModelEntry`. It imports its library only in functions, so that listing models loads no torch.
+`ModelEntry`. It imports its library inside functions, so that listing models loads no torch.
 """
 
 import logging
@@ -34,7 +34,7 @@ T = TypeVar("T")
 class RenderedChat:
     """A conversation as a model reads it: parts of its text, each with whether it is trained.
 
-    templated: whether the tokenizer has a chat template of its own.
+    templated: whether the tokenizer itself has a chat template.
     """
 
     templated: bool
@@ -59,39 +59,37 @@ class Model:
             [...], "labels": [...]}, without labels if the rows have none. All inputs of a batch
             have one shape; those of texts are as long as the longest of them, to a multiple of 8
             tokens, and at most of the input size.
-        example: (model, batch size, input size) -> inputs of the largest shape of a batch of
-            transformed rows, by which kept bytes are traced.
-        logits: (model, batched inputs) -> logits [batch, classes], of a regression the numbers
-            [batch, 1]; of segmentation [batch, classes,
-            height, width], with the size of the images; of a language model [batch, tokens,
-            vocabulary].
+        example: (model, batch size, input size) -> inputs of the largest shape that a batch of
+            transformed rows can have, for tracing saved bytes.
+        logits: (model, batched inputs) -> logits [batch, classes]; for regression numbers
+            [batch, 1]; for segmentation [batch, classes, height, width], in the size of the images;
+            for a language model [batch, tokens, vocabulary].
         save: (model, class names, input size, folder) -> writes model.safetensors and, for the
             model's own library, its configuration with these names and how its inputs are prepared.
         load: (folder, input size) -> the model that `save` wrote there, and its transform; nothing
             else is read, and no network.
-        augmented: (model, input size, `Job.augment`) -> a function like that of `transform`, with
-            changes drawn from the default generators; None if its inputs are never augmented.
+        augmented: (model, input size, `Job.augment`) -> a function like the result of `transform`,
+            with changes drawn from the default generators; None if inputs are never augmented.
         padded: like `transform`, but all inputs have the input size, as compiled steps and CUDA
-            graphs need it; None if they always have, and where texts are packed.
-        trained: like `transform`, but with the random changes that the task needs in training,
-            as masked language models do; None if there are none.
-        sequences: (rows, input size, `Progress`) -> the rows that `transform` takes, which have the
+            graphs need; None if they always have it, and for packed texts.
+        trained: like `transform`, with the random changes that training needs, as for masked
+            language models; None if there are none.
+        sequences: (rows, input size, `Progress`) -> the rows that `transform` takes, with the
             tokens of texts; None if it takes rows as they are.
-        cut: (rows, input size) -> how many of these texts are cut; None if none ever are, or where
-            `sequences` tells.
-        writer: (model) -> what continues texts with a causal language model; None for other models.
-        packed: (`Job.packing`) -> the model as it is fed with conversations; None if it never is.
-        sample: (row of `sequences`) -> what the model reads; None where no part is trained alone.
+        cut: (rows, input size) -> the number of these texts that will be cut; None if none are, or
+            if `sequences` reports it.
+        writer: (model) -> a `Writer` for a causal language model; None for other models.
+        packed: (`Job.packing`) -> the model for conversations; None if it never takes them.
+        sample: (row of `sequences`) -> what the model reads; None if all parts are trained.
         longest: (input size) -> the most tokens of a text.
-        decode: (tokens) -> their text; None of images.
-        packs: whether it keeps texts of one sequence apart.
-        files: (whether its weights are) -> the files that are read of the pretrained model.
-        check: (a model of `bare`, whether weights are read) -> raises some error if the local files
+        decode: (tokens) -> their text; None for images.
+        packs: whether it separates the texts of one sequence.
+        files: (whether weights are read) -> the files of the pretrained model that are read.
+        check: (a model of `bare`, whether weights are read) -> raises an error if the local files
             do not agree, or could not be written again; None if there are none.
         defaults: field of `Job` -> value. Learning rate and weight decay are in a mapping under the
             optimizer's name, since they suit only that optimizer.
-        own: those that take their place for one's own data, and `times`, how many times the usual
-            epochs the model takes there.
+        own: overrides of `defaults` for user data; `times` multiplies the usual epochs.
     """
 
     name: str
@@ -122,7 +120,7 @@ class Model:
     own: Mapping[str, Any] = field(default_factory=dict)
 
     def fed(self, packing: bool | None) -> "Model":
-        """The model as it is fed with the rows of a job with this `packing`."""
+        """The model for the rows of a job with this `packing`."""
         if packing is None or self.packed is None:
             return self
         return replace(self.packed(packing), defaults=self.defaults)
@@ -130,7 +128,7 @@ class Model:
     def batch(
         self, model: "nn.Module", batch_size: int, input_size: int | None, classes: int
     ) -> tuple[Any, "Tensor"]:
-        """`example` with labels, all 0."""
+        """`example` with labels that are all 0."""
         import torch
 
         inputs = self.example(model, batch_size, input_size)
@@ -145,7 +143,7 @@ class Model:
 
 
 def prepared(inputs: list[Any], rows: Rows) -> Rows:
-    """The rows that a transform returns; labels that are no classes are tensors, fp32."""
+    """The rows that a transform returns; labels other than class numbers become fp32 tensors."""
     import torch
 
     if "label" not in rows:
@@ -162,8 +160,8 @@ class ModelEntry:
     """A name of a pretrained model.
 
     Args:
-        tasks: what it can be trained for, the most usual first.
-        of: returns the model for one of the tasks.
+        tasks: the tasks that it can be trained for, the most usual first.
+        of: task -> the model for it.
     """
 
     name: str
@@ -174,7 +172,7 @@ class ModelEntry:
 
     @classmethod
     def single(cls, model: Model) -> "ModelEntry":
-        """The name of a model for one task, or of a classifier, whose head learns all OF_ROWS."""
+        """The entry of a model for one task, or of a classifier, for all of OF_ROWS."""
         tasks = OF_ROWS if model.task in OF_ROWS else (model.task,)
         return cls(
             *(model.name, model.summary, model.modality, tasks),
@@ -190,7 +188,7 @@ FROM_SCRATCH = (
 
 @contextmanager
 def told_before() -> Iterator[None]:
-    """Inside the block, models are built without warnings on what is new, as a resumed run is."""
+    """Inside the block, models are built without warnings about new parts, as in a resumed run."""
     log = logging.getLogger(__name__)
     level = log.level
     log.setLevel(logging.ERROR)
@@ -200,11 +198,11 @@ def told_before() -> Iterator[None]:
         log.setLevel(level)
 
 
-# The other files are common to the libraries.
+# The other files are shared by the libraries.
 _LIBRARIES = [file for file in registry.modules(__name__, __path__) if hasattr(file, "MODELS")]
 _MODELS: dict[str, ModelEntry] = {model.name: model for file in _LIBRARIES for model in file.MODELS}
-CONFIG = "config.json"  # by which the model in a folder is known
-# Files of folders without a config -> what such a folder has, and what to do.
+CONFIG = "config.json"  # identifies the model in a folder
+# File in a folder without a config -> what the folder has, and how to proceed.
 OTHERS = {
     "adapter_config.json": "an adapter of PEFT, not a model; merge it into its model with "
     "merge_and_unload, and name the folder of that",
@@ -228,8 +226,8 @@ def prefixes() -> tuple[str, ...]:
 def named(name: str) -> ModelEntry:
     """The entry of a registered name, a name with a library's prefix, or a folder.
 
-    The prefix may be left out where a library has a model of that name. Raises UsageError, with the
-    nearest name, if there is none, MissingError if a config cannot be had, and DataError if a
+    The prefix may be omitted if a library has a model of that name. Raises UsageError with the
+    nearest name if there is none, MissingError if a config cannot be fetched, and DataError if a
     folder has no model.
     """
     if name in _MODELS:
@@ -254,16 +252,16 @@ def named(name: str) -> ModelEntry:
 
 
 def _spelled_otherwise(name: str) -> list[str]:
-    """The spellings of a name in libraries without hyphens, as resnet18 for resnet-18."""
+    """The spellings of a name in libraries without hyphens, such as resnet18 for resnet-18."""
     registered = {registry.plain(each) for each in _MODELS}
     if registry.plain(name) in registered or not re.search(r"\d", name):
-        return []  # so that no library need be imported
+        return []  # so that no library is imported
     others = (name.casefold().replace("-", joint) for joint in ("", "_"))
     return [each for each in others if any(library.knows(each) for library in _LIBRARIES)]
 
 
 def place(name: str) -> str:
-    """The name of a model, which for a local folder is its absolute path."""
+    """The name of a model; for a local folder its absolute path."""
     folder = Path(name).expanduser()
     own = name not in _MODELS and folders.exists(folder) and folder.is_dir()
     return str(folder.resolve()) if own else name
@@ -278,7 +276,7 @@ def stamp(name: str) -> str:
 def library_of(folder: Path) -> str:
     """The library that wrote a folder, such as `timm`; raises DataError if none did."""
     if documents.read_foreign(folder / CONFIG).get("library") == "razorctl":
-        return "razorctl"  # a head that timm has not, on one of its backbones
+        return "razorctl"  # a segmentation head on a timm backbone
     owner, _ = _owner(str(folder), folder)
     return str(owner.__name__).rpartition(".")[2]
 
@@ -297,9 +295,10 @@ def _local(name: str, folder: Path) -> ModelEntry:
 
 
 def tried(name: str, *attempts: Callable[[str], T]) -> T:
-    """The result of the first attempt with a model, before which its library checks little.
+    """The result of the first attempt to build a model, which its library may not have checked.
 
-    Raises DataError if it fails, with the setting that is at fault, as of `weights.blamed`.
+    Raises DataError if it fails, naming the setting at fault as `weights.blamed` finds it. The last
+    attempt is the one with the fewest checks.
     """
     try:
         return attempts[0](name)
@@ -310,7 +309,7 @@ def tried(name: str, *attempts: Callable[[str], T]) -> T:
             raise
         with suppress(Exception), told_before():
             attempts[-1](name)
-            attempts = attempts[:1]  # only the more exact one fails
+            attempts = attempts[:1]  # only the stricter one fails
         with suppress(OSError, ValueError), told_before():
             found = weights.blamed(file.parent, attempts[-1], cause)
         if found is None and isinstance(error, RazorError):
@@ -343,9 +342,9 @@ def _owner(name: str, folder: Path) -> tuple[Any, Any]:
 
 
 def find(name: str, task: str | None = None, packing: bool | None = None) -> Model:
-    """The model of that name for a task; None is its usual one. packing: as of `Model.fed`.
+    """The model with that name for a task; None is its usual task. packing: as in `Model.fed`.
 
-    Raises UsageError, with the nearest name, if there is none, and for a task that it is not for.
+    Raises UsageError with the nearest name if there is none, and for an unsupported task.
     """
     entry = named(name)
     chosen = next((own for own in entry.tasks if own == (task or entry.tasks[0])), None)

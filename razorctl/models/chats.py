@@ -1,4 +1,4 @@
-"""How conversations become the tokens of a language model, and the labels of what is learned."""
+"""Turns conversations into tokens of a language model, with labels for the learned parts."""
 
 import logging
 import re
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 LIMIT = 5.0  # seconds that a chat template may take for a conversation
-GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")  # marks what an assistant says
-THOUGHT = "</think>"  # templates may leave out what stands before it
-THOUGHTS = ("reasoning_content", "thinking")  # what templates call it where it stands by itself
+GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")  # marks the assistant's words in a template
+THOUGHT = "</think>"  # templates may omit the text before it
+THOUGHTS = ("reasoning_content", "thinking")  # keys for it as a separate field
 # For tokenizers without a chat template: plain words, since the model knows no special tokens.
 PLAIN = (
     "{% if tools %}### Tools:\n{{ tools | tojson }}{{ '\n\n' }}{% endif %}"
@@ -34,14 +34,14 @@ PLAIN = (
     "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '\n\n' }}### Assistant:\n{% endif %}"
 )
-WHOLE = "whole"  # the column of the tokens of a conversation before it is cut
+WHOLE = "whole"  # the column with the number of tokens of an uncut conversation
 SHOWN, NAMED = 240, 60  # characters of a part of a sample, and of a question in an error
 
 
 class Spoken:
-    """The messages of a row as chat templates take them, and the tools, or None without any.
+    """The messages of a row in the form that chat templates take, and the tools, or None.
 
-    unlearned: the places of answers that are read and not learned.
+    unlearned: the indices of answers that are read but not learned.
     """
 
     def __init__(self, row: Mapping[str, Any]) -> None:
@@ -57,7 +57,7 @@ class Spoken:
 
     @property
     def name(self) -> str:
-        """Words by which the row is found in its file: the order of rows is another one here."""
+        """A description of the row for the user: its index here differs from the file's."""
         said = next(m["content"] for m in self.messages if m["role"] == "user")
         return f"the conversation that asks {_shortened(said.strip(), NAMED)!r}"
 
@@ -70,9 +70,9 @@ class Spoken:
 
 
 def templated(tokenizer: Any) -> Any:
-    """A tokenizer with a chat template, which is PLAIN if it had none.
+    """A tokenizer with a chat template: PLAIN if it had none.
 
-    Raises UsageError if it has none and nothing can end an answer.
+    Raises UsageError if it has none and no token can end an answer.
     """
     if tokenizer.chat_template:
         return tokenizer
@@ -89,13 +89,13 @@ def templated(tokenizer: Any) -> Any:
 def conversation_tokens(
     rows: "Dataset", tokenizer: Any, tokens: int, progress: Progress = lambda _: None
 ) -> "Dataset":
-    """The tokens of conversations, `input_ids`, and `labels`: those that an assistant says.
+    """The tokens of conversations, `input_ids`, and `labels`, the tokens that an assistant says.
 
     All other labels are NO_LABEL. Answers are found by the mark `generation` of the chat template,
-    or else by what the template adds for each answer. Conversations are cut after `tokens` tokens;
-    those without an answer to learn before that are left out. A warning has the number of both.
+    or else by the text that the template adds for each answer. Conversations are cut after `tokens`
+    tokens, and dropped without an answer to learn before that; a warning has the number of both.
     Raises UsageError for a tokenizer that cannot do this, and DataError for a conversation that its
-    template cannot take or leaves out in part, and if none is left.
+    template refuses or omits in part, and if none is left.
     """
     templated(tokenizer)
     if not tokenizer.is_fast:
@@ -134,7 +134,7 @@ def conversation_tokens(
 
 
 def _templated(what: str, use: Callable[[], T]) -> T:
-    """The result of `use`, which applies the chat template, in a thread of its own.
+    """The result of `use`, which applies the chat template, in a separate thread.
 
     Raises DataError if the template refuses its input, or takes longer than LIMIT.
     """
@@ -146,7 +146,7 @@ def _templated(what: str, use: Callable[[], T]) -> T:
         except BaseException as error:
             result.set_exception(error)
 
-    # Not a thread of a pool, which Python would wait for at its end.
+    # Not a pool's thread: Python would wait for that at exit.
     thread = Thread(target=run, daemon=True)
     thread.start()
     try:
@@ -154,7 +154,7 @@ def _templated(what: str, use: Callable[[], T]) -> T:
     except TimeoutError:
         if result.done():  # the template itself raised it
             raise
-        import ctypes  # here alone: it would slow the start of every command
+        import ctypes  # imported here: it would slow the start of every command
 
         # Ends loops of the template, but not a single operation of Python.
         ident, error_type = ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit)
@@ -172,8 +172,8 @@ def _templated(what: str, use: Callable[[], T]) -> T:
 def check(tokenizer: Any) -> None:
     """Tries the chat template, if there is one, with made-up conversations.
 
-    Raises DataError if it fails or takes longer than LIMIT. What it refuses in words of its own is
-    left to the data.
+    Raises DataError if it fails or takes longer than LIMIT. A message that the template raises
+    itself is left for the real data.
     """
     from jinja2 import TemplateError
 
@@ -191,10 +191,10 @@ def check(tokenizer: Any) -> None:
 
 
 def _conversation(tokenizer: Any, spoken: Spoken) -> tuple[list[int], list[bool]]:
-    """The tokens of a conversation, and of each whether an assistant says it and it is learned."""
+    """The tokens of a conversation, and for each whether it belongs to an answer to learn."""
     what, messages, tools = spoken.name, spoken.messages, spoken.tools
     marks = GENERATION.search(tokenizer.get_chat_template(tools=tools))
-    if marks and not spoken.unlearned:  # which of the answers a mark is of is not told
+    if marks and not spoken.unlearned:  # marks do not tell to which answer they belong
         marked = partial(tokenizer.apply_chat_template, return_assistant_tokens_mask=True)
         found = _templated(what, lambda: marked(messages, tools, return_dict=True))
         text = _templated(what, lambda: spoken.text(tokenizer))
@@ -210,7 +210,7 @@ def _conversation(tokenizer: Any, spoken: Spoken) -> tuple[list[int], list[bool]
 
 
 def _spans(tokenizer: Any, spoken: Spoken) -> tuple[str, dict[int, tuple[int, int]]]:
-    """A conversation as text, and by its place where each answer begins and ends in it."""
+    """The rendered conversation, and {message index: (start, end)} of each answer in it."""
     text = partial(spoken.text, tokenizer)
     whole = text()
     spans = {}
@@ -228,11 +228,11 @@ def _spans(tokenizer: Any, spoken: Spoken) -> tuple[str, dict[int, tuple[int, in
 
 
 def _check_kept(spoken: Spoken, text: str, spans: Mapping[int, tuple[int, int]]) -> None:
-    """Raises DataError if the chat template leaves out a message, a call of a tool, or a tool.
+    """Raises DataError if the chat template omits a message, a call of a tool, or a tool.
 
-    spans: where in the text answers are; what else is said may be anywhere in it. A message that
-    the template quotes is known by its longest word. Templates may leave out the thoughts behind
-    all answers but the last one.
+    spans: the positions of answers in the text; other messages may be anywhere in it. A message
+    that the template quotes is recognized by its longest word. Templates may omit the thoughts
+    behind all answers except the last.
     """
     wanted: list[tuple[str, Any, str]] = []
     for place, message in enumerate(spoken.messages):
@@ -260,9 +260,9 @@ def _check_kept(spoken: Spoken, text: str, spans: Mapping[int, tuple[int, int]])
 def prompt(tokenizer: Any, row: Mapping[str, Any]) -> list[int]:
     """The tokens of a text to continue, or of a conversation to answer.
 
-    A text begins as a block of `token_blocks` does. A conversation ends where the chat template
-    begins an answer; an answer at its end is left out. Raises UsageError for a tokenizer without a
-    chat template, and DataError for a conversation that the template cannot take.
+    A text begins like a block of `token_blocks`. A conversation ends where the chat template begins
+    an answer; an answer at its end is dropped. Raises UsageError for a tokenizer without a chat
+    template, and DataError for a conversation that the template refuses.
     """
     if "messages" not in row:
         found = tokenizer(row["text"], add_special_tokens=False, verbose=False)

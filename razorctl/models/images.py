@@ -1,4 +1,4 @@
-"""How the rows of image data sets become the inputs of any library's models.
+"""Turns rows of image data sets into inputs for models of any library.
 
 A data config is timm's: `input_size` (channels, height, width), `mean`, `std`, `interpolation`,
 `crop_pct` and `crop_mode`.
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
-MODES = ("L", "RGB")  # of PIL, by the channels of a model
-WIDE = ("I", "F")  # modes of PIL that do not say which value is white
+MODES = ("L", "RGB")  # PIL modes for models with one and with more channels
+WIDE = ("I", "F")  # PIL modes that do not define which value is white
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
 RAND = "rand-m9-mstd0.5-inc1"  # RandAugment as in timm's recipes for ViTs
 
 
 def resized(config: Mapping[str, Any], input_size: int | None) -> dict[str, Any]:
-    """A data config for images `input_size` pixels high and wide; None leaves it as it is."""
+    """A data config for images `input_size` pixels high and wide; None changes nothing."""
     if input_size is None:
         return dict(config)
     return {**config, "input_size": (config["input_size"][0], input_size, input_size)}
@@ -37,7 +37,7 @@ def transform(config: Mapping[str, Any]) -> Callable[[Rows], Rows]:
 
 
 def check(config: Mapping[str, Any]) -> None:
-    """Raises some error if images cannot be prepared by a data config."""
+    """Raises an error if images cannot be prepared by a data config."""
     from PIL.Image import MAX_IMAGE_PIXELS, new
 
     if prod(config["input_size"]) > (MAX_IMAGE_PIXELS or sys.maxsize):
@@ -65,18 +65,18 @@ def example(config: Mapping[str, Any], batch_size: int) -> "Tensor":
 
 
 def white(highest: float) -> int:
-    """The value that is white in images of the modes WIDE, by the highest of all their values.
+    """The white value of images in the modes WIDE, given the highest of all their values.
 
-    Integers of more than 8 bits have the range of 16, and numbers up to 1 are shares of white.
+    Up to 1, values are shares of white; up to 255, 8-bit; above, 16-bit.
     """
     return 1 if highest <= 1 else 255 if highest <= 255 else 65535
 
 
 def converted(image: "Image", level: int | None = None) -> "Image":
-    """An image that can be converted to 8 bits as it looks: on white, and not cut off at 255.
+    """An image that converts to 8 bits as it looks: on a white page, and not clipped at 255.
 
-    level: that of white, if the mode is WIDE; None is what `white` says of this image alone. A
-    value that is no number is black.
+    level: the white value of an image in a WIDE mode; None computes it by `white` from this image
+    alone. NaN becomes black.
     """
     import numpy as np
     from PIL import Image
@@ -107,5 +107,5 @@ def _prepared(prepare: Callable[[Any], "Tensor"], mode: str, rows: Rows) -> Rows
 
 
 def levels(rows: Rows) -> list[int | None]:
-    """The level of white of each row, as its set has it; None for rows that do not have it."""
+    """The white level of each row, as stored with its data set; None for rows without it."""
     return rows.get("white", [None] * len(rows["image"]))

@@ -1,8 +1,8 @@
-"""Joined texts: several short texts or conversations to a sequence, so that little is padding.
+"""Joined texts: several short texts or conversations per sequence, so that little is padding.
 
-A micro-batch is joined as a whole, so that it has the same texts, and the same gradient, as the
-padded one. The positions of each text begin at 0, by which transformers makes a mask that lets no
-text attend to another.
+A micro-batch is joined as a whole, so it has the same texts, and the same gradient, as a padded
+one. The positions of each text begin at 0. From these, transformers makes a mask that lets no text
+attend to another.
 """
 
 import math
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-MULTIPLE = 8  # of tokens, which kernels of matrix products are made for
+MULTIPLE = 8  # tokens; kernels of matrix products are made for multiples of it
 PAYS = 0.8  # the share of the padded tokens at which packing is the default
-ROUNDING, ROUNDED = 1e-3, 3e-2  # of the largest logit, in single precision and in half of it
-GROUPED = 50  # batches whose rows are sorted by length where they are not packed
-SAMPLE = 64  # micro-batches from which its gain is estimated
+ROUNDING, ROUNDED = 1e-3, 3e-2  # of the largest logit, in single and in half precision
+GROUPED = 50  # batches whose rows are sorted by length if texts are not packed
+SAMPLE = 64  # micro-batches from which the gain is estimated
 
 
 def rounded(tokens: int, most: int) -> int:
@@ -27,11 +27,11 @@ def rounded(tokens: int, most: int) -> int:
 
 
 def layout(lengths: Sequence[int], most: int) -> tuple[list[list[int]], int]:
-    """The sequences of a micro-batch, each with the numbers of its texts, and their tokens.
+    """The sequences of a micro-batch, each as indices of its texts, and their width in tokens.
 
-    Of the widths that share all tokens evenly, the one with the fewest tokens in all is taken;
-    longer texts come first (first fit, decreasing). No sequence is longer than `most`, and there
-    are no more tokens than in the padded micro-batch.
+    Tries the widths that share all tokens evenly over some number of sequences, and takes the one
+    with the fewest tokens in all. Longer texts are placed first (first fit, decreasing). No
+    sequence is longer than `most`, and there are no more tokens than in the padded micro-batch.
 
     lengths: the tokens of each text, at most `most`.
     """
@@ -43,7 +43,7 @@ def layout(lengths: Sequence[int], most: int) -> tuple[list[list[int]], int]:
         if width > most:
             continue
         rows = _first_fit(order, lengths, width)
-        # Of equal ones the narrower, in which attention is less.
+        # Among equal ones the narrowest, with the least attention.
         if best is None or len(rows) * width <= len(best[0]) * best[1]:
             best = rows, width
         if width == rounded(longest, most):
@@ -67,10 +67,10 @@ def _first_fit(order: Sequence[int], lengths: Sequence[int], width: int) -> list
 
 @dataclass(frozen=True)
 class Gain:
-    """The tokens of an epoch: those of its texts, and those that are computed.
+    """The tokens of an epoch: `texts` without padding, and the tokens that are computed.
 
-    padded, packed: of micro-batches drawn at random, by SAMPLE of them. grouped: of those that are
-    padded if texts are not packed, each of texts of about one length.
+    padded, packed: in micro-batches drawn at random, estimated from SAMPLE of them. grouped: in
+    padded micro-batches of texts of similar length, as used if texts are not packed.
     """
 
     texts: int
@@ -80,7 +80,7 @@ class Gain:
 
     @property
     def share(self) -> float:
-        """The tokens of packed micro-batches as a share of those of padded ones."""
+        """The tokens of packed micro-batches relative to padded ones."""
         return self.packed / self.padded
 
     @property
@@ -89,7 +89,7 @@ class Gain:
         return self.share <= PAYS
 
     def average(self, packing: bool, micro_batches: float, rows: int, most: int) -> tuple[int, int]:
-        """The sequences of an average micro-batch and their tokens, as many as `layout` makes.
+        """The sequences of an average micro-batch, and their width, as of `layout`.
 
         Args:
             packing: whether texts are packed.
@@ -103,7 +103,7 @@ class Gain:
 
 
 def gain(lengths: Sequence[int], micro_batch: int, most: int, batch_size: int = 0) -> Gain:
-    """The gain of packing texts of these lengths; batch_size: 0 is that of a micro-batch."""
+    """The gain of packing texts of these lengths; batch_size: 0 for the micro-batch's."""
     draw = random.Random(0)
     size = min(micro_batch, len(lengths))
     drawn = [draw.sample(range(len(lengths)), size) for _ in range(SAMPLE)]
@@ -126,7 +126,7 @@ def gain(lengths: Sequence[int], micro_batch: int, most: int, batch_size: int = 
 
 
 def keeps_apart(model: "nn.Module", logits: "Callable[[nn.Module, Any], Tensor]") -> bool:
-    """Whether a text has the same logits behind another one in its sequence as alone.
+    """Whether a text has the same logits after another text in its sequence as alone.
 
     The model is run twice, on a few tokens, in eval mode.
     """

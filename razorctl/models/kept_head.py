@@ -1,4 +1,4 @@
-"""The head of a pretrained model whose classes have names: its rows go by them."""
+"""The head of a pretrained model: rows whose classes have the same names are reused."""
 
 import logging
 import re
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("razorctl.models")
 
-UNNAMED = re.compile(r"LABEL_\d+|\d+")  # names of classes that say nothing
-# First words of the names that timm and transformers give the weights of heads.
+UNNAMED = re.compile(r"LABEL_\d+|\d+")  # placeholder names of classes
+# Prefixes of the weights of heads in timm and transformers.
 HEADS = (
     *("classifier.", "score.", "classification_head.", "head.", "fc."),
     *("decode_head.classifier.", "auxiliary_head.classifier."),
 )
-NAMED = 5  # classes that a line names
+NAMED = 5  # classes that a message names
 DEVIATION = 0.02  # of the weights of new rows
 
 
@@ -34,9 +34,10 @@ class KeptHead:
     weights: Mapping[str, "Tensor"]
 
     def rows(self, classes: Sequence[str]) -> list[int | None]:
-        """For each class the row of the class of that name; None if there is none.
+        """For each class, the row of the stored class with the same name, else None.
 
-        A name in other case counts if only one stored name is spelled so; without names order does.
+        A name in other case counts if only one stored name is spelled so. If all stored names are
+        placeholders, the order counts.
         """
         unnamed = all(map(UNNAMED.fullmatch, self.names)) and not {*self.names} & {*classes}
         if unnamed and len(self.names) == len(classes):
@@ -47,9 +48,9 @@ class KeptHead:
         return [exact.get(name, alike.get(name.casefold())) for name in classes]
 
     def put(self, model: "nn.Module", classes: Sequence[str], what: str) -> None:
-        """Gives the head of a model the stored rows of its classes, and new ones to the others.
+        """Copies the stored rows into the head of a model, and initializes the other rows.
 
-        what: the name of the model, for a line of the log.
+        what: the name of the model, for the log.
         """
         import torch
 
@@ -101,12 +102,12 @@ def read(files: Sequence[Path]) -> KeptHead | None:
 
 
 def _names(config: Any) -> tuple[str, ...]:
-    """The names of the classes by a config of timm or transformers, in their order."""
+    """The names of the classes in a config of timm or transformers, in order."""
     if not isinstance(config, dict):
         return ()
     named, listed = config.get("id2label"), config.get("label_names")
     if isinstance(named, dict) and all(str(number) in named for number in range(len(named))):
         listed = [named[str(number)] for number in range(len(named))]
     elif "model_type" in config:
-        listed = ["LABEL_0", "LABEL_1"]  # which transformers does not write
+        listed = ["LABEL_0", "LABEL_1"]  # transformers' default, which it does not write
     return tuple(map(str, listed)) if isinstance(listed, list) else ()

@@ -1,4 +1,4 @@
-"""How images and their masks of classes become the inputs and labels of segmentation models."""
+"""Turns images and their masks of classes into inputs and labels of segmentation models."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
-MODES = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L", "I;16N")  # one channel of whole numbers
+MODES = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L", "I;16N")  # one channel of integers
 COLORS = ("RGB", "RGBA")
-AREA = (0.25, 1.0)  # of an image, that a random crop has
-Part = tuple[Mapping[str, int], bool]  # the box of an image that is used, and whether it is flipped
-JITTER = 0.4  # largest share by which brightness, contrast and saturation change
+AREA = (0.25, 1.0)  # shares of an image that a random crop covers
+Part = tuple[Mapping[str, int], bool]  # the box of an image to use, and whether to flip it
+JITTER = 0.4  # largest relative change of brightness, contrast and saturation
 
 
 def values(mask: "Image", colors: bool = False) -> "np.ndarray[Any, Any]":
     """The values [height, width] of a mask, int64: 0xRRGGBB for `colors`.
 
-    Without `colors`, those of a mask of one of MODES; of a palette, its indices.
+    Without `colors`, the mask is in one of MODES; a palette gives its indices.
     """
     import numpy as np
 
@@ -36,7 +36,7 @@ def values(mask: "Image", colors: bool = False) -> "np.ndarray[Any, Any]":
 
 
 def occurring(mask: "Image") -> list[int]:
-    """The values that a mask has, of its colors if it is of COLORS; ascending."""
+    """The values in a mask, ascending; 0xRRGGBB for a mask in COLORS."""
     import numpy as np
 
     pixels = values(mask, mask.mode in COLORS)
@@ -48,7 +48,7 @@ def occurring(mask: "Image") -> list[int]:
 def mask_labels(mask: "Image", classes: str = "") -> "np.ndarray[Any, Any]":
     """The labels [height, width] of a mask, int64: numbers of classes, or NO_LABEL.
 
-    classes: as `mask_classes.parse` reads it; without it, the values but IGNORED are the numbers.
+    classes: as `mask_classes.parse` reads it; if empty, values other than IGNORED are the numbers.
     """
     import numpy as np
 
@@ -67,9 +67,9 @@ def mask_labels(mask: "Image", classes: str = "") -> "np.ndarray[Any, Any]":
 def transform(config: Mapping[str, Any]) -> Callable[[Rows], Rows]:
     """A function from rows of images and masks to inputs and labels of the model's size.
 
-    config: as in `models.images`; images are not cropped but changed in shape.
-    Inputs are [channels, height, width], fp32; labels [height, width], int64, and NO_LABEL where
-    a pixel has no class. Rows may have `mask_classes`, as in `mask_labels`, and may lack masks.
+    config: as in `models.images`; images are resized without cropping, whatever their shape.
+    Inputs are [channels, height, width], fp32; labels [height, width], int64, and NO_LABEL for
+    pixels without a class. Rows may have `mask_classes`, as in `mask_labels`, and may lack masks.
     """
     return partial(_prepared, config, _whole, _same)
 
@@ -77,8 +77,8 @@ def transform(config: Mapping[str, Any]) -> Callable[[Rows], Rows]:
 def augmented(config: Mapping[str, Any], augment: str) -> Callable[[Rows], Rows]:
     """A `transform` that crops an image and its mask at random, to AREA of it, and flips them.
 
-    augment: as `Job.augment`; `rand` also changes brightness, contrast and saturation. All is drawn
-    from the default generator of torch.
+    augment: as `Job.augment`; `rand` also changes brightness, contrast and saturation. Everything
+    is drawn from torch's default generator.
     """
     from torchvision.transforms import v2
 
@@ -121,7 +121,7 @@ def _prepared(
     if "mask" in rows:
         classes = rows.get("mask_classes", [""] * len(parts))
         batch["labels"] = [
-            # Without the shift by half a pixel that the mode `nearest` has.
+            # Not `nearest`, which shifts by half a pixel.
             _resized(
                 torch.from_numpy(mask_labels(mask, of))[None],
                 own,
@@ -147,5 +147,5 @@ def _pixels(config: Mapping[str, Any], image: Any) -> "Tensor":
 
     scaled = functional.to_dtype(functional.to_image(image), torch.float32, scale=True)
     normal = functional.normalize(scaled, list(config["mean"]), list(config["std"]))
-    pixels: Tensor = normal.as_subclass(torch.Tensor)  # not one of torchvision
+    pixels: Tensor = normal.as_subclass(torch.Tensor)  # instead of torchvision's subclass
     return pixels

@@ -1,7 +1,7 @@
-"""Types of what models are fed with."""
+"""Types of the rows that models take."""
 
 from collections.abc import Callable
 from typing import Any
 
 Rows = dict[str, list[Any]]
-Progress = Callable[[str], None]  # is called with what is being done
+Progress = Callable[[str], None]  # called with a text on what is being done

@@ -1,4 +1,4 @@
-"""How texts become tokens, and tokens the inputs and labels of language models."""
+"""Turns texts into tokens, and tokens into inputs and labels of language models."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,22 +18,22 @@ from razorctl.version import __version__
 if TYPE_CHECKING:
     from datasets import Dataset
 
-MASKED = 0.15  # of the tokens, as BERT's authors have it
+MASKED = 0.15  # share of the tokens, as in BERT
 BATCH = 256  # texts that are tokenized at a time
 SMALL = 8 << 20  # bytes of tokens that are kept in memory
-LONGEST = 20  # characters of a token, of which few have as many
-PIECE, GROUP = 1 << 16, 1 << 20  # characters that are tokenized by a thread, and by all at once
+LONGEST = 20  # characters of a token; few are longer
+PIECE, GROUP = 1 << 16, 1 << 20  # characters tokenized by one thread, and in one call
 
 
 def token_blocks(
     rows: "Dataset", tokenizer: Any, tokens: int, progress: Progress = lambda _: None
 ) -> "Dataset":
-    """Blocks of exactly `tokens` tokens, `input_ids`, of the texts one after the other.
+    """Blocks of exactly `tokens` tokens, `input_ids`, from all texts in a row.
 
-    Each text ends with the end token of the tokenizer, or with its separator. What the tokenizer
-    puts around a text, such as [CLS] and [SEP], is around each block. The last tokens, which fill
-    no block, are left out. Large data are stored in the cache of `datasets`. Raises DataError if no
-    block is full, and UsageError if nothing can end a text.
+    Each text ends with the tokenizer's end token, or with its separator. Each block is framed as
+    the tokenizer frames a text, for example by [CLS] and [SEP]. The last tokens, which fill no
+    block, are dropped. Large data are stored in the cache of `datasets`. Raises DataError if no
+    block is full, and UsageError if no token can end a text.
     """
     end, before, after, room = _frame(tokenizer, tokens)
 
@@ -60,9 +60,9 @@ def token_blocks(
 def single_texts(
     rows: "Dataset", tokenizer: Any, tokens: int, progress: Progress = lambda _: None
 ) -> "Dataset":
-    """Texts of up to `tokens` tokens, `input_ids`, each alone; longer ones are cut into several.
+    """Texts of up to `tokens` tokens, `input_ids`, each alone; longer ones are split.
 
-    They begin and end as those of `token_blocks`; raises UsageError as that does.
+    They begin and end like the texts of `token_blocks`, which raises the same UsageError.
     """
     end, before, after, room = _frame(tokenizer, tokens)
 
@@ -79,9 +79,9 @@ def single_texts(
 
 
 def _frame(tokenizer: Any, tokens: int) -> tuple[int, list[int], list[int], int]:
-    """The token that ends a text, those around it, and the room for a text of `tokens` tokens.
+    """The end token, the tokens before and after a text, and the room between them.
 
-    Raises UsageError if nothing can end a text, or there is no room.
+    Raises UsageError if no token can end a text, or if there is no room.
     """
     end = tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
     if end is None:
@@ -101,9 +101,9 @@ def are(count: int) -> str:
 
 
 def cut_texts(tokenizer: Any, tokens: int, rows: Rows) -> int:
-    """How many texts, pairs of texts or lists of tokens have more than `tokens` tokens.
+    """The number of texts, pairs of texts or lists of tokens with more than `tokens` tokens.
 
-    Of long texts only the beginning is read, which has more tokens if it is no white space.
+    Only the beginning of long texts is read. It has more tokens too, unless it is white space.
     """
     most = LONGEST * tokens
     if "tokens" in rows:
@@ -127,9 +127,9 @@ def around(tokenizer: Any) -> tuple[list[int], list[int]]:
 
 
 def unframed(tokenizer: Any, before: list[int], after: list[int]) -> Callable[[str], str]:
-    """A function that takes from a text the tokens that are put around it, if it has them already.
+    """A function that removes from a text the tokens `before` and `after`, if it has them already.
 
-    Texts that a chat template has written do.
+    Texts rendered by a chat template have them.
     """
     begin, end = ("".join(tokenizer.convert_ids_to_tokens(ids)) for ids in (before, after))
     return lambda text: text.removeprefix(begin).removesuffix(end)
@@ -138,7 +138,7 @@ def unframed(tokenizer: Any, before: list[int], after: list[int]) -> Callable[[s
 def _tokenized(
     rows: "Dataset", tokenizer: Any, end: int, progress: Progress
 ) -> Iterator[list[int]]:
-    """The tokens of each text with the end token, in parts: long texts are cut at line breaks."""
+    """The tokens of each text and its end token, in parts: long texts are split at line breaks."""
     done, bare = 0, unframed(tokenizer, around(tokenizer)[0], [end])
     for batch in rows.select_columns("text").iter(BATCH):
         progress(f"tokenizing, {done:,} of {units.count(len(rows), 'text')}")
@@ -187,7 +187,7 @@ def stored(
     tokenizer: Any,
     tokens: int,
 ) -> "Dataset":
-    """Rows of lists of tokens: in memory, or, if they are large, in a file that is made once."""
+    """Rows of lists of tokens: in memory, or in a cached file if they are large."""
     import datasets
     import pyarrow as pa
 
@@ -216,7 +216,7 @@ def _batches(made: Iterable[Mapping[str, list[int]]], schema: Any) -> Iterator[A
 
 
 def _described(tokenizer: Any) -> str:
-    """The properties by which tokenizers differ in the tokens that they make."""
+    """The properties of a tokenizer that determine its tokens."""
     fast = tokenizer.is_fast
     own = tokenizer.backend_tokenizer.to_str() if fast else sorted(tokenizer.get_vocab().items())
     return repr(
@@ -234,11 +234,11 @@ def causal_inputs(
 ) -> Rows:
     """Inputs and labels for predicting the next token.
 
-    rows: of `token_blocks`, `single_texts` or `chats.conversation_tokens`. The label of a place is
-    the token after it, or NO_LABEL. Rows of several lengths are padded on the right to the longest,
-    rounded up to MULTIPLE, and at most to `tokens`, or all to `tokens` if `fixed`; they have an
-    `attention_mask` too. With `packing` there are several to a sequence, with `position_ids`, and
-    fewer sequences than rows.
+    rows: of `token_blocks`, `single_texts` or `chats.conversation_tokens`. The label at a position
+    is the next token, or NO_LABEL. Rows of several lengths are padded on the right to the longest,
+    rounded up to MULTIPLE and at most `tokens`, or all to `tokens` if `fixed`; they then have an
+    `attention_mask`. With `packing` a sequence holds several rows, and has `position_ids`; there
+    are fewer sequences than rows.
     """
     import torch
 
@@ -276,9 +276,9 @@ def causal_inputs(
 def masked_inputs(tokenizer: Any, seeded: bool, rows: Rows) -> Rows:
     """Inputs and labels of rows of `token_blocks`, for predicting MASKED of the tokens like BERT.
 
-    Of these tokens 80 % are the mask, 10 % random ones and 10 % themselves; all others have the
-    label NO_LABEL. seeded: whether the draw depends on the row alone; otherwise it is from torch's
-    default generator. Raises UsageError for a tokenizer without a mask.
+    Of these tokens 80 % become the mask, 10 % random tokens, and 10 % stay. All other tokens have
+    the label NO_LABEL. seeded: whether the draw depends only on the row; otherwise it comes from
+    torch's default generator. Raises UsageError for a tokenizer without a mask.
     """
     import torch
     from transformers import DataCollatorForLanguageModeling

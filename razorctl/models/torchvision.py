@@ -23,7 +23,7 @@ DEFAULTS = {
     "sgd": {"learning_rate": 0.01},
     "adamw": {"learning_rate": 1e-4, "weight_decay": 0.05},
 }
-# Names in the weights of DenseNets have a dot too many, as torchvision once named modules.
+# Names in the weights of DenseNets have an extra dot, from an older naming of modules.
 OLD_DENSENET = r"(denselayer\d+\.(?:norm|relu|conv))\.(\d\.)"
 SIDE, WIDE_SIDE = 224, 520  # pixels, of a classifier and of a segmentation model
 
@@ -55,7 +55,7 @@ def _bare(architecture: str, task: Task, classes: int, _: int | None = None) -> 
 def _build(
     name: str, architecture: str, task: Task, classes: int, input_size: int | None = None
 ) -> "nn.Module":
-    """The model with pretrained weights, except those that depend on the classes."""
+    """The model with pretrained weights, except weights that depend on the number of classes."""
     import os
     from urllib.error import URLError
 
@@ -83,7 +83,7 @@ def _build(
 
 
 def _fitted(model: "nn.Module", weights: Mapping[str, "Tensor"]) -> "nn.Module":
-    """The model with those of the weights that fit; those of another head do not.
+    """The model with the weights that fit; a head of another size stays fresh.
 
     Raises ValueError for other weights that are missing or do not fit.
     """
@@ -104,7 +104,7 @@ def _logits(model: "nn.Module", inputs: "Tensor") -> "Tensor":
     output: Any = model(inputs)
     if isinstance(output, Mapping):  # a segmentation model
         output = output["out"]
-    logits: Tensor = getattr(output, "logits", output)  # some also have auxiliary ones
+    logits: Tensor = getattr(output, "logits", output)  # some models return auxiliary logits too
     return logits
 
 
@@ -205,7 +205,7 @@ def _entry(
 def named(name: str) -> ModelEntry:
     """The entry of `torchvision:NAME`, a classifier or a segmentation model.
 
-    Raises UsageError, with the nearest name, for any other.
+    Raises UsageError with the nearest name for any other.
     """
     from torchvision import models
 
@@ -229,7 +229,7 @@ def named(name: str) -> ModelEntry:
 def knows(name: str) -> bool:
     """Whether torchvision has a model of that name."""
     if not re.fullmatch(r"[a-z0-9_]+", name):
-        return False  # so that it need not be imported
+        return False  # without importing torchvision
     from torchvision import models
 
     return name in models.list_models()

@@ -1,4 +1,4 @@
-"""Stored weights and a model's config, compared by the headers of their files."""
+"""Compares stored weights with a model's config, by the headers of their files."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,14 +14,14 @@ from razorctl.system import documents
 from razorctl.system.atomic import atomic_file
 
 Shapes = Mapping[str, tuple[int, ...]]
-# A setting that may be a number of layers, and a number of a thousand or more in it.
+# A setting that may be a number of layers, with a value of a thousand or more.
 LAYERS = re.compile(r'"(\w*(?:layer|block|depth)s?)": ?\[?[\d, ]*?(\d{4,})')
-COPY = "razorctl-folder-"  # how the names of copies begin
-SECONDS = 10  # that finding the setting which is at fault may take
+COPY = "razorctl-folder-"  # prefix of the names of copied folders
+SECONDS = 10  # for finding the setting at fault
 
 
 def shapes(folder: Path, files: str) -> Shapes:
-    """The shapes of the weights in the files of a pattern, by their names."""
+    """Name -> shape of the weights in the files that match a pattern."""
     from safetensors import safe_open
 
     found: dict[str, tuple[int, ...]] = {}
@@ -33,14 +33,14 @@ def shapes(folder: Path, files: str) -> Shapes:
 
 
 def check_layers(file: Path, config: Any) -> None:
-    """Raises DataError if a config has so many layers, of more than the weights, as take no end."""
+    """Raises DataError if a config has more layers than weights, so that building would not end."""
     for name, number in LAYERS.findall(documents.text(config)):
         if int(number) > (count := len(shapes(file.parent, "*.safetensors"))):
             raise DataError(f"{file} has {name} = {number}, and {count:,} weights; correct that.")
 
 
 def check_lists(model: Any, stored: Shapes) -> None:
-    """Raises ValueError if a model has fewer or more layers than there are weights of."""
+    """Raises ValueError if a model has fewer or more layers than the stored weights."""
     prefix = f"{model.base_model_prefix}."
     there, own = (
         {name.removeprefix(prefix) for name in names} for names in (stored, model.state_dict())
@@ -59,12 +59,12 @@ def check_lists(model: Any, stored: Shapes) -> None:
 def unused(
     model: Any, stored: Shapes, names: Iterable[str], fresh: tuple[str, ...], own: bool
 ) -> set[str]:
-    """The modules of stored weights of these names, for which a model has no place.
+    """The modules of the stored weights `names`, for which a model has no place.
 
-    Those of a pooler, of another head and of masks are left out. Raises ValueError for a weight of
-    a layer of the body.
+    Poolers, other heads and masks do not count. Raises ValueError for a weight of a layer in the
+    body.
 
-    fresh: first words of names of new ones. own: whether the head is that of the weights.
+    fresh: prefixes of new weights. own: whether the model's head is the weights' head.
     """
     modules, body = {name for name, _ in model.named_modules()}, f"{model.base_model_prefix}."
     whole = body[:-1] not in modules or any(name.startswith(body) for name in stored)
@@ -97,10 +97,10 @@ def differ(folder: Path, files: str, names: Sequence[str]) -> bool:
 
 
 def blamed(folder: Path, attempt: Callable[[str], object], error: BaseException) -> str | None:
-    """The setting, and its file in a folder, by another value of which an attempt succeeds.
+    """The setting in a folder's files that makes an attempt fail, as "SETTING in FILE".
 
-    That is the one by which sizes that `error` has would agree, or else the default. None if there
-    is none, or if it takes more than SECONDS to find.
+    It is found by another value with which the attempt succeeds: one that makes the sizes in
+    `error` agree, or the default. None if there is none, or if that takes more than SECONDS.
     """
     end, reason = monotonic() + SECONDS, reason_of(error)
     sizes = [re.findall(r"\d+", size) for size in re.findall(r"\[([\d, ]+)\]", reason)[:2]]
@@ -127,7 +127,7 @@ def blamed(folder: Path, attempt: Callable[[str], object], error: BaseException)
 def _changes(
     settings: Mapping[str, Any], pairs: Iterable[tuple[int, int]]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The settings with another one left out, or in proportion to pairs of sizes, and its name."""
+    """The settings without one of them, or with one scaled by a pair of sizes, and its name."""
     for name, value in settings.items():
         if isinstance(value, dict):
             inner = _changes(value, pairs)

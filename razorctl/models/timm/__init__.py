@@ -1,4 +1,4 @@
-"""Vision models built by timm: registered ones, any by name, and those in local folders."""
+"""Vision models built by timm: registered ones, any by name, and models in local folders."""
 
 import re
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from razorctl.models.timm.segmentation import OWN, continued, segmenter
 from razorctl.system import documents
 
 PREFIX = "timm:"
-# SGD as in Sheared Backpropagation, section 5.1, which has no AdamW; its values are usual ones.
+# SGD as in Sheared Backpropagation, section 5.1. It has no AdamW; those values are usual ones.
 VIT_DEFAULTS = {
     "batch_size": 128,
     "steps": 20_000,
@@ -57,21 +57,21 @@ def named(name: str) -> ModelEntry:
 def knows(name: str) -> bool:
     """Whether timm has a model of that name."""
     if not re.fullmatch(r"[a-z0-9_]+(\.\w+)?", name):
-        return False  # so that it need not be imported
+        return False  # without importing timm
     from timm import is_model
 
     return bool(is_model(name.split(".")[0]))
 
 
 def owns(config: Mapping[str, Any]) -> bool:
-    """Whether a folder with that config.json has a model of timm, or a head on one of these."""
+    """Whether a folder with this config.json has a timm model, or a razorctl head on one."""
     return "architecture" in config and ("library" not in config or OWN.items() <= config.items())
 
 
 def origin(folder: Path) -> tuple[str | None, str | None]:
-    """The repository of the weights that a folder's began as, and their license, by its config.
+    """The repository of a folder's initial weights, and their license, according to its config.
 
-    None for what it does not say.
+    None for each that the config does not tell.
     """
     from timm.models import get_pretrained_cfg
 

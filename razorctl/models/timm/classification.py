@@ -27,8 +27,8 @@ class Architecture:
     Args:
         name: razorctl's name.
         timm_name: timm's name, with the tag of the weights if it has several.
-        folder: the local folder; None is the hub.
-        args: arguments with which timm builds it, beside the number of classes.
+        folder: the local folder; None for the hub.
+        args: arguments for building it with timm, besides the number of classes.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Architecture:
     def create(self, pretrained: bool, input_size: int | None, **wanted: Any) -> "nn.Module":
         """The model, with the pretrained weights or fresh ones.
 
-        Raises MissingError or DataError if the weights cannot be had, and UsageError for a size
+        Raises MissingError or DataError if the weights are not available, and UsageError for a size
         that it cannot take.
         """
         wanted |= self.settings(input_size)
@@ -78,7 +78,7 @@ class Architecture:
             return self._created(input_size, pretrained=True, **wanted)
 
     def files(self, weights: bool = True) -> list[Path]:
-        """The files that are read of the pretrained model, with or without weights."""
+        """The files of the pretrained model that are read, with or without weights."""
         if self.folder is not None:
             of_weights = ("*model*.safetensors", "*model*.bin", "*model*.pth") if weights else ()
             patterns = ("config.json", *of_weights)
@@ -103,7 +103,7 @@ class Architecture:
         return model
 
     def check(self, _: "nn.Module", weights: bool) -> None:
-        """Raises some error if an image cannot be prepared, or the folder's weights do not fit."""
+        """Raises an error if an image cannot be prepared, or if the folder's weights do not fit."""
         from timm.data import resolve_data_config
 
         images.check(resolve_data_config(pretrained_cfg=self.config))
@@ -111,9 +111,9 @@ class Architecture:
             self._check_whole(None)
 
     def _check_whole(self, classes: int | None) -> None:
-        """Raises ValueError if the folder lacks weights of its own model.
+        """Raises ValueError if the folder lacks weights of its model.
 
-        timm does not look for them where the classes are others; classes: None is no classifier.
+        timm does not notice that for another number of classes; classes: None for no classifier.
         """
         import torch
         from timm import create_model
@@ -124,7 +124,7 @@ class Architecture:
         with torch.device("meta"), warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
             warnings.simplefilter("ignore")  # no weight is copied
             try:
-                for others in ({}, {"num_classes": own + 1}):  # which leave the classifier out
+                for others in ({}, {"num_classes": own + 1}):  # the second one skips the classifier
                     overlay = self._classifier()
                     create_model(self.source, True, pretrained_cfg_overlay=overlay, **others)
             except RuntimeError as error:  # torch names the model, then all that is missing
@@ -136,7 +136,7 @@ class Architecture:
             log.warning("the classifier of %s is new; it is trained from random weights", self.name)
 
     def _classifier(self) -> dict[str, Any]:
-        """The name of the classifier, which is left out for other classes; empty if unknown."""
+        """The name of the classifier, which is not loaded for other classes; empty if unknown."""
         from timm.models import get_pretrained_cfg
 
         config: Any = get_pretrained_cfg(self.timm_name.split(".")[0])
@@ -145,7 +145,7 @@ class Architecture:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The settings that timm has of the pretrained weights; empty if it has none."""
+        """timm's settings for the pretrained weights; empty if it has none."""
         if self.folder is not None:
             config = documents.read_foreign(self.folder / "config.json")
             return dict(config.get("pretrained_cfg", config))  # timm once wrote both as one
@@ -156,7 +156,7 @@ class Architecture:
 
     @property
     def tagged(self) -> str:
-        """The architecture with the tag of its weights; raises UsageError if it has none."""
+        """The architecture with the tag of its weights; raises UsageError if it has no weights."""
         from timm.models import get_pretrained_cfg
 
         config: Any = get_pretrained_cfg(self.timm_name)
@@ -255,5 +255,5 @@ def in_folder(name: str, folder: Path, config: Mapping[str, Any]) -> Architectur
             f"{folder} names an architecture that timm lacks, {timm_name}; update timm."
         )
     args = {**(config.get("model_args") or {})}
-    args.pop("num_classes", None)  # the data set has its own
+    args.pop("num_classes", None)  # the data set determines it
     return Architecture(name, timm_name, folder, args)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class LinearSegmenter(nn.Module):
-    """A class for each pixel from the last features of a backbone, which are enlarged linearly.
+    """A class per pixel from the last features of a backbone; logits are upsampled bilinearly.
 
     images [batch, 3, height, width] -> logits [batch, classes, height, width].
     backbone: a timm model with `features_only`. data_config: see `models.images`.

@@ -1,4 +1,4 @@
-"""vit-micro, which is built in: its weights come with the package."""
+"""vit-micro, a built-in model: its weights come with the package."""
 
 from dataclasses import replace
 from functools import partial
@@ -20,14 +20,14 @@ VIT_MICRO = {
     "num_heads": 4,
 }
 NAME = "vit-micro"
-ARCHITECTURE = "vit_tiny_patch16_224"  # whose arguments VIT_MICRO replaces
+ARCHITECTURE = "vit_tiny_patch16_224"  # VIT_MICRO replaces its arguments
 WEIGHTS = Path(__file__).parents[1] / "vit_micro" / "model.safetensors"
 
 
 def vit_micro(num_classes: int, pretrained: bool = True) -> "VisionTransformer":
     """A ViT of 1.2 million parameters for 28 x 28 gray images, pretrained on Fashion-MNIST.
 
-    The classifier is always fresh. pretraining.json beside the weights says how they were made.
+    The classifier is always fresh. pretraining.json beside the weights says how they were trained.
     """
     from safetensors.torch import load_file
     from timm.models.vision_transformer import VisionTransformer
@@ -74,6 +74,6 @@ MICRO = replace(
     ),
     build=_micro,
     bare=partial(_micro, pretrained=False),
-    # Gray clothes have taught it little of other images; measured on 200 drawings.
+    # Gray clothes taught it little about other images; measured on 200 drawings.
     own={"times": 3, "sgd": {"learning_rate": 0.1}},
 )

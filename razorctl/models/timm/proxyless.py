@@ -1,6 +1,6 @@
-"""ProxylessNAS-Mobile (Cai et al., 2019), the network of Back Razor's appendix, of timm's blocks.
+"""ProxylessNAS-Mobile (Cai et al., 2019), the network in Back Razor's appendix, of timm's blocks.
 
-timm has no such architecture, and no library has its weights, so it can be planned and profiled.
+timm lacks this architecture, and no library has its weights. It can be planned and profiled.
 """
 
 from dataclasses import replace

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("razorctl.models")
 
 HEAD = "classifier.weight"
-OWN = {"library": "razorctl", "head": "linear"}  # of the config of a folder with such a model
+OWN = {"library": "razorctl", "head": "linear"}  # in the config of a folder with such a model
 
 
 def _built(
@@ -36,7 +36,7 @@ def _built(
 def _continued(
     architecture: Architecture, weights: bool, classes: int, input_size: int | None = None
 ) -> "nn.Module":
-    """The model in the folder of an architecture; its head is a fresh one for other classes."""
+    """The model in the folder of an architecture; with another number of classes, a fresh head."""
     from safetensors.torch import load_file
 
     from razorctl.models.timm.linear_segmenter import LinearSegmenter
@@ -93,7 +93,7 @@ def save(
     input_size: int | None,
     folder: Path,
 ) -> None:
-    """Writes the weights, and how to build the model again."""
+    """Writes the weights, and a config for building the model."""
     from safetensors.torch import save_file
 
     config = {
@@ -121,7 +121,7 @@ def segmenter(
     defaults: Mapping[str, Any],
     built: Callable[..., "nn.Module"] = _built,
 ) -> Model:
-    """A linear head on the last features of an architecture, whose backbone is pretrained."""
+    """A linear head on the last features of an architecture with a pretrained backbone."""
     return Model(
         name=architecture.name,
         summary=summary,
@@ -140,7 +140,7 @@ def segmenter(
 
 
 def continued(name: str, folder: Path, config: Mapping[str, Any]) -> Model:
-    """The model in a folder that `save` wrote, as `in_folder` finds its architecture."""
+    """The model in a folder that `save` wrote."""
     architecture = in_folder(name, folder, config)
     model = segmenter(architecture, f"a segmentation model in {folder}", {}, _continued)
     return replace(model, files=architecture.files)

@@ -1,4 +1,4 @@
-"""Models of transformers: registered ones, any on the hub, and those in local folders."""
+"""Models of transformers: registered ones, any on the hub, and models in local folders."""
 
 import re
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ TEXT_DEFAULTS = {
     "sgd": {"learning_rate": 0.01},
     "adamw": {"learning_rate": 2e-5, "weight_decay": 0.01},
 }
-# Usual values of fine-tuning, none of them measured here; so are those of images.
+# Usual values for fine-tuning, not measured here; neither are those for images.
 LANGUAGE_DEFAULTS = {
     "batch_size": 8,
     "steps": 1000,
@@ -40,7 +40,7 @@ VISION_DEFAULTS = {
     "sgd": {"learning_rate": 0.01},
     "adamw": {"learning_rate": 6e-5, "weight_decay": 0.01},
 }
-# The lists that transformers has of models for other tasks -> what these models do.
+# transformers' lists of models for other tasks -> the purpose of these models.
 OTHERS = {
     "SPEECH_SEQ_2_SEQ": "speech to text",
     "CTC": "speech to text",
@@ -63,7 +63,7 @@ OTHERS = {
 def tasks_of(pretrained: PretrainedFiles) -> tuple[Task, ...]:
     """The tasks that a model can be trained for, by its config; raises UsageError if there is none.
 
-    Encoders such as BERT are no causal language models, although transformers lists them as such.
+    transformers lists encoders such as BERT as causal language models, too; here they are not.
     """
     from transformers.models.auto import modeling_auto as auto
 
@@ -82,7 +82,7 @@ def tasks_of(pretrained: PretrainedFiles) -> tuple[Task, ...]:
         auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
     )
     if any(kind in names for names in classes):
-        # Decoders and segmentation models are mostly trained for their own task.
+        # For decoders and segmentation models their own task is the usual one.
         own_task_first = tasks[:1] in (["causal-lm"], ["segmentation"])
         at = len(tasks) if own_task_first else 0
         tags = kind in auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES
@@ -98,7 +98,7 @@ def tasks_of(pretrained: PretrainedFiles) -> tuple[Task, ...]:
 
 
 def _kind(pretrained: PretrainedFiles) -> str:
-    """The kind of a model that cannot be trained, as "a model of the type Whisper (speech)"."""
+    """The kind of an untrainable model, such as "a model of the type Whisper (speech)"."""
     from transformers.models.auto import modeling_auto as auto
 
     config = pretrained.config
@@ -152,13 +152,13 @@ def from_hub(
     tasks: tuple[Task, ...] = ENCODER,
     modality: Modality = "text",
 ) -> ModelEntry:
-    """The entry of a repository on the hub, whose `config` lets it be planned for offline."""
+    """The entry of a repository on the hub; `config` makes it possible to plan for it offline."""
     pretrained = PretrainedFiles(name, repo, config)
     return entry_of(pretrained, f"{summary}; from the hub", modality, tasks)
 
 
 def named(name: str) -> ModelEntry:
-    """The entry of `hf:ORG/NAME`, by its config; raises what reading that raises."""
+    """The entry of `hf:ORG/NAME`, by its config; raises the errors of reading the config."""
     repo = name.removeprefix(PREFIX)
     if repo.count("/") > 1 or not all(repo.split("/")):
         raise UsageError(f"{name} is not the name of a model; write {PREFIX}ORG/NAME.")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 TOKENS = 128
-# First words of the names of weights that no classifier of transformers has pretrained.
+# Prefixes of weights that need not be pretrained in a classifier of transformers.
 FRESH = ("classifier.", "score.", "pre_classifier.", "classification_head.", "head.")
 
 
@@ -31,7 +31,7 @@ def example(
     batch_size: int,
     input_size: int | None = None,
 ) -> "dict[str, Tensor]":
-    """A batch of texts [batch, tokens] of the largest size, which end in padding, as most do."""
+    """A batch of texts [batch, tokens] of the largest size; they end in padding, as most do."""
     import torch
 
     config: Any = model.config
@@ -50,7 +50,7 @@ def logits(model: "nn.Module", inputs: "Mapping[str, Tensor]") -> "Tensor":
 
 
 def tokenized(tokenizer: Any, tokens: int, fixed: bool, rows: Rows) -> Rows:
-    """Texts of one length: of the longest, `rounded`, or of `tokens` if `fixed`."""
+    """Texts padded to one length: the longest, `rounded`, or `tokens` if `fixed`."""
     texts, pairs = map(unframed(tokenizer, *around(tokenizer)), rows["text"]), rows.get("text_pair")
     batch = tokenizer([*texts], pairs, truncation=True, max_length=tokens)
     longest = max(map(len, batch["input_ids"]))
@@ -61,7 +61,7 @@ def tokenized(tokenizer: Any, tokens: int, fixed: bool, rows: Rows) -> Rows:
 
 
 def check(pretrained: PretrainedFiles, fresh: tuple[str, ...], model: Any, weights: bool) -> None:
-    """`PretrainedFiles.check`, and ValueError if a special token has no embedding."""
+    """`PretrainedFiles.check`; also raises ValueError if a special token has no embedding."""
     pretrained.check(fresh, model, weights)
     rows = len(model.get_input_embeddings().weight)
     said = model.config.to_diff_dict()
@@ -85,10 +85,10 @@ def load(folder: Path, input_size: int | None = None) -> tuple["nn.Module", Call
 
 
 def _tokenizer(pretrained: PretrainedFiles, model: Any) -> Any:
-    """The tokenizer of a classifier; the config of a decoder gets the id of its padding token.
+    """The tokenizer of a classifier; a decoder's config gets the id of its padding token.
 
-    A decoder classifies by the last token with another id than its config's. Padding is on the
-    right, since positions may be absolute.
+    A decoder classifies at the last token that is not padding according to its config. Padding is
+    on the right, since positions may be absolute.
     """
     tokenizer = pretrained.tokenizer
     if hasattr(model, "score"):
@@ -109,15 +109,15 @@ def save(
     """Writes what `from_pretrained(folder)` of the model and of its tokenizer load.
 
     Args:
-        usual: the tokens of a text, as of `PretrainedFiles.length`.
-        tokenizer: None is its own.
+        usual: the tokens of a text, as in `PretrainedFiles.length`.
+        tokenizer: None for the model's own.
     """
     tokenizer = tokenizer or _tokenizer(pretrained, model)
     tokenizer.model_max_length = pretrained.length(input_size, usual)
     if classes:
         name_classes(model, classes, task)
     if hasattr(pretrained.config, "use_cache"):
-        model.config.use_cache = pretrained.config.use_cache  # which training has switched off
+        model.config.use_cache = pretrained.config.use_cache  # training has switched it off
     with quiet_transformers():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -177,7 +177,7 @@ def classifier(
 
 
 def _padding(pretrained: PretrainedFiles) -> dict[str, Any]:
-    """The padding token of a config without one, such as a decoder's."""
+    """The padding token for a config without one, such as a decoder's."""
     config = pretrained.config
     if getattr(config, "pad_token_id", None) is not None:
         return {}

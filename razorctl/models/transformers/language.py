@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 TOKENS = 1024  # of a text, if the model takes as many
-# Functions of transformers that make masks by positions, and the attentions that have such masks.
+# Functions of transformers that compute masks from positions.
 MASKS = ("create_causal_mask", "create_sliding_window_causal_mask")
-# Models whose masks or positions are made without the given ones, as running them shows.
+# Models that compute masks or positions without using the given positions, as runs have shown.
 CROSSING = frozenset(("biogpt", "gpt_oss", "opt", "xglm"))
 ATTENTIONS = frozenset(("full_attention", "sliding_attention", "chunked_attention"))
 
@@ -39,7 +39,7 @@ def language_model(
     defaults: Mapping[str, Any],
     packing: bool | None = None,
 ) -> Model:
-    """A pretrained model that learns to predict the next token, or masked ones.
+    """A pretrained model that learns to predict the next token, or masked tokens.
 
     packing: as `Job.packing`.
     """
@@ -101,7 +101,7 @@ def language_model(
 
 
 def _check(pretrained: PretrainedFiles, causal: bool, model: Any, weights: bool) -> None:
-    """`classification.check`, and of a causal model that of its chat template."""
+    """`classification.check`; for a causal model, also checks its chat template."""
     classification.check(pretrained, (), model, weights)
     if causal and pretrained.local(TOKENIZER_CONFIG):
         chats.check(pretrained.tokenizer)
@@ -121,7 +121,7 @@ def _example(
         return {"input_ids": ids}
     if packing:
         positions = torch.arange(ids.shape[1]).expand_as(ids).clone()
-        positions[:, -1] = 0  # a text of its own
+        positions[:, -1] = 0  # begins another text
         return {"input_ids": ids, "position_ids": positions}
     mask = torch.ones_like(ids)
     mask[:, -1] = 0  # most rows end in padding
@@ -129,9 +129,9 @@ def _example(
 
 
 def _packs(pretrained: PretrainedFiles) -> bool:
-    """Whether the model's own code keeps texts of one sequence apart, by their positions.
+    """Whether the model's own code separates the texts of one sequence by their positions.
 
-    Layers of state spaces, convolutions and linear attention carry one text into the next.
+    State-space, convolutional and linear-attention layers carry one text into the next.
     """
     import sys
 

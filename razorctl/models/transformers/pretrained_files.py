@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Without it transformers asks on standard input whether to run Python that lies beside a model.
+# Without it transformers asks on standard input whether to run Python code from a model's folder.
 NO_CODE = {"trust_remote_code": False}
 FOREIGN = "needs code of its own, which razorctl never runs"
 # Training needs no cache, and transformers warns about one with activation checkpointing.
@@ -35,10 +35,10 @@ TOKENIZER = (
 )
 PROCESSOR = "preprocessor_config.json"
 GENERATION = "generation_config.json"
-SETTINGS = (CONFIG, PROCESSOR, GENERATION, *TOKENIZER)  # all that is read beside weights
-# Names that configs have for the most tokens of a text.
+SETTINGS = (CONFIG, PROCESSOR, GENERATION, *TOKENIZER)  # all files that are read besides weights
+# Names of the setting for the most tokens of a text.
 LONGEST = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
-# RoBERTa and its kin, whose positions begin after that of padding.
+# RoBERTa and its kin; their positions begin after the padding position.
 SHIFTED = frozenset(
     {"roberta", "xlm-roberta", "camembert", "data2vec-text", "esm", "ibert", "longformer", "mpnet"}
     | {"luke", "roberta-prelayernorm", "xlm-roberta-xl", "xmod"}
@@ -49,8 +49,8 @@ SHIFTED = frozenset(
 class PretrainedFiles:
     """The files of a pretrained model of transformers: config, weights, tokenizer, processor.
 
-    place: its repository on the hub, or a local folder.
-    known: its config, so that it is planned for without the hub; None reads it.
+    place: its repository on the hub, or a local folder. known: its config, so that planning needs
+    no hub; None reads it.
     """
 
     name: str
@@ -59,9 +59,9 @@ class PretrainedFiles:
 
     @cached_property
     def config(self) -> Any:
-        """The config as transformers has it.
+        """The config, as an object of transformers.
 
-        Raises MissingError if it cannot be had, and UsageError if the model needs code of its own
+        Raises MissingError if it is not available, and UsageError if the model needs custom code
         or is quantized.
         """
         from transformers import AutoConfig
@@ -93,7 +93,7 @@ class PretrainedFiles:
 
     @contextmanager
     def reading(self, folder: Path, file: str = CONFIG) -> Iterator[None]:
-        """`hub.reading` of a file; it names what transformers loads by code of the folder alone."""
+        """`hub.reading` of a file; turns an error about custom code into a UsageError."""
         mend = self.mend and f"correct its {file}, or {self.mend}"
         try:
             with hub.reading(self.name, folder, mend):
@@ -105,13 +105,13 @@ class PretrainedFiles:
 
     @property
     def mend(self) -> str | None:
-        """The end of an error about its files; None is that of the hub's cache."""
+        """The end of an error message about its files; None for the hub's default."""
         return "name another folder" if isinstance(self.place, Path) else None
 
     def folder(self, *files: str, more: tuple[str, ...] = ()) -> Path:
-        """A local folder with these files, and with those of `more` that there are.
+        """A local folder with these files, and with the files of `more` that exist.
 
-        Raises MissingError if a file is missing.
+        Raises MissingError if a file is missing on the hub, DataError if in a folder.
         """
         if isinstance(self.place, str):
             return hub.fetch(self.name, self.place, files, "model", more)
@@ -127,11 +127,11 @@ class PretrainedFiles:
         return [file for each in (*SETTINGS, *own) for file in sorted(folder.glob(each))]
 
     def local(self, file: str) -> bool:
-        """Whether it is in a local folder that has such a file."""
+        """Whether the place is a local folder that has such a file."""
         return isinstance(self.place, Path) and any(self.place.glob(file))
 
     def check(self, fresh: tuple[str, ...], model: Any, read: bool) -> None:
-        """`Model.check`, of the config and of the weights; fresh: as of `built`."""
+        """`Model.check`, for the config and the weights; fresh: as in `built`."""
         import torch
 
         body = f"{model.base_model_prefix}."
@@ -144,7 +144,7 @@ class PretrainedFiles:
         state = {name: torch.empty(shape, device="meta") for name, shape in stored.items()}
         config = deepcopy(model.config)
         own_text, text = self.config.get_text_config(), config.get_text_config()
-        if hasattr(own_text, "vocab_size"):  # that of the stored weights, if the model has grown
+        if hasattr(own_text, "vocab_size"):  # the stored weights' size, if the model has grown
             text.vocab_size = own_text.vocab_size
         loaded, loading = self._loaded(
             type(model), None, fresh, config=config, state_dict=state, device_map={"": "meta"}
@@ -162,7 +162,7 @@ class PretrainedFiles:
                 raise ValueError(f"{' and '.join(there)} differ, and its config ties them")
 
     def _shapes(self) -> weights.Shapes:
-        """The shapes of its weights; empty, and said, if they cannot be had without a download."""
+        """The shapes of its weights; empty, with a warning, if the hub does not show them."""
         if isinstance(self.place, Path):
             return weights.shapes(self.place, WEIGHTS)
         found = hub.shapes(self.place) or weights.shapes(self.folder(CONFIG), WEIGHTS)
@@ -175,15 +175,14 @@ class PretrainedFiles:
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer of the model, as of `tokenizer_with`."""
+        """The tokenizer of the model; see `tokenizer_with`."""
         return self.tokenizer_with()
 
     def tokenizer_with(self, **settings: Any) -> Any:
-        """Its tokenizer, which pads with the end token if it has no padding token.
+        """Its tokenizer; without a padding token it pads with the end token.
 
-        Raises MissingError if it cannot be had, DataError if it cannot be used, and UsageError if
-        it needs code of its own.
-        settings: those that take the place of its own.
+        Raises MissingError if it is not available, DataError if it cannot be used, and UsageError
+        if it needs custom code. settings: overrides of its own settings.
         """
         from transformers import AutoTokenizer
 
@@ -209,12 +208,12 @@ class PretrainedFiles:
         return settings
 
     def built(self, auto: Any, fresh: tuple[str, ...] = (), **settings: Any) -> "nn.Module":
-        """The pretrained model in single precision, of an `AutoModelFor...` class.
+        """The pretrained model in single precision, by an `AutoModelFor...` class.
 
-        Its head is new where the files have another one; a line of the log says so.
-        fresh: the first words of the names of weights that need not be pretrained.
+        If the files have another head, its head is new, and a warning says so. fresh: prefixes of
+        the names of weights that need not be pretrained.
         """
-        _ = self.config if self.known is None else None  # refuses what cannot be trained
+        _ = self.config if self.known is None else None  # refuses a model that cannot be trained
         folder = self.folder(CONFIG, WEIGHTS, more=(INDEX,))
         with self.reading(folder, "weights"):
             model, loading = self._loaded(auto, folder, fresh, **self._without_cache(), **settings)
@@ -253,9 +252,9 @@ class PretrainedFiles:
         return model, loading
 
     def _new(self, model: Any, absent: set[str]) -> set[str]:
-        """The absent weights that are of a head which the files lack.
+        """The absent weights that belong to a head which the files lack.
 
-        A head is outside of the body, or a pooler on top of it, which many heads do without.
+        A head is outside the body. A pooler on top of the body counts too, as many heads have none.
         """
         import torch
         import transformers
@@ -273,13 +272,13 @@ class PretrainedFiles:
         return head | {name for name in absent if "pooler" in name.split(".")}
 
     def _tell(self, model: Any, new: set[str]) -> None:
-        """Says which parts of a pretrained model are new, if any."""
+        """Warns which parts of a pretrained model are new, if any."""
         if not new:
             return
         weights = {name for name, _ in model.named_parameters()}
 
         def part(name: str) -> str:
-            """The largest module with the weight whose weights are all new."""
+            """The largest module around a weight with only new weights."""
             parts = name.split(".")
             modules = (".".join(parts[:size]) for size in range(1, len(parts)))
             return next(
@@ -302,9 +301,9 @@ class PretrainedFiles:
         return model
 
     def _grow(self, model: Any) -> list[str]:
-        """Adds rows to an embedding for tokens that a local tokenizer has beyond it; returns these.
+        """Adds rows to an embedding for extra tokens of a local tokenizer; returns these tokens.
 
-        A new row is the mean of the others, of the embedding and of the head.
+        A new row is the mean of the other rows, in the embedding and in the head.
         """
         from torch import nn
 
@@ -327,7 +326,7 @@ class PretrainedFiles:
 
     @property
     def longest(self) -> int | None:
-        """The most tokens of a text, if it has such a limit."""
+        """The most tokens of a text; None if there is no such limit."""
         sizes = (getattr(self.config, name, None) for name in LONGEST)
         longest = next((size for size in sizes if isinstance(size, int)), None)
         if longest is not None and self.config.model_type in SHIFTED:
@@ -335,9 +334,9 @@ class PretrainedFiles:
         return longest
 
     def length(self, tokens: int | None, usual: int) -> int:
-        """The tokens of a text: `tokens`, or `usual`, but no more than the model takes.
+        """The tokens of a text: `tokens`, or `usual` up to the model's limit.
 
-        Raises UsageError for more than the model takes.
+        Raises UsageError for more than the limit.
         """
         longest = self.longest
         if longest is None:
@@ -350,7 +349,7 @@ class PretrainedFiles:
         return tokens or min(usual, longest)
 
 
-# Task -> how transformers calls it, and by which its models choose a loss of their own.
+# Task -> transformers' name for it; its models choose their own loss by the name.
 PROBLEMS: Mapping[Task, str] = {
     "regression": "regression",
     "multi-label": "multi_label_classification",

@@ -1,6 +1,6 @@
-"""Repositories of models on the hub that have names of their own, with their configs.
+"""Repositories on the hub that have a registered name, with their configs.
 
-A config has what differs from the defaults of transformers.
+A config contains only what differs from the defaults of transformers.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Taggers of transformers: a class for each token of a text."""
+"""Taggers of transformers: a class per token of a text."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -21,16 +21,16 @@ TASK: Task = "token-classification"
 
 
 def words_of(rows: Rows) -> list[list[str]]:
-    """The tokens of each row as it has them, or the words of its text."""
+    """The tokens of each row: its own, or the words of its text."""
     return rows["tokens"] if "tokens" in rows else [text.split() for text in rows["text"]]
 
 
 def tagged(tokenizer: Any, tokens: int, fixed: bool, rows: Rows) -> Rows:
-    """Tokens as the pieces of a tokenizer, of one length as of `classification.tokenized`.
+    """Tokens split into a tokenizer's pieces, padded as by `classification.tokenized`.
 
-    The label of a token is that of its first piece; all other pieces have NO_LABEL. Tokens whose
-    pieces are beyond `tokens` are left out. Rows without labels have `words` instead, the number of
-    the token of each first piece, and -1 elsewhere.
+    The first piece of a token gets its label; all other pieces get NO_LABEL. Tokens with pieces
+    beyond `tokens` are dropped. Rows without labels have `words` instead: for each first piece the
+    index of its token, and -1 elsewhere.
     """
     import torch
 
@@ -54,7 +54,7 @@ def tagged(tokenizer: Any, tokens: int, fixed: bool, rows: Rows) -> Rows:
 
 
 def _first_pieces(words: Sequence[int | None]) -> list[int]:
-    """The word of each piece that is the first of one; -1 for others."""
+    """The index of the word for each first piece of a word; -1 for other pieces."""
     return [
         -1 if word is None or (place and words[place - 1] == word) else word
         for place, word in enumerate(words)
@@ -68,7 +68,7 @@ def _auto() -> Any:
 
 
 def _tokenizer(pretrained: PretrainedFiles) -> Any:
-    """The tokenizer, which takes tokens; raises UsageError if it cannot."""
+    """A tokenizer for rows of tokens; raises UsageError if it cannot take them."""
     tokenizer = pretrained.tokenizer
     if not tokenizer.is_fast:
         raise UsageError(
@@ -81,10 +81,10 @@ def _tokenizer(pretrained: PretrainedFiles) -> Any:
 
 
 def _splits_alike(tokenizer: Any) -> bool:
-    """Whether tokens become the pieces that they are in a text, with the space before a word."""
+    """Whether separate tokens are split as in a text, where a space precedes a word."""
     try:
         split = tokenizer(["a", "b"], is_split_into_words=True)
-    except (AssertionError, ValueError):  # some say that they need the space
+    except (AssertionError, ValueError):  # some raise, since they need the space
         return False
     return bool(split["input_ids"] == tokenizer("a b")["input_ids"])
 

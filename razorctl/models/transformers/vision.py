@@ -57,7 +57,7 @@ def data_config(processor: Mapping[str, Any], pixels: int) -> dict[str, Any]:
 
 
 def logits(task: Task, model: "nn.Module", inputs: "Tensor") -> "Tensor":
-    """Logits [batch, classes], or [batch, classes, height, width] of the size of the images."""
+    """Logits [batch, classes], or [batch, classes, height, width] in the size of the images."""
     import torch.nn.functional as F
 
     logits: Tensor = model(pixel_values=inputs).logits

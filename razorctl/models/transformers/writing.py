@@ -59,21 +59,21 @@ class Writer:
         return [self._text(*pair) for pair in zip(prompts, continuations, strict=True)]
 
     def _text(self, prompt: Sequence[int], written: Sequence[int]) -> str:
-        """New tokens as text, with the space, if any, between it and the prompt."""
+        """New tokens as text, with the space between it and the prompt, if there is one."""
         end = next((at for at, token in enumerate(written) if token in self.ends), len(written))
         texts = prompt, [*prompt, *written[:end]], written[:end]
         before, whole, alone = (
             self.tokenizer.decode(ids, skip_special_tokens=True) for ids in texts
         )
-        # A prompt may end inside a character, which its new tokens then complete.
+        # A prompt may end inside a character, which the new tokens complete.
         text: str = whole[len(before) :] if whole.startswith(before) else alone
         return text
 
 
 def writer(model: Any, tokenizer: Any, longest: int | None) -> Writer:
-    """The Writer of a model, which loses its settings of generation except for the end tokens.
+    """The Writer of a model. Resets the model's generation settings, except for the end tokens.
 
-    The settings may say, for one, that tokens are drawn.
+    Such settings may ask for random tokens, for example.
     """
     from transformers import GenerationConfig
 
