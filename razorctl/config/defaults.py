@@ -1,16 +1,16 @@
-"""Defaults for data of one's own, which follow from the number of their rows.
+"""Defaults for user data, computed from its number of rows.
 
-What papers and libraries say is for their data: 20,000 steps are 51 passes over CIFAR-100, and
-13,474 over 190 images. So for one's own data, and sets of the hub that are not registered, these
-take the place of a model's steps, epochs, warmup and evaluations. None of them is measured.
+Papers and libraries state values for their own data: 20,000 steps are 51 passes over CIFAR-100, and
+13,474 over 190 images. So for user data, and for hub data sets that are not registered, the values
+here replace a model's steps, epochs, warmup and evaluations. None of them is measured.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-# What is learned -> passes over the training rows: up to so many rows, so many epochs. Rows of
-# language models are blocks of tokens, or conversations.
+# Task or modality -> pairs (up to so many training rows, so many epochs). Rows of language models
+# are blocks of tokens, or conversations.
 EPOCHS: Mapping[str, Sequence[tuple[float, float]]] = {
     "classification of images": ((1000, 30), (5000, 20), (50_000, 10), (500_000, 5), (math.inf, 3)),
     "classification of texts": ((1000, 10), (10_000, 5), (math.inf, 3)),
@@ -18,11 +18,11 @@ EPOCHS: Mapping[str, Sequence[tuple[float, float]]] = {
     "causal-lm": ((100_000, 3), (math.inf, 1)),
     "masked-lm": ((1000, 10), (100_000, 3), (math.inf, 1)),
 }
-MANY = 100  # epochs beyond which a run is said to be long
-SMALL = 8  # a batch is no smaller for want of rows
-PARTS = 8  # batches of an epoch at least, while they are not SMALL
+MANY = 100  # epochs, above which a run is called long
+SMALL = 8  # a lack of rows never makes a batch smaller than this
+PARTS = 8  # batches of an epoch, at least, unless a batch is SMALL
 FEWEST, MOST = 5, 20  # evaluations of a run
-FROM_SCRATCH = 3  # times the epochs that pretrained weights take
+FROM_SCRATCH = 3  # times the epochs for pretrained weights
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class ByRows:
 
     Args:
         validated: whether it has a validation split.
-        evaluated: rows of the split that is evaluated during training; None if that is not known.
+        evaluated: rows of the split that is evaluated during training; None if unknown.
         times: factor of the usual epochs.
     """
 
@@ -43,23 +43,24 @@ class ByRows:
 
     @property
     def table(self) -> Sequence[tuple[float, float]]:
-        """Pairs: up to so many training rows, so many epochs."""
+        """Pairs (up to so many training rows, so many epochs)."""
         usual = EPOCHS[f"classification of {self.modality}s"]
         return EPOCHS.get(self.task, usual)
 
     def epochs(self, rows: int) -> float:
-        """Passes over so many training rows."""
+        """Epochs for this number of training rows."""
         return self.times * next(epochs for most, epochs in self.table if rows <= most)
 
     def batch_size(self, usual: int, rows: int) -> int:
-        """A model's usual batch size, or fewer of so few rows that an epoch has PARTS batches."""
+        """A model's usual batch size; smaller for so few rows that an epoch lacks PARTS batches."""
         fitting = 1 << max(0, (rows // PARTS).bit_length() - 1)  # a power of two
         return min(usual, max(SMALL, fitting))
 
     def evaluate_every(self, steps: int, per_epoch: int, batch_size: int) -> int:
-        """Steps between evaluations: an epoch, or as many or as few as make FEWEST to MOST of them.
+        """Steps between evaluations: an epoch, adapted to give FEWEST to MOST evaluations.
 
-        They take no more rows than training, which takes three times as long for each.
+        All evaluations together read at most as many rows as training; a training row takes three
+        times as long.
         """
         passes, most = steps / per_epoch, MOST
         if self.evaluated:
@@ -69,9 +70,9 @@ class ByRows:
         return per_epoch * math.ceil(passes / most)
 
     def patience(self, evaluations: int) -> int | None:
-        """Half of the evaluations, as the last ones, at a low learning rate, are often the best.
+        """Half of the evaluations, since the last ones, at a low learning rate, are often the best.
 
-        None without a validation split: a test split is no judge of when to end.
+        None without a validation split: a test split must not decide when to stop.
         """
         return max(3, math.ceil(evaluations / 2)) if self.validated else None
 
@@ -79,7 +80,7 @@ class ByRows:
 def whole_batch(usual: int, rows: int | None, multiple: int) -> int:
     """The largest batch of at most `usual` and `rows` examples that `multiple` divides.
 
-    It is `multiple` itself if that is more.
+    It is at least `multiple`.
     """
     most = usual if rows is None else min(usual, rows)
     return max(multiple, most // multiple * multiple)

@@ -25,12 +25,12 @@ OPTIMIZERS = {
 }
 OPTIMIZERS["adamw8bit"] = OPTIMIZERS["adamw"]
 # Part of a model that AdamW trains alone -> factor of the learning rate for all weights. Adapters
-# were best at 3 to 33 times it, and failed at 10 times on one of five tasks; with SGD at 3 times.
+# were best at factors of 3 to 33, and failed at 10 on one of five tasks. With SGD, 3 was best.
 RATES = {"adapters": 3, "bias": 10, "head": 10}
-BY_ROWS = "by_rows"  # among defaults: the `ByRows` of data that no model's defaults are for
+BY_ROWS = "by_rows"  # key of defaults: the `ByRows` of data that no model has defaults for
 
 
-# Field -> its values, beside None where its type allows that.
+# Field -> its values, besides None if its type allows that.
 CHOICES: dict[str, tuple[str, ...]] = {
     "precision": get_args(Precision),
     "strategy": get_args(Strategy),
@@ -194,13 +194,13 @@ class Job:
         check_pairs(self)
 
     def resolved(self, defaults: Mapping[str, Any], examples: int | None, part: str = "") -> "Job":
-        """The job for `examples` training examples, with defaults for None and epochs as steps.
+        """The job for `examples` training examples, with defaults for None, and steps for epochs.
 
-        The number is None if it is not known: of texts before they are tokenized.
-        The steps of epochs over such texts, and what depends on them, stay None. Otherwise only
-        `save_every`, `patience`, and `input_size`, which is the model's own, may do so.
+        The number of examples is None for texts before they are tokenized. Then the steps of epochs
+        stay None, and so do the fields that depend on them. Otherwise only `save_every`, `patience`
+        and `input_size` (the model's own) may stay None.
 
-        defaults: a model's, as in `Model.defaults`; for one's own data as `data.pair` has them.
+        defaults: a model's, as in `Model.defaults`; for user data, as returned by `data.pair`.
         part: what is trained instead of all weights, as `Recipe.part`.
         Raises UsageError if a batch is larger than the data, or cannot be split into equal
         micro-batches.
@@ -230,7 +230,7 @@ class Job:
             job = replace(job, epochs=None, steps=math.ceil(job.epochs * per_epoch))
         if job.steps is None:
             return job
-        # Images that are not seen again need no changes.
+        # Images that are seen only once need no augmentation.
         once = by_rows is not None and per_epoch is not None and job.steps <= per_epoch
         augment = self.augment or ("none" if once else job.augment)
         warmup = min(500, job.steps // 10) if job.warmup_steps is None else job.warmup_steps
@@ -246,12 +246,12 @@ class Job:
 
     @property
     def classifies(self) -> bool:
-        """Whether each row is of one class."""
+        """Whether each row has exactly one class."""
         return self.task in (None, "classification")
 
     @property
     def of_rows(self) -> bool:
-        """Whether each row has a label of its own, so that all rows of a batch weigh the same."""
+        """Whether each row has one label, so that all rows of a batch have the same weight."""
         return self.task is None or self.task in OF_ROWS
 
     @property
@@ -266,7 +266,7 @@ class Job:
         return bool(self.cuda_graphs) and not self.compile
 
     def eager_reason(self, joint_budget: float, one_shape: bool) -> str | None:
-        """Why steps on CUDA are not captured if nobody says so; None if they are.
+        """Why steps on CUDA are not captured by default; None if they are.
 
         joint_budget: of the recipe. one_shape: whether all micro-batches have the same shapes.
         """
@@ -283,7 +283,7 @@ class Job:
 
     @property
     def buckets(self) -> bool:
-        """Whether all gradients have their place in memory at all times, as under DDP."""
+        """Whether all gradients are allocated at all times, as under DDP."""
         return self.processes > 1 and self.strategy == "ddp"
 
     def decay(self, step: int) -> float:

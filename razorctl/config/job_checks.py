@@ -1,4 +1,4 @@
-"""Checks of the values of a `Job`: bounds, settings that exclude each other, how a batch splits.
+"""Checks of the values of a `Job`: bounds, settings that exclude each other, split batches.
 
 A job is passed as any object with its fields, since `job` imports this file.
 """
@@ -11,7 +11,7 @@ from razorctl import units
 from razorctl.config import mask_classes
 from razorctl.errors import UsageError
 
-BALANCED = "balanced"  # class weights that follow from the rows
+BALANCED = "balanced"  # class weights that are computed from the rows
 
 
 class _Bound(NamedTuple):
@@ -82,7 +82,7 @@ def check_bounds(job: Any) -> None:
 
 
 def weight_numbers(class_weights: str) -> tuple[float, ...] | None:
-    """The numbers of `Job.class_weights`; None for `balanced`. Raises UsageError for others."""
+    """The numbers of `Job.class_weights`; None for `balanced`. Raises UsageError otherwise."""
     if class_weights == BALANCED:
         return None
     numbers = []

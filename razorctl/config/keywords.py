@@ -13,15 +13,15 @@ from razorctl.config.tasks import Task
 from razorctl.methods import Attention
 
 Names = str | Sequence[str]
-# A setting that `compare` may be given several values of, as numbers or as text: `1,2`.
+# Settings for which `compare` takes several values, as numbers or as text: `1,2`.
 Integers = int | str | Sequence[int]
 Numbers = float | str | Sequence[float]
-Prefer = Literal["balanced", "exact", "fast"]  # what a plan chooses by
+Prefer = Literal["balanced", "exact", "fast"]  # the preference of a plan
 Augment = Literal["none", "crop", "rand"]
 
 
 class RecipeSettings(TypedDict, total=False):
-    """The fields of a Recipe, but for the seed, which is a job's too."""
+    """The fields of a Recipe, except the seed, which is a job's too."""
 
     method: str | None
     ratio: float | None
@@ -41,7 +41,7 @@ class RecipeSettings(TypedDict, total=False):
 
 
 class DataSettings(TypedDict, total=False):
-    """The settings of one's own data, and what all functions take of a Job."""
+    """The settings of user data, and the fields of a Job that all functions take."""
 
     task: Task | None
     image_column: str | None
@@ -51,7 +51,7 @@ class DataSettings(TypedDict, total=False):
     mask_colors: Names | None
     split: Names | None
     skip_bad: bool | None
-    streaming: bool | None  # refused
+    streaming: bool | None  # always refused
     precision: Precision | None
     optimizer: OptimizerName | None
     compile: bool | None
@@ -67,7 +67,7 @@ class ProfiledSettings(RecipeSettings, DataSettings, total=False):
 
 
 class PlannedSettings(RecipeSettings, DataSettings, total=False):
-    """The settings of a run but for `accumulate`, which a plan chooses."""
+    """The settings of a run, except `accumulate`, which a plan chooses."""
 
     batch_size: int | Literal["auto"] | None
     steps: int | None
@@ -83,7 +83,7 @@ class PlannedSettings(RecipeSettings, DataSettings, total=False):
     label_smoothing: float | None
     class_weights: str | Sequence[float] | None
     learning_rate: float | None
-    lr: float | None  # the same
+    lr: float | None  # short for learning_rate
     momentum: float | None
     weight_decay: float | None
     layer_decay: float | None
@@ -113,7 +113,7 @@ class TrainingSettings(PlannedSettings, total=False):
 
 
 class ComparedSettings(DataSettings, total=False):
-    """The settings that the runs of a comparison share, or are compared in."""
+    """The settings that the runs of a comparison share, or in which they differ."""
 
     ratio: Numbers | None
     steps: Integers | None
@@ -121,7 +121,7 @@ class ComparedSettings(DataSettings, total=False):
     input_size: Integers | None
     batch_size: Integers | None
     learning_rate: Numbers | None
-    lr: Numbers | None  # the same
+    lr: Numbers | None  # short for learning_rate
     weight_decay: Numbers | None
     layer_decay: Numbers | None
     momentum: Numbers | None

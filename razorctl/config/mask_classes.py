@@ -7,21 +7,21 @@ from functools import lru_cache
 
 from razorctl.errors import UsageError
 
-IGNORED = 255  # the value of a pixel without a class, unless it is said to be one
-IGNORE = "ignore"  # the name of values that are no class
+IGNORED = 255  # the value of a pixel without a class, unless it is declared as a class
+IGNORE = "ignore"  # the name of values without a class
 COLOR = re.compile(r"\s*#?([0-9a-fA-F]{6})\s*(?:=(.*))?")
 VALUE = re.compile(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*(?:=(.*))?")
-MOST = 1000  # classes of masks; more are no classes but numbers of objects, say
+MOST = 1000  # classes of masks; more values are probably numbers of objects
 
 
 @dataclass(frozen=True)
 class MaskClasses:
-    """The pixel values of masks that stand for classes, and those that stand for none.
+    """The pixel values of masks that stand for classes, and the values without a class.
 
     Args:
-        numbers: the value of a pixel, or the color 0xRRGGBB -> the number of its class; None of
-            what is ignored, as IGNORED is unless it is a class.
-        names: the names of the classes; a value without a name is called by itself.
+        numbers: value of a pixel, or color 0xRRGGBB -> number of its class; None for ignored
+            values, such as IGNORED unless it is a class.
+        names: the names of the classes; a value without a name is its own name.
         colors: whether colors stand for classes.
     """
 
@@ -31,11 +31,11 @@ class MaskClasses:
 
     @property
     def named(self) -> bool:
-        """Whether a class has a name of its own."""
+        """Whether any class has a name."""
         return {shown(value, self.colors) for value in self.numbers}.isdisjoint(self.names)
 
     def __str__(self) -> str:
-        """A notation of these classes, called by their numbers; it begins with `#` for colors."""
+        """A notation of these classes by numbers, as `0=0,255=ignore`; colors begin with `#`."""
         return ",".join(
             f"{shown(value, self.colors)}={IGNORE if number is None else number}"
             for value, number in self.numbers.items()
@@ -43,12 +43,12 @@ class MaskClasses:
 
 
 def shown(value: int, color: bool) -> str:
-    """A value as it is written: a number, or #RRGGBB."""
+    """A value as text: a number, or #RRGGBB."""
     return f"#{value:06x}" if color else str(value)
 
 
 def of_values(values: Sequence[int], names: Sequence[str] = ()) -> MaskClasses:
-    """Classes with these values, which are called by them unless they have names."""
+    """Classes with these values, named by `names` or by the values."""
     numbers: dict[int, int | None] = {value: number for number, value in enumerate(values)}
     numbers.setdefault(IGNORED, None)
     return MaskClasses(numbers, tuple(names) or tuple(map(str, values)))
@@ -58,9 +58,8 @@ def of_values(values: Sequence[int], names: Sequence[str] = ()) -> MaskClasses:
 def parse(text: str, colors: bool | None = None) -> MaskClasses:
     """The classes of a notation: entries `0`, `1-3`, `7=car` or `255=ignore`, or `#ff0000=car`.
 
-    Values of the same name are of one class. Raises UsageError for anything else, and for less than
-    two classes.
-    colors: whether values are colors; None if a `#` says so.
+    Values with the same name are one class. Raises UsageError for anything else, and for fewer than
+    two classes. colors: whether values are colors; None looks for a `#` at the beginning.
     """
     colors = text.startswith("#") if colors is None else colors
     setting = "mask colors" if colors else "mask values"
@@ -85,7 +84,7 @@ def parse(text: str, colors: bool | None = None) -> MaskClasses:
 
 
 def _values(entry: str, setting: str, colors: bool) -> list[tuple[int, str]]:
-    """The values of an entry, and their name, which may be empty."""
+    """The values of an entry, each with its name, which may be empty."""
     if colors and (found := COLOR.fullmatch(entry)):
         return [(int(found[1], 16), (found[2] or "").strip())]
     if not colors and (found := VALUE.fullmatch(entry)):

@@ -1,4 +1,4 @@
-"""The TOML files of presets, shipped with razorctl or a user's own."""
+"""The TOML files of presets, shipped with razorctl or written by the user."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ SHIPPED = next(p for p in (_PACKAGE / "presets", _PACKAGE.parent / "presets") if
 def files(kind: str) -> dict[str, Path]:
     """Preset name -> file, for the kind "gpus" or "recipes".
 
-    A user's own preset replaces a shipped one of the same name.
+    A user's preset replaces a shipped one of the same name.
     """
     files: dict[str, Path] = {}
     for folder in (folders.config(), SHIPPED):

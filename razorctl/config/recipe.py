@@ -23,7 +23,7 @@ from razorctl.rules.allocation import Names, allocate, width
 from razorctl.system import documents
 
 Joint = Literal["weights", "branches"]
-LOOSE = 0.5  # a ratio that window attention lets a model meet without running again
+LOOSE = 0.5  # up to this ratio a model can meet it while window attention stays stock
 
 
 def _same_for_all_widths(rules: Mapping[str, str]) -> dict[str, Names]:
@@ -145,17 +145,17 @@ class Recipe:
 
     @property
     def approximates(self) -> bool:
-        """Whether the gradient differs from that of full fine-tuning."""
+        """Whether the gradient differs from the gradient of full fine-tuning."""
         method = METHODS[self.method]
         pruned = self.has_effect and method.approximates
         return pruned or bool(self.part) or self.joint_budget < 1
 
     def cosine(self, precision: str, family: Family) -> float | None:
-        """The measured cosine of the whole gradient to the exact one, at a precision of `Job`.
+        """The measured cosine between the whole gradient and the exact one, at a `Job.precision`.
 
-        It is over that of `full`, so that what 16 bits round off themselves does not count; the
-        least of the measured models of a family; at the nearest measured ratio that is not smaller.
-        1 if the method is exact, None if it was not measured or the method is close at no ratio.
+        It is relative to the cosine of `full`, so that rounding to 16 bits itself does not count.
+        It is the least of the measured models of a family, at the nearest measured ratio that is
+        not smaller. 1 if the method is exact; None if it was not measured or is close nowhere.
         """
         if not self.approximates and not self.int8_forward:
             return 1.0
@@ -185,18 +185,18 @@ class Recipe:
 
     @property
     def allocated(self) -> Mapping[str, Names]:
-        """Layer kind -> names of the rules that the ratio of a byte budget sets."""
+        """Layer kind -> names of the rules for the ratio of a byte budget."""
         return allocate(self.ratio)
 
     @property
     def runs_again(self) -> bool:
-        """Whether attention that razor knows by its code alone runs again in the backward pass."""
+        """Whether attention that is recognized only by its code is recomputed."""
         known = self.backend == "sparse-flash" and "attention" in self.rules
         return known and not self.is_loose
 
     @property
     def is_loose(self) -> bool:
-        """Whether its byte budget lets such attention stay stock, which is faster."""
+        """Whether the byte budget allows such attention to stay stock, which is faster."""
         return self.has_byte_budget and self.ratio <= LOOSE
 
     @property

@@ -1,4 +1,4 @@
-"""Checks and TOML reading that the settings dataclasses Job, Recipe and Gpu share."""
+"""Checks and TOML reading, shared by the settings dataclasses Job, Recipe and Gpu."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -13,7 +13,7 @@ from razorctl.system import documents
 def check_types(settings: Any, values: Mapping[str, Any] | None = None) -> None:
     """Raises UsageError if a field's value is not of its annotated type; see `check_type`.
 
-    settings: a dataclass, or the class, of which `values` has some fields. Fields annotated with
+    settings: a dataclass, or its class; then `values` has some of its fields. Fields annotated with
     Mapping or tuple are not checked.
     """
     values = vars(settings) if values is None else values
@@ -25,8 +25,8 @@ def check_types(settings: Any, values: Mapping[str, Any] | None = None) -> None:
 def check_type(name: str, value: Any, annotation: Any) -> None:
     """Raises UsageError if a value is not of an annotated type.
 
-    An int is accepted for a float, but a bool is not accepted for a number. Of a Literal only the
-    type is checked here. A quoted annotation is not checked: its class may not be imported.
+    An int is accepted as a float; a bool is not accepted as a number. For a Literal only the type
+    is checked. A quoted annotation is not checked, since its class may not be imported.
     """
     if isinstance(annotation, str):
         return
@@ -46,7 +46,7 @@ def check_type(name: str, value: Any, annotation: Any) -> None:
 
 
 def types_in(annotation: Any) -> tuple[Any, ...]:
-    """The types that an annotation allows, of which a Literal is one."""
+    """The types that an annotation allows; a Literal is one of them."""
     return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
 
 

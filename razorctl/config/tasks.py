@@ -1,4 +1,4 @@
-"""The tasks that models learn, and the figures that an evaluation of each has."""
+"""The tasks that models learn, and the metrics of an evaluation of each."""
 
 import re
 from typing import Literal, get_args
@@ -13,13 +13,13 @@ Task = Literal[
     "masked-lm",
 ]
 TASKS: tuple[Task, ...] = get_args(Task)
-# Tasks with a label for each row, which a classifier's head learns; the first is the usual one.
+# Tasks with one label per row, for a classifier's head; the first is the usual one.
 OF_ROWS: tuple[Task, ...] = ("classification", "regression", "multi-label")
-# Tasks whose rows have labels of their own, not made of what they are.
+# Tasks whose rows have labels, instead of labels made from the rows.
 LABELED: tuple[Task, ...] = (*OF_ROWS, "token-classification")
 LANGUAGE: tuple[Task, ...] = ("causal-lm", "masked-lm")  # tasks that learn from texts alone
-# A tag of a token of an entity: how it stands there (begins, inside or in its middle, ends or last,
-# single), and the type.
+# Tag of a token in an entity: its position (begins, inside or in the middle, ends or last, single),
+# and the type.
 ENTITY_TAG = re.compile(r"([BIMELSU])[-_](.+)")
 NO_LABEL = -100  # the label of a token or a pixel that does not count, as in torch
 # Task -> its figures; the first one is the default of `Job.metric`.
@@ -36,5 +36,5 @@ FIGURES: dict[Task, tuple[str, ...]] = {
     "masked-lm": _OF_TOKENS,
 }
 EVERY_FIGURE = tuple(dict.fromkeys(figure for figures in FIGURES.values() for figure in figures))
-# Figures of which the least is the best.
+# Metrics that are best at their least value.
 LEAST = frozenset({"loss", "mse", "rmse", "mae", "perplexity"})
