@@ -1,7 +1,7 @@
 """Files and folders that are written completely or not at all, and replace nothing unasked.
 
-What is being written has a random name beside its target, so that no link or file of somebody else
-is in its place, and only what was made here is removed.
+A new file has a random name beside its target until it is complete. So it cannot hit an existing
+link or file, and only files that were created here are removed.
 """
 
 import os
@@ -15,7 +15,7 @@ from pathlib import Path
 from razorctl.errors import UsageError, lacks_memory
 
 ROOM = 2**20  # bytes of a file that a command writes at its end, such as a report
-# What a killed process leaves; the second one is of an older razorctl.
+# Names that a killed process leaves; the second one is of an older razorctl.
 LEFT = re.compile(r"\.razorctl-[0-9a-f]{32}(\.\w+)?|\.saving-\w{8}")
 
 
@@ -28,15 +28,15 @@ def unwritable(
 def taken(
     out: Path, begun: bool = False, kind: str = "directory", option: str = "--out"
 ) -> UsageError:
-    """The error for a path that exists; begun: whether a run can go on there."""
+    """The error for a path that exists; begun: whether a run can be resumed there."""
     mend = "go on there with --resume, or name" if begun else "name"
     return UsageError(f"{out} exists already; {mend} another {kind} with {option}.")
 
 
 def sync(path: Path) -> None:
-    """Waits until a file, or the names in a directory, are on the disk."""
+    """Waits until a file, or the entries of a directory, are on the disk."""
     if os.name == "nt" and path.is_dir():
-        return  # Windows opens no directory
+        return  # Windows cannot open a directory
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(handle)
@@ -46,10 +46,10 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def atomic_file(file: Path, replace: bool = False, option: str = "--out") -> Iterator[Path]:
-    """Yields the path of a new file that becomes `file` if the block succeeds, and else is removed.
+    """Yields the path of a new file that becomes `file` if the block succeeds, else is removed.
 
     The new file is synced. It gets the permissions of a new file, whatever the writer sets. Raises
-    UsageError, which names `option`, if `file` exists by then, unless it may be replaced.
+    UsageError that names `option` if `file` exists by then, unless it may be replaced.
     """
     partial = _beside(file)
     partial.touch(exist_ok=False)
@@ -70,7 +70,7 @@ def atomic_file(file: Path, replace: bool = False, option: str = "--out") -> Ite
 
 
 def _publish(partial: Path, file: Path, option: str) -> None:
-    """Gives a file its name, which nothing else may have."""
+    """Gives a file its name; raises UsageError if something has that name."""
     try:
         try:
             file.hardlink_to(partial)
@@ -121,15 +121,15 @@ def scratch(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
-    """Yields a new folder that becomes `folder` if the block succeeds, and else is removed.
+    """Yields a new folder that becomes `folder` if the block succeeds, else is removed.
 
-    Raises UsageError if `folder` exists, or if anything raises OSError, also in the block.
+    Raises UsageError if `folder` exists, or if anything, the block included, raises OSError.
     """
     if os.path.lexists(folder):
-        raise taken(folder)  # before its name is asked for, which `.` has not
+        raise taken(folder)  # before `_beside`, which needs a name, and `.` has none
     with writing(folder), scratch(folder.parent) as partial:
         yield partial
-        folder.mkdir()  # fails if something has appeared, which a rename would replace
+        folder.mkdir()  # fails if something has appeared; a rename would replace it
         if os.name == "nt":
             folder.rmdir()  # there a rename replaces nothing
         with undoing(folder.rmdir):
@@ -139,13 +139,13 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 
 def _beside(target: Path) -> Path:
-    """A path beside `target` that nothing has; its suffix is kept, which some writers look at."""
+    """An unused path beside `target`, with its suffix, which some writers read."""
     suffix = target.suffix if LEFT.fullmatch(f".razorctl-{'0' * 32}{target.suffix}") else ""
     return target.with_name(f".razorctl-{secrets.token_hex(16)}{suffix}")
 
 
 def sweep(folder: Path) -> None:
-    """Removes, as far as possible, what killed processes left in a folder that is razorctl's."""
+    """Removes, as far as possible, what killed processes left in a folder of razorctl's."""
     with suppress(OSError):
         for path in folder.iterdir():
             if LEFT.fullmatch(path.name):
@@ -158,8 +158,8 @@ def sweep(folder: Path) -> None:
 def check_room(file: Path, option: str, replace: bool = False) -> None:
     """Checks that `atomic_file` could write ROOM bytes, before long work for the file begins.
 
-    option: the option that names the file. Raises UsageError if the file cannot be written, and if
-    something has its name, unless `replace` says that a file may.
+    option: names the file. Raises UsageError if the file cannot be written. Raises it, too, if the
+    path exists, except for a file with `replace`.
     """
     if os.path.lexists(file) and not (replace and file.is_file()):
         raise taken(file, kind="file", option=option)

@@ -21,8 +21,8 @@ from pathlib import Path
 from razorctl.system import folders
 
 SOURCES = Path(__file__).parents[1] / "ops" / "cpu"
-# Scales depend on the meaning of NaN and infinity, so no -ffast-math. -O2 compiles 0.4 s faster
-# than -O3 and vectorizes the same loops, with GCC given its dynamic cost model.
+# Scales depend on NaN and infinity, so no -ffast-math. -O2 compiles 0.4 s faster than -O3, and
+# vectorizes the same loops if GCC gets its dynamic cost model.
 FLAGS = (
     "-std=gnu11", "-O2", "-ftree-vectorize", "-march=native", "-fopenmp", "-fno-math-errno",
     "-fno-trapping-math", "-fno-strict-aliasing", "-shared", "-fPIC",
@@ -54,13 +54,13 @@ class Built:
 
     @property
     def loadable(self) -> str:
-        """A path of the file that was checked, even if another is at `path` by now."""
+        """A path to the checked file, even if `path` is another file by now."""
         opened = Path(f"/proc/self/fd/{self.handle}")
         return str(opened if self.handle is not None and opened.exists() else self.path)
 
 
 def start(device: str | None = None) -> None:
-    """Begins to compile the kernels in the background, unless there are compiled ones.
+    """Begins to compile the kernels in the background, unless they are compiled already.
 
     device: the user's choice; None if there is none.
     """
@@ -69,7 +69,7 @@ def start(device: str | None = None) -> None:
 
 
 def built() -> Built:
-    """The compiled library; waits until it is there."""
+    """The compiled library; waits for it."""
     return _building().result()
 
 
@@ -83,7 +83,7 @@ def _building() -> Future[Built]:
 
 
 def compiler() -> list[str] | None:
-    """The command of the C compiler: that of $CC, or the first of COMPILERS; None without one."""
+    """The command of the C compiler: $CC, or the first of COMPILERS; None without one."""
     try:
         words = shlex.split(os.environ.get("CC", ""))
     except ValueError:  # an open quotation
@@ -165,7 +165,7 @@ def _digest(version: str) -> str:
 
 
 def _cpu() -> str:
-    """The model and the instructions of the CPU: several machines may share a cache."""
+    """The model and instructions of the CPU: several machines may share a cache."""
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     except OSError:

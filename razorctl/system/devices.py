@@ -1,4 +1,4 @@
-"""The device that work runs on."""
+"""The device for a run."""
 
 import torch
 
@@ -7,11 +7,11 @@ from razorctl.system import processes
 
 
 def find(name: torch.device | str | None) -> torch.device:
-    """The device of that name; None is CUDA if available, else the CPU.
+    """The device of that name; None for CUDA if available, else the CPU.
 
-    CUDA is the card of this process, if torchrun has started one for each card, else the current
-    one; the device has its number, which some calls of torch need. Raises UsageError if the device
-    cannot be used.
+    CUDA is this process's card if torchrun has started one process per card, else the current card.
+    The device has an index, which some calls of torch need. Raises UsageError if the device cannot
+    be used.
     """
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -37,11 +37,11 @@ def hold_to(budget: int, device: torch.device) -> None:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Forgets the highest bytes that a CUDA device has allocated so far."""
+    """Resets the peak of the bytes that a CUDA device has allocated."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak(device: torch.device) -> int | None:
-    """The highest bytes that a CUDA device has allocated since; None of other devices."""
+    """The peak of the bytes that a CUDA device has allocated since the reset; None elsewhere."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None

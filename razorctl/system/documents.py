@@ -1,7 +1,7 @@
-"""JSON that razorctl writes and reads again, and TOML; what is read is checked as a whole.
+"""JSON that razorctl writes and reads, and TOML; a document is checked as a whole.
 
-A kind of document is a dataclass beside what writes it, whose `__post_init__` may check what types
-cannot say, or any other type that pydantic knows.
+A kind of document is any type that pydantic knows, usually a dataclass beside the code that writes
+it. Its `__post_init__` may check what types cannot express.
 """
 
 import errno
@@ -22,21 +22,21 @@ from razorctl.errors import TOO_MANY, DataError, RazorError, lacks_memory, raise
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-MOST = 2**63  # no integer of a document is as large
-SUSPECT = re.compile(rb"\d{19}|[eE]\+?\d{3}")  # what may be in a number that is too large
+MOST = 2**63  # integers of a document are below it
+SUSPECT = re.compile(rb"\d{19}|[eE]\+?\d{3}")  # occurs in every number that is too large
 LONGEST = 160  # characters of a reason
 CHUNK = 1 << 20
 LARGEST = 1 << 30  # bytes of a document
 LARGEST_FOREIGN = 1 << 26  # of one that a library or a user has written
-SEAL = "digest"  # the key of what `sealed` adds
+SEAL = "digest"  # the key that `sealed` adds
 
 
 class UnlikeError(ValueError):
-    """A text that is no document of its kind; says why, and names the field."""
+    """A text that is not a document of its kind; the message says why, and names the field."""
 
 
 def text(value: Any, indent: int | None = None) -> str:
-    """A value as JSON, in printable ASCII; a number that is not finite is null: JSON has none."""
+    """A value as JSON, in printable ASCII; non-finite numbers become null, since JSON has none."""
     try:
         json_text = json.dumps(value, indent=indent, allow_nan=False)
     except ValueError:
@@ -45,9 +45,9 @@ def text(value: Any, indent: int | None = None) -> str:
 
 
 def parse(content: bytes | str) -> Any:
-    """The value of a JSON text; raises UnlikeError if it is none, or has bad numbers.
+    """The value of a JSON text; raises UnlikeError if it is not JSON, or has bad numbers.
 
-    Bad numbers are not finite, or integers of more than 64 bits, which no document has.
+    Bad are non-finite numbers, and integers of more than 64 bits; no document has them.
     """
     raw = content.encode(errors="surrogatepass") if isinstance(content, str) else content
     numbers = {"parse_float": _real, "parse_int": _integer} if SUSPECT.search(raw) else {}
@@ -86,7 +86,7 @@ def parse_toml(content: bytes | str) -> dict[str, Any]:
 def parse_kind(content: bytes | str, kind: Any) -> Any:
     """The value of a JSON text, as `parse` returns it; raises UnlikeError for another kind.
 
-    A document that `sealed` has returned must still be that one.
+    A document with a digest must be unchanged since `sealed` returned it.
     """
     value = parse(content)
     _typed(content, kind)
@@ -108,7 +108,7 @@ def _typed(content: bytes | str, kind: Any) -> Any:
 
 
 def _whole(content: bytes | str, kind: Any) -> Any:
-    """The checked value with the defaults of absent keys, unless it is sealed or they are None."""
+    """The checked value; if it is not sealed, with the defaults of absent keys other than None."""
     value = parse_kind(content, kind)
     if isinstance(value, dict) and SEAL in value:
         return value
@@ -119,16 +119,16 @@ def _whole(content: bytes | str, kind: Any) -> Any:
 
 
 def read(file: Path, kind: Any, mend: str) -> Any:
-    """The value of a file of a kind; `mend` is the end of the sentence of the error.
+    """The value of a file of a kind; `mend` ends the sentence of the error.
 
-    Raises FileNotFoundError if it is not there, and DataError if it is no such document.
+    Raises FileNotFoundError if it does not exist, and DataError if it is no such document.
     """
     with _refusing(file, mend):
         return _whole(read_bytes(file), kind)
 
 
 def read_lines(file: Path, kind: Any, mend: str) -> list[Any]:
-    """The values of a file of lines of a kind; raises as `read` does."""
+    """The values of a file with one document of a kind per line; raises as `read` does."""
     with _refusing(file, mend):
         documents = read_bytes(file).splitlines()
         return list(_whole(b"[" + b",".join(documents) + b"]", list[kind]))
@@ -157,14 +157,14 @@ def _refusing(file: Path, mend: str) -> Iterator[None]:
 
 
 def read_cached(file: Path, kind: Any) -> Any:
-    """The value of a file that can be made again; None if it is not there or of another kind."""
+    """The value of a cache file; None if it does not exist or is of another kind."""
     with suppress(OSError, UnlikeError):
         return parse_kind(read_bytes(file), kind)
     return None
 
 
 def sealed(body: Mapping[str, Any]) -> dict[str, Any]:
-    """A document with the digest of all the rest in it."""
+    """A document with a digest of its other keys."""
     from hashlib import sha256  # imported here: few commands need it
 
     rest = {name: value for name, value in body.items() if name != SEAL}
@@ -181,9 +181,9 @@ def size_and_checksum(file: Path) -> dict[str, int]:
 
 
 def read_foreign(file: Path) -> dict[str, Any]:
-    """The JSON object in a file of another library, which may have numbers that are not finite.
+    """The JSON object in a file of another library, which may have non-finite numbers.
 
-    Raises OSError, and UnlikeError if it is none.
+    Raises OSError, and UnlikeError if it is no JSON object.
     """
     value = _parsed(read_bytes(file, LARGEST_FOREIGN))
     if not isinstance(value, dict):
@@ -206,7 +206,7 @@ def open_regular(file: Path) -> IO[bytes]:
         handle = os.open(file, flags)
     except OSError as error:
         if lacks_memory(error):
-            raise MemoryError(str(error)) from None  # no fault of the file
+            raise MemoryError(str(error)) from None  # not the file's fault
         if error.errno in TOO_MANY:
             raise RazorError(f"{error}; raise the limit with `ulimit -n`.") from None
         raise

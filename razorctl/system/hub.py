@@ -1,4 +1,4 @@
-"""Files of models and data sets, from the Hugging Face hub or its local cache; models to it."""
+"""Files of models and data sets from the Hugging Face hub or its local cache; uploads of models."""
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,17 +23,17 @@ def fetch(
 ) -> Path:
     """The local folder of a repository with its `files`, which may be patterns.
 
-    New files are downloaded if the hub can be reached; if not, the cached files are used. HF_HOME,
-    HF_ENDPOINT and HF_HUB_OFFLINE are honored. Raises MissingError, which contains `name`, if a
-    file is neither in the cache nor on the hub.
+    New files are downloaded if the hub can be reached, else the cached files are used. HF_HOME,
+    HF_ENDPOINT and HF_HUB_OFFLINE are honored. Raises MissingError that contains `name` if a file
+    is neither in the cache nor on the hub.
 
     Args:
-        name: what errors call it.
+        name: the name in errors.
         repo: the repository.
-        files: patterns of the files that must be there.
-        kind: what the repository has.
-        more: files that are fetched as well, if they are there.
-        revision: a branch; None is the main one.
+        files: patterns of the required files.
+        kind: the kind of the repository.
+        more: patterns of files that are fetched too, if they exist.
+        revision: a branch; None for the main one.
     """
     # Imported here since it is slow to import and only fetching needs it.
     from huggingface_hub import errors, snapshot_download
@@ -57,7 +57,7 @@ def fetch(
             mend = f"choose another {'model' if kind == 'model' else 'data set'}."
     except (errors.HTTPError, errors.LocalEntryNotFoundError) as error:
         refusal = error if isinstance(error, errors.HfHubHTTPError) else error.__cause__
-        if isinstance(refusal, errors.HfHubHTTPError):  # of a file: anyone may ask for the list
+        if isinstance(refusal, errors.HfHubHTTPError):  # for a file: listing needs no access rights
             problem, mend = _answer(refusal.response.status_code, repo)
     raise MissingError(f"{name} is not in the local cache and {problem}; {mend}")
 
@@ -76,7 +76,7 @@ def unreachable() -> str | None:
 def _ask(
     repo: str, kind: Literal["model", "dataset"], revision: str | None = None
 ) -> tuple[Any, str, str]:
-    """The hub's answer for a repository; else None, the problem, and what to do about it."""
+    """The hub's answer for a repository; else None, the problem, and how to solve it."""
     from huggingface_hub import HfApi, errors
 
     problem = "the hub cannot be reached"
@@ -93,20 +93,20 @@ def _ask(
 
 
 def _answer(status: int, repo: str) -> tuple[str, str]:
-    """The problem that an answer of the hub is, and what to do about it."""
+    """The problem behind a status code of the hub, and how to solve it."""
     mend = "try again later, or run `hf auth login` if it needs access rights."
     return f"the hub answers {status} for {repo}", mend
 
 
 def listing(name: str, repo: str) -> list[str]:
-    """The paths of all files of a data set's repository; without the hub, as they were last seen.
+    """The paths of all files in a data set's repository; without the hub, as last seen.
 
-    Raises MissingError, which contains `name`, if they are not known.
+    Raises MissingError that contains `name` if they are not known.
     """
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HUB_CACHE) / f"datasets--{repo.replace('/', '--')}"
-    stored = folder / "razorctl-listing.json"  # in the cache, so that it goes where that is copied
+    stored = folder / "razorctl-listing.json"  # in the cache, so that it is copied with it
     info, problem, mend = _ask(repo, "dataset")
     if info is not None:
         files = sorted(file.rfilename for file in info.siblings or ())
@@ -125,7 +125,7 @@ def listing(name: str, repo: str) -> list[str]:
 
 
 def shapes(repo: str) -> dict[str, tuple[int, ...]]:
-    """The shapes of the weights of a model's repository, by their files' headers, or none."""
+    """The shapes of the weights in a model's repository, by the files' headers; may be empty."""
     from huggingface_hub import HfApi, errors
 
     unknown = (errors.HTTPError, errors.OfflineModeIsEnabled, errors.SafetensorsParsingError)
@@ -136,14 +136,14 @@ def shapes(repo: str) -> dict[str, tuple[int, ...]]:
 
 
 def license_of(repo: str) -> str | None:
-    """The license of a model's repository by its card; None if that or the hub does not tell."""
+    """The license of a model's repository by its card; None if it is unknown."""
     info, _, _ = _ask(repo, "model")
     card = None if info is None else info.card_data
     return card.license if card is not None and isinstance(card.license, str) else None
 
 
 def check_name(repo: str) -> None:
-    """Raises UsageError if the hub allows no repository of that name, or if it names no owner."""
+    """Raises UsageError if the hub does not allow this name, or if it names no owner."""
     from huggingface_hub import errors
     from huggingface_hub.utils import validate_repo_id
 
@@ -158,7 +158,7 @@ def check_name(repo: str) -> None:
 
 
 def check_access(repo: str) -> None:
-    """Raises MissingError if there is no token that the hub takes, or if it cannot be reached."""
+    """Raises MissingError if the hub accepts no token, or cannot be reached."""
     from huggingface_hub import HfApi, get_token
 
     if get_token() is None:
@@ -171,12 +171,12 @@ def check_access(repo: str) -> None:
 
 
 def push(files: Mapping[str, Path], repo: str, private: bool, message: str) -> str:
-    """Commits files, by their paths there, to the main branch of a repository of a model.
+    """Commits files, by their paths there, to the main branch of a model's repository.
 
-    Makes the repository if there is none; one that is there keeps its other files. Returns the
+    Creates the repository if there is none; an existing one keeps its other files. Returns the
     address of the commit. Raises MissingError if the hub refuses it or cannot be reached.
 
-    private: whether a new repository is.
+    private: whether a new repository is private.
     """
     from huggingface_hub import CommitOperationAdd, HfApi
 
@@ -189,7 +189,7 @@ def push(files: Mapping[str, Path], repo: str, private: bool, message: str) -> s
 
 @contextmanager
 def _writing(repo: str) -> Iterator[None]:
-    """Turns errors of the block, which asks the hub for `repo`, into a MissingError; hides bars."""
+    """Turns errors of the block, which asks the hub for `repo`, into MissingError; hides bars."""
     from huggingface_hub import errors
     from huggingface_hub.utils import (
         are_progress_bars_disabled,
@@ -208,7 +208,7 @@ def _writing(repo: str) -> Iterator[None]:
         raise MissingError(
             f"{repo} cannot be written: the hub cannot be reached; run again with a network."
         ) from error
-    except Exception as error:  # its libraries have kinds of their own for what breaks off
+    except Exception as error:  # its libraries raise their own kinds for broken connections
         reason = reason_of(error.__cause__ or error)
         raise MissingError(
             f"{repo} cannot be written ({reason}); run the same command again."
@@ -234,7 +234,7 @@ def quiet_without_terminal() -> Iterator[None]:
 
 
 def cached(name: str) -> Path:
-    """The path of a file of razorctl's own in the cache of data sets."""
+    """The path of a file of razorctl's in the cache of data sets."""
     from datasets import config
 
     return Path(config.HF_DATASETS_CACHE) / "razorctl" / name
@@ -261,8 +261,8 @@ def write_cached(file: Path, schema: Any, batches: Iterable[Any]) -> None:
 def reading(name: str, folder: Path, mend: str | None = None) -> Iterator[None]:
     """Turns any error of the block, which reads files in `folder`, into a DataError about `name`.
 
-    folder: the return value of `fetch`. mend: the end of the sentence; None is for a folder of the
-    hub's cache. A RazorError is raised unchanged.
+    folder: as returned by `fetch`. mend: the end of the sentence; None for a folder in the hub's
+    cache. A RazorError is raised unchanged.
     """
     try:
         yield

@@ -1,7 +1,7 @@
-"""The processes that torchrun has started for one training; without it there is just one.
+"""The processes that torchrun has started for one training; without it there is only one.
 
-Each has its rank, and the first one speaks, writes and decides for all of them. What is collective
-is called by all processes, in the same order.
+Each has its rank; the first one prints, writes and decides for all. Collective functions are called
+by all processes, in the same order.
 """
 
 import os
@@ -22,37 +22,37 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 NUMBER = re.compile(r"[0-9]{1,9}")
-# Seconds: until it is said whom a process waits for, until it gives up, between looks, for a look.
+# Seconds until a process says whom it waits for, until it gives up, between looks, and per look.
 WAITS, GIVES_UP, BETWEEN, TRIES = 30.0, 600.0, 0.1, 2.0
-MEETINGS = count_from()  # of these processes, whose stores may outlive them
-NAMED = 4  # processes that are named
+MEETINGS = count_from()  # numbers meetings, since a store may outlive them
+NAMED = 4  # processes that a message names
 
 
 def count() -> int:
-    """The number of processes; loads no torch."""
+    """The number of processes; does not import torch."""
     return max(1, _number("WORLD_SIZE", 1))
 
 
 def rank() -> int:
-    """The number of this process, from 0; without torchrun there is one, whatever RANK says."""
+    """The number of this process, from 0; without torchrun always 0, whatever RANK says."""
     return _number("RANK", 0) if count() > 1 else 0
 
 
 def local_rank() -> int:
-    """The number of this process among those of its machine, which is that of its GPU."""
+    """The number of this process on its machine, which is the index of its GPU."""
     return _number("LOCAL_RANK", 0) if count() > 1 else 0
 
 
 def _number(name: str, default: int) -> int:
-    """The number that a variable of the environment is; else the default."""
+    """An environment variable as a number; the default if it is none."""
     text = os.environ.get(name, "")
     return int(text) if NUMBER.fullmatch(text) else default
 
 
 def settle_environment() -> None:
-    """Raises UsageError for variables of torchrun's that cannot be true.
+    """Raises UsageError if torchrun's variables contradict each other or are no numbers.
 
-    Ranks without a number of processes mean nothing, and go: libraries would wait for others.
+    Removes ranks without WORLD_SIZE: they mean nothing, but libraries would wait for others.
     """
     if not os.environ.get("WORLD_SIZE"):
         for name in ("RANK", "LOCAL_RANK"):
@@ -74,14 +74,14 @@ def first() -> bool:
 
 
 def program(count: int) -> list[str]:
-    """The words of a command line that starts razorctl in so many processes."""
+    """The words of a command line that starts razorctl in this number of processes."""
     if count == 1:
         return ["razorctl"]
     return ["torchrun", "--nproc-per-node", str(count), "-m", "razorctl"]
 
 
 def check_count(wanted: int) -> None:
-    """Raises UsageError if a job is for another number of processes."""
+    """Raises UsageError if a job needs another number of processes."""
     if wanted != count():
         planned, running = (units.count(n, "process") for n in (wanted, count()))
         run = "runs" if count() == 1 else "run"
@@ -92,7 +92,7 @@ def check_count(wanted: int) -> None:
 
 
 def join(cpu: bool) -> None:
-    """Connects the processes, through Gloo for CPUs and NCCL for GPUs.
+    """Connects the processes, by Gloo on CPUs and NCCL on GPUs.
 
     Raises UsageError if this process has no GPU, and RazorError if the others do not come.
     """
@@ -128,7 +128,7 @@ def _met() -> Any:
         who = f"a process that answers at port {port} of {host}"
         _wait(lambda: [] if _answers(host, port) else [who])
     try:
-        at = "localhost" if serves else host  # where a server also asks itself, for minutes
+        at = "localhost" if serves else host  # a server would ask itself by its host, for minutes
         whole = TCPStore(at, port, count(), serves, wait_for_workers=False, multi_tenant=True)
     except RuntimeError as error:
         raise UsageError(
@@ -154,14 +154,14 @@ def _answers(host: str, port: int) -> bool:
             socket.create_connection((host, port), TRIES).close()
             answers.append(True)
 
-    thread = Thread(target=ask, daemon=True)  # a signal ends no search for the address of a name
+    thread = Thread(target=ask, daemon=True)  # signals do not interrupt a name lookup
     thread.start()
     thread.join()
     return bool(answers)
 
 
 def _wait(missing: Callable[[], list[str]]) -> None:
-    """Returns once nothing is missing; says what is after WAITS seconds.
+    """Returns once nothing is missing; prints what is missing after WAITS seconds.
 
     Raises RazorError after GIVES_UP seconds.
     """
@@ -183,9 +183,9 @@ def _wait(missing: Callable[[], list[str]]) -> None:
 
 @contextmanager
 def connected(name: str | None) -> Iterator[None]:
-    """Inside the block the processes are connected; the name is that of the device, if it is told.
+    """Joins the process group inside the block. name: the device to use, None for the default.
 
-    A RazorError that leaves it is an ElsewhereError in all but the first process.
+    A RazorError that leaves the block becomes an ElsewhereError in all processes but the first.
     """
     if count() == 1:
         yield
@@ -207,7 +207,7 @@ def connected(name: str | None) -> Iterator[None]:
 
 
 def leave() -> None:
-    """Disconnects this process from the others, as the last thing it does."""
+    """Disconnects this process from the others; must be the last thing it does."""
     import torch.distributed as dist
 
     if dist.is_initialized():
@@ -215,15 +215,15 @@ def leave() -> None:
 
 
 def of_first(make: Callable[[], T]) -> T:
-    """The result of `make` in the first process, which alone calls it. Collective.
+    """The result of `make` in the first process; the others do not call it. Collective.
 
-    A RazorError that `make` raises is an ElsewhereError in the others.
+    A RazorError of `make` is raised as ElsewhereError in the others.
     """
     if count() == 1:
         return make()
     from accelerate.utils import broadcast_object_list
 
-    result: list[Any] = [None, None]  # or the error
+    result: list[Any] = [None, None]  # the value, and the error
     failure = None
     if first():
         try:
@@ -241,9 +241,9 @@ def of_first(make: Callable[[], T]) -> T:
 
 @contextmanager
 def together() -> Iterator[None]:
-    """If a process leaves the block with a RazorError, all do. Collective, but not the block.
+    """If a process leaves the block with a RazorError, all do. Collective; the block need not be.
 
-    The first process raises its own error, or else the one of another process.
+    The first process raises its own error, or else another process's.
     """
     failure: RazorError | None = None
     try:
@@ -285,7 +285,7 @@ def mean(value: "Tensor") -> "Tensor":
 
 
 def most(value: int, device: "torch.device") -> int:
-    """The largest of a number over the processes. Collective."""
+    """The largest number over the processes. Collective."""
     if count() == 1:
         return value
     import torch

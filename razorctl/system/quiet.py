@@ -1,17 +1,17 @@
-"""Warnings of libraries about each other, which nobody who uses them can mend, are not shown."""
+"""Hides warnings of libraries about each other that a user can do nothing about."""
 
 import logging
 import warnings
 from functools import partial
 
-# Loggers of torch -> words of the warnings on torchao's code, and on a CUDA toolkit without a card.
+# torch's logger -> words of a warning, about torchao's code and a CUDA toolkit without a card.
 LOGGED = {
     "torch.utils._pytree": "is an Enum subclass",
     "torch.utils.cpp_extension": "No CUDA runtime is found",
 }
 WARNED = (
     r".* does not implement _stable_hash_for_caching",
-    r"Metric `\w+` will save all targets and predictions",  # as those over all rows must
+    r"Metric `\w+` will save all targets and predictions",  # needed by metrics over all rows
     r"Average precision score for one or more classes was `nan`",
     r"No positive samples found in target",
     r"The variance of predictions or target is close to zero",

@@ -10,9 +10,9 @@ _NOTHING = nullcontext()
 
 
 def packing() -> AbstractContextManager[None]:
-    """The context in which a layer chooses and packs what it keeps; it may be nested.
+    """The context in which a layer chooses and packs what it stores; it may be nested.
 
-    It does nothing outside `watched`, so that torch.compile does not break the graph at it.
+    Outside `watched` it does nothing, so that torch.compile does not break the graph.
     """
     return _NOTHING if _watcher is None else _watcher()
 
