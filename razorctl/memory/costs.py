@@ -87,7 +87,7 @@ def cost(operation: Any, args: Any, kwargs: Any, result: Any) -> OpCost:
 
 
 def caller(operation: Any) -> str | None:
-    """The field of `Calls` that counts an operation; None for those of traces alone."""
+    """The field of `Calls` that counts an operation; None for a trace's own."""
     return {"razorctl": "ops", "prim": None}.get(operation.namespace, "aten")
 
 

@@ -135,7 +135,7 @@ class Search:
         return chosen
 
     def gain(self, way: Candidate) -> Gain | None:
-        """The speed-up from packing texts, or None if the model cannot separate packed texts."""
+        """The `Gain` of joining texts in the micro-batches of a way; None if that does not apply."""
         lengths = self.facts["lengths"]
         if lengths is None:
             return None
