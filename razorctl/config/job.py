@@ -48,18 +48,18 @@ FEWEST_CAPTURED = 20  # steps of a run for which CUDA graphs are captured by def
 class Job:
     """Model, data set, and an optimizer with linear warmup and cosine decay.
 
-    A field that is None takes the model's default, or else a general one; see `resolved`. Raises
+    A field that is None becomes the model's default, or else a general one; see `resolved`. Raises
     UsageError for values that no training can use.
 
     Args:
-        task: what the model learns; None is what the data set is for.
+        task: what the model learns; None for the data set's usual task.
         input_size: pixels of an image's side, or tokens of a text.
         epochs: passes over the data, instead of `steps`; may be fractional.
-        from_scratch: whether training begins with random weights. Only what prepares the inputs,
-            such as a tokenizer, is loaded from the hub then.
+        from_scratch: whether training begins with random weights. Only a tokenizer or the like is
+            then loaded from the hub.
         batch_size: examples of a step, in all processes together.
-        processes: number of processes that torchrun starts, one for each GPU. Each takes an equal
-            part of every batch.
+        processes: number of processes that torchrun starts, one per GPU. Each takes an equal part
+            of every batch.
         strategy: what several processes share: `ddp`, only the batch; `fsdp`, also the weights, the
             gradients and the state of the optimizer.
         accumulate: number of equal micro-batches over which a step accumulates its gradient.
@@ -68,65 +68,61 @@ class Job:
         optimizer: `sgd`, with momentum; `adamw`; or `adamw8bit`, whose state has 8 bits (torchao).
         weights: dtype of the weights and of the state of `adamw`: `fp32`, or `bf16`, in which
             updates are rounded at random so that small ones are not lost (torchao).
-        optimizer_in_backward: whether each weight is updated as soon as its gradient is there,
-            which is then freed. The gradient is not clipped, and its norm is given as 0.
+        optimizer_in_backward: whether each weight is updated as soon as its gradient is computed;
+            the gradient is then freed. It is not clipped, and its norm is reported as 0.
         augment: `none`; `crop`, a random resized crop and flip of each image; `rand`, RandAugment
-            too. None is `none` for runs that take none of one's own images twice.
-        mixup, cutmix: alpha of the Beta distribution that draws how much of each image is of
-            another.
+            too. None is `none` if a run on user data takes no image twice.
+        mixup, cutmix: alpha of the Beta distribution from which the share of a second image is
+            drawn.
         label_smoothing: share of each label that is spread over all classes.
-        class_weights: what the loss of a label of each class counts: `balanced`, the less the more
-            rows or pixels the class has in training; or a number for each class, separated by
-            commas. They are scaled so that training labels count 1 in the mean. Evaluations count
-            all labels alike.
+        class_weights: weights of the loss by class: `balanced`, inverse to the class's rows or
+            pixels in training; or a number for each class, separated by commas. They are scaled to
+            a mean of 1 over the training labels. Evaluations weight all labels equally.
         learning_rate: highest learning rate.
         weight_decay: of weights; biases and norms have none.
         layer_decay: factor of the learning rate from each layer to the one below.
         warmup_steps: steps in which the learning rate rises to `learning_rate`.
         clip_norm: largest norm of the whole gradient.
-        ema: decay of an exponential moving average of the weights, in (0, 1), which rises to that
-            in the first steps. The average is what is evaluated and exported, and takes the memory
-            of another copy of the weights; buffers are averaged too. None is no average.
-        freeze: weights that are not trained: a number of blocks, with all that comes before them;
-            or patterns of names, separated by commas, such as `patch_embed,blocks.[0-5],*norm*`. A
-            pattern is of a parameter or of a module with all its parameters. Running statistics of
-            frozen norms go on.
-        max_ratio: the largest ratio that a plan may choose, and a run whose steps run out of
-            memory.
-        strict: whether a step that runs out of memory ends the run. Otherwise it is taken again in
+        ema: decay of an exponential moving average of the weights, in (0, 1); the first steps use a
+            lower one. The average is evaluated and exported, and takes the memory of another copy
+            of the weights; buffers are averaged too. None for no average.
+        freeze: weights that are not trained: a number of blocks, with everything before them; or
+            patterns of names, separated by commas, such as `patch_embed,blocks.[0-5],*norm*`. A
+            pattern matches a parameter, or a module with all its parameters. Frozen batch norms
+            normalize by their running statistics.
+        max_ratio: the largest ratio that a plan may choose, or a run that is out of memory.
+        strict: whether a step that runs out of memory ends the run. Otherwise it is repeated in
             smaller micro-batches, then at a higher ratio, then with a lower joint budget.
-        metric: the figure by which the best weights are chosen; None is the data set's own.
-        patience: evaluations without a better one after which the run ends; 0 for none. None is
-            half of the evaluations of one's own data with a validation split if the length of the
-            run is not given, and else none.
+        metric: the metric by which the best weights are chosen; None for the data set's.
+        patience: evaluations without an improvement after which the run ends; 0 for no limit. None
+            is half of the evaluations for user data with a validation split, if neither steps nor
+            epochs are set, and otherwise no limit.
         evaluate_every: steps between evaluations, on the validation split or, without one, on the
-            test split; the last step has one as well.
-        save_every: steps between checkpoints; None is with every evaluation. The last step has one
-            as well, and so has an evaluation that is the best so far.
+            test split. The last step is evaluated too.
+        save_every: steps between checkpoints; None for one with every evaluation. The last step and
+            each evaluation that is the best so far have one too.
         keep_checkpoints: whether the newest and the best checkpoint stay when the run is finished.
         workers: processes that load rows ahead; None is 8, or the number of cores, on CUDA, else 0.
         compile: whether training steps run through torch.compile.
         cuda_graphs: whether forward and backward passes are captured as CUDA graphs, compiled or
-            not; None is as `eager_reason` says. Evaluations and updates cannot use what graphs hold
-            in memory, which no plan counts: on an H100 the peak rose by 0.6 % at most.
-        activation_memory_budget: share of the bytes that compiled steps would keep of which
-            torch.compile keeps as many at most; it computes the rest again. In (0, 1]; None is all
-            of them. No plan predicts what it keeps.
-        image_column, text_column, label_column: the columns that are used; None detects them. A
-            pair of texts is in two columns, `a,b`.
+            not; None as `eager_reason` says. Evaluations and updates cannot use the memory of
+            graphs. No plan counts that: on an H100 the peak rose by 0.6 % at most.
+        activation_memory_budget: the largest share of the saved bytes that torch.compile keeps; it
+            recomputes the rest. In (0, 1]; None is 1. No plan predicts these bytes.
+        image_column, text_column, label_column: the columns to use; None detects them. A pair of
+            texts is in two columns, `a,b`.
         mask_values: the values of masks that are classes: `0-20`, or `0=ground,255=car` with names.
-            255 stands for no class unless it is one of them. None takes the values that the
-            training masks have.
+            255 is no class unless it is listed. None takes the values in the training masks.
         mask_colors: the colors of masks that are classes, with names: `000000,ff0000=car`. A color
             or a value with the name `ignore` is no class.
-        split: the names of the splits that are used, `train,validation,test`. One that is left out
-            at the end, or is empty, is not used; None detects them.
+        split: the names of the splits to use, `train,validation,test`. One that is omitted at the
+            end, or is empty, is not used; None detects them.
         validation: share of the training rows that is held out if there is no validation split.
-        skip_bad: whether bad rows are left out; otherwise they are refused.
-        streaming: False; runs of an older razorctl may have read rows as they came.
-        packing: whether conversations or texts, each of them alone, are packed, several to a
-            sequence, or padded. None packs conversations if that shortens an epoch by a fifth, and
-            joins texts to blocks of tokens.
+        skip_bad: whether bad rows are dropped; otherwise they are refused.
+        streaming: False; an older razorctl could stream rows.
+        packing: True joins several conversations or texts, kept apart, into a sequence; False pads
+            them. None joins conversations if that shortens an epoch by a fifth, and splits texts
+            into blocks of tokens.
     """
 
     model: str

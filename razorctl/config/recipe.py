@@ -33,33 +33,33 @@ def _same_for_all_widths(rules: Mapping[str, str]) -> dict[str, Names]:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Method, ratio, joint budget, attention backend, what goes with any method, and seed.
+    """Method, ratio, joint budget, attention backend, options for any method, and seed.
 
     Raises UsageError for invalid values.
 
     Args:
         method: a name in `methods.METHODS`.
         ratio: share of an activation that is pruned, in [0, 1). For `razor` it sets a byte budget:
-            at most 1 - ratio of the bytes that `full` keeps. `sparsify` meets the budget on models
+            at most 1 - ratio of the saved bytes of `full`. `sparsify` meets the budget on models
             like the measured ones, `sparsify_within` on any model.
         joint_budget: share of parameter blocks that get a gradient in a step, in (0, 1].
         joint: the kind of blocks. `weights`: a weight tensor of a pruned layer. `branches`: a
-            residual branch, with any method; its whole backward pass is skipped in steps that do
-            not draw it. Half of the branches cost no accuracy in encoders of texts, and much on
+            residual branch, with any method; steps that do not draw it skip its whole backward
+            pass. Drawing half of the branches cost no accuracy in encoders of texts, and much on
             images.
-        attention: `stored` keeps q, k, v and the probabilities by the method's rule; `flash` keeps
-            q, k, v dense; `sparse-flash` keeps them by the method's rule and runs attention again
-            in the backward pass; `auto` is the method's backend, or the model's if the method has
-            none.
+        attention: `stored` stores q, k, v and the probabilities by the method's rule; `flash`
+            stores q, k, v dense; `sparse-flash` stores them by the method's rule and recomputes
+            attention in the backward pass; `auto` is the method's backend, or the model's if the
+            method has none.
         unbiased: scale the gradients of drawn columns and blocks by 1 / p; None is the method's
             measured default.
-        mean_correction: keep the mean of each column exactly and prune only the rest.
+        mean_correction: store the mean of each column exactly and prune only the rest.
         int8_weight_grad, int8_input_grad: run the weight gradient and the input gradient of linear
             layers in int8; None is the method's default.
         int8_forward: also run the forward pass of linear layers in int8 in training steps, which
-            makes it approximate. It cost no more accuracy than seeds differ by.
+            makes it approximate. The loss of accuracy was within the spread of seeds.
         activation_checkpointing: run the model's own activation checkpointing with the method. The
-            byte budget of `razor` is met without it too.
+            byte budget of `razor` is met with and without it.
         lora: train only LoRA adapters and the classifier, with a method that trains all weights.
         lora_rank, lora_alpha: rank of the adapters, and their factor times it; None is 2 * rank.
         lora_targets: names of the linear layers to adapt, whole or from a dot on, with * and commas

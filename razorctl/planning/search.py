@@ -135,7 +135,7 @@ class Search:
         return chosen
 
     def gain(self, way: Candidate) -> Gain | None:
-        """The `Gain` of joining texts in the micro-batches of a way; None if that does not apply."""
+        """The `Gain` of joining texts in the micro-batches of a way; None if it does not apply."""
         lengths = self.facts["lengths"]
         if lengths is None:
             return None
