@@ -67,7 +67,7 @@ class RazorLayer(nn.Module):
 
     kind: layer kind, as `Method.rules` names it. memo: see `LayerSettings`. place: the name of the
     module in its model, for messages. partial: whether only some functions of it are replaced.
-    rewrites: whether it reimplements the stock forward; then that forward must be `known`.
+    rewrites: whether it reimplements the stock forward; then that forward must be a known one.
     """
 
     kind: ClassVar[str]

@@ -24,7 +24,7 @@ from torch import nn
 
 from razorctl import layers
 from razorctl.layers.base import RazorLayer, stock_type
-from razorctl.layers.known_forwards import alike, fingerprint, known, name_of
+from razorctl.layers.known_forwards import alike, fingerprint, is_known, name_of
 from razorctl.layers.own_forward import place
 from razorctl.registry import modules
 
@@ -67,7 +67,7 @@ def swaps() -> Mapping[type[nn.Module], type[RazorLayer]]:
 def razor_of(stock: type[nn.Module]) -> type[RazorLayer] | None:
     """The razor class of exactly this stock type, else None."""
     listed = swaps().get(stock)
-    if listed is not None and (known(stock) or not listed.rewrites):
+    if listed is not None and (is_known(stock) or not listed.rewrites):
         return listed
     package = stock.__module__.partition(".")[0]
     if package not in LIBRARIES:
@@ -106,7 +106,7 @@ def connections_of(block: type[nn.Module]) -> Branches:
     """The modules of each residual connection of a `PRE_NORM` block type; empty if unknown."""
     listed = _registered("PRE_NORM")
     if block in listed or not block.__module__.startswith("transformers."):
-        return listed[block] if block in listed and known(block) else ()
+        return listed[block] if block in listed and is_known(block) else ()
     same = alike(block)
     return next((names for other, names in listed.items() if name_of(other) in same), ())
 
@@ -114,7 +114,7 @@ def connections_of(block: type[nn.Module]) -> Branches:
 def linear_first() -> frozenset[type[nn.Module]]:
     """The `LINEAR_FIRST` types whose forward is known."""
     listed = frozenset().union(*(getattr(file, "LINEAR_FIRST", ()) for file in _files(_loaded())))
-    return frozenset(filter(known, listed))
+    return frozenset(filter(is_known, listed))
 
 
 def _registered(name: str) -> Mapping[type[nn.Module], Any]:

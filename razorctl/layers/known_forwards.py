@@ -29,7 +29,7 @@ IGNORED: dict[str, Any] = {"annotation": None, "decorator_list": [], "returns": 
 BY_PYTHON = r"\w+=\[\]|ctx=Load\(\)|[\s,]"  # parts of `ast.dump` that depend on Python's version
 
 
-def known(kind: type[nn.Module]) -> bool:
+def is_known(kind: type[nn.Module]) -> bool:
     """Whether the file has the fingerprint of a class under its name."""
     return name_of(kind) in alike(kind)
 
@@ -42,7 +42,7 @@ def alike(kind: type[nn.Module]) -> set[str]:
 
 def changed(kinds: Iterable[type[nn.Module]]) -> list[str]:
     """The classes in the file whose forward now has another fingerprint, with their releases."""
-    unlike = [k for k in dict.fromkeys(kinds) if name_of(k) in _table() and not known(k)]
+    unlike = [k for k in dict.fromkeys(kinds) if name_of(k) in _table() and not is_known(k)]
     return [f"{kind.__name__} ({release(kind)})" for kind in unlike]
 
 

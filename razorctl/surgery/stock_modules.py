@@ -86,12 +86,12 @@ def _running_again(model: nn.Module) -> set[nn.Module]:
 def _strange_attention(model: nn.Module, recipe: Recipe) -> dict[str, nn.Module]:
     """The unknown attention of a sparsified model by name, unless the recipe leaves it stock."""
 
-    def known(module: nn.Module) -> bool:
+    def is_ours(module: nn.Module) -> bool:
         kind: Any = stock_type(module)  # mypy takes it for unhashable
-        known = isinstance(module, (Attention, AttentionAgain))
-        return known or (recipe.is_loose and is_attention(kind))
+        ours = isinstance(module, (Attention, AttentionAgain))
+        return ours or (recipe.is_loose and is_attention(kind))
 
-    return unknown_attention(model, set(filter(known, model.modules())))
+    return unknown_attention(model, set(filter(is_ours, model.modules())))
 
 
 def _grouped(modules: Mapping[str, nn.Module]) -> str:

@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP
 from transformers.models.mistral.modeling_mistral import MistralMLP
 
 from razorctl.layers import by_type
-from razorctl.layers.known_forwards import FILE, fingerprint, known, name_of, release
+from razorctl.layers.known_forwards import FILE, fingerprint, is_known, name_of, release
 
 # Of EvaAttention before timm 1.0.28, which has no gate: it runs as attention that nobody knows.
 OTHERS = ("41f4e6f25f207200", "475daff770740fb2")
@@ -83,16 +83,16 @@ def test_methods_that_a_forward_calls_count(monkeypatch):
     for kind, name in ((GemmaRMSNorm, "_norm"), (nn.Conv2d, "_conv_forward")):
         with monkeypatch.context() as patch:
             patch.setattr(kind, name, other(getattr(kind, name)))
-            assert not known(kind)
-        assert known(kind)
+            assert not is_known(kind)
+        assert is_known(kind)
 
 
 def test_decorators_of_a_library_do_not_count_and_others_do(monkeypatch):
-    assert known(LlamaDecoderLayer)  # which transformers wraps from 5.18 on
+    assert is_known(LlamaDecoderLayer)  # which transformers wraps from 5.18 on
     stock = LlamaMLP.forward
     wrapper = functools.wraps(stock)(lambda self, x: 2 * stock(self, x))
     monkeypatch.setattr(LlamaMLP, "forward", wrapper)
-    assert not known(LlamaMLP)
+    assert not is_known(LlamaMLP)
 
 
 def test_a_forward_without_source_is_unknown(monkeypatch):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from razorctl.layers.autocast import compute_dtype
 from razorctl.layers.base import RazorLayer, stock_type
 from razorctl.layers.by_type import linear_types
-from razorctl.layers.known_forwards import known
+from razorctl.layers.known_forwards import is_known
 from razorctl.layers.recompute.attention import CodeLayer
 from razorctl.rules.base import Rule
 from razorctl.rules.derived_norms import DerivedSum
@@ -93,6 +93,6 @@ class AdaptedLinear(Adapter):
 
 def recognized(kind: type[nn.Module]) -> type[RazorLayer] | None:
     """The razor class of a PEFT adapter class, else None."""
-    if kind is lora.Linear and known(kind):
+    if kind is lora.Linear and is_known(kind):
         return AdaptedLinear
     return Adapter if issubclass(kind, BaseTunerLayer) else None
