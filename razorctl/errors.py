@@ -5,8 +5,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-# What libraries say of memory in errors of general classes: torch, OpenMP and Python's threads,
-# the C library, and C++.
+# Words in general errors of libraries that mean lack of memory: torch's, OpenMP's and Python's
+# threads', the C library's, and C++'s.
 NO_MEMORY = (
     "DefaultCPUAllocator",
     "can't start new thread",
@@ -14,8 +14,8 @@ NO_MEMORY = (
     "out of memory",
     "bad_alloc",
 )
-FULL = (errno.ENOSPC, errno.EDQUOT)  # of a disk
-TOO_MANY = (errno.EMFILE, errno.ENFILE)  # open files
+FULL = (errno.ENOSPC, errno.EDQUOT)  # no room on a disk
+TOO_MANY = (errno.EMFILE, errno.ENFILE)  # too many open files
 
 
 def first_line(error: BaseException | str) -> str:
@@ -24,12 +24,12 @@ def first_line(error: BaseException | str) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """The first line of the message of any error, without a period, as a part of a sentence."""
+    """The first line of the message of any error, without its period, for use inside a sentence."""
     return first_line(error).rstrip(".")
 
 
 def lacks_memory(error: BaseException | None) -> bool:
-    """Whether an error, or one that it was raised from, says that there is no more memory."""
+    """Whether an error, or its cause, says that there is no more memory."""
     if error is None or isinstance(error, RazorError):
         return False
     known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
@@ -38,10 +38,10 @@ def lacks_memory(error: BaseException | None) -> bool:
 
 
 def raise_lack(error: Exception) -> None:
-    """Raises an error again that is of no file: the machine lacks memory, open files or disk."""
+    """Raises an error that is no file's fault: the machine lacks memory, open files or disk."""
     number = getattr(error, "errno", None) or getattr(error.__cause__, "errno", None)
     if number in FULL:
-        from datasets import config  # where whatever is read may be stored
+        from datasets import config  # its cache is where reading may store rows
 
         raise UsageError(
             f"cannot write {config.HF_DATASETS_CACHE} ({os.strerror(number)}); make room there, or "
@@ -54,7 +54,7 @@ def raise_lack(error: Exception) -> None:
 class RazorError(Exception):
     """The base of all errors that razorctl raises for users.
 
-    document: what is known nevertheless, under the keys of --json; None if nothing is.
+    document: partial results under the keys of --json, or None.
     """
 
     exit_code = 1
@@ -68,7 +68,7 @@ class UsageError(RazorError, ValueError):
 
 
 class ValuesError(UsageError):
-    """A trace without values of a model that reads them."""
+    """A trace has no values, but the model reads them."""
 
 
 class NoFitError(RazorError):
@@ -90,7 +90,7 @@ class DivergedError(RazorError):
 
 
 class FigureError(RazorError):
-    """A figure of an evaluation that is not finite. what: the sentence without its mend."""
+    """A metric of an evaluation that is not finite. what: the sentence without its mend."""
 
     def __init__(self, name: str) -> None:
         self.what = f"the {name} of the evaluation is not finite"
@@ -98,7 +98,7 @@ class FigureError(RazorError):
 
 
 class OutOfMemoryError(RazorError):
-    """A device whose memory is not enough."""
+    """The memory of a device does not suffice."""
 
     exit_code = 4
 
@@ -124,4 +124,4 @@ class ElsewhereError(RazorError):
 
 
 class Terminated(SystemExit):
-    """SIGTERM or SIGHUP came: the process, whose child has ended, exits with 128 + its number."""
+    """SIGTERM or SIGHUP came; the process exits with 128 + its number after its child has ended."""

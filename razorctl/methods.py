@@ -6,13 +6,13 @@ from typing import Literal
 
 Attention = Literal["auto", "stored", "flash", "sparse-flash"]
 WEIGHTS = ("linear", "conv")  # the layer kinds whose weights a joint budget draws
-# The layer kinds whose gradient is exact whatever the method: masks and places of maxima are kept
-# in bits, and heads compute the gradient of their logits in the forward pass.
+# The layer kinds whose gradient is exact under all methods: masks and positions of maxima are
+# stored in bits, and heads compute the gradient of their logits in the forward pass.
 EXACT = {"dropout": "dense", "pool": "dense", "head": "dense"}
 HEAD = {"head": "dense"}
-CLOSE = 0.98  # least cosine to the exact gradient of one that is called close to it
+CLOSE = 0.98  # the least cosine to the exact gradient that is called close
 Part = Literal["", "adapters", "bias", "head"]
-Family = Literal["attention", "convolution"]  # of models: those with fused attention, and others
+Family = Literal["attention", "convolution"]  # models with fused attention, and others
 FAMILIES: tuple[Family, ...] = ("attention", "convolution")
 
 
@@ -20,30 +20,30 @@ FAMILIES: tuple[Family, ...] = ("attention", "convolution")
 class Method:
     """A named set of rules.
 
-    All methods but `full` and those of torchao take the cross-entropy of a language model without
-    logits in memory, and that of a segmentation model without enlarged logits; it is exact. A
+    All methods except `full` and torchao's compute the cross-entropy of a language model without
+    storing logits, and of a segmentation model without storing upsampled logits. Both are exact. A
     language model's output embeddings are exact too.
 
     Args:
         name: as in `METHODS`.
-        summary: of what it does, for `razorctl list`.
-        source: the paper or library that it is from.
-        rules: layer kind -> name in `rules.registry.RULES`; a kind that is not named stays stock.
+        summary: what it does, for `razorctl list`.
+        source: the paper or library that it comes from.
+        rules: layer kind -> name in `rules.registry.RULES`; layer kinds without a rule stay stock.
         attention: the backend for `Recipe.attention="auto"`; "auto" leaves the model's own.
         unbiased: the default of `Recipe.unbiased`.
         int8: the default of `Recipe.int8_weight_grad` and `Recipe.int8_input_grad`.
         checkpoints: whether the model's own activation checkpointing is switched on.
         part: the part that is trained: LoRA `adapters` and the head, every `bias` and the head, or
             the `head` alone; empty if all weights are trained.
-        torchao: whether linear layers are torchao's, whose GEMMs run in int8 in both passes.
-        ratio: the meaning of `Recipe.ratio`: the share that is `pruned`; a byte budget (`bytes`),
-            for which `rules.allocation` chooses the other rules; or `nothing`.
-        skips_outputs: whether linear layers whose output nothing but the loss reads stay stock.
-        cosines: family of models -> width of activations, as `rules.allocation.width` names it ->
-            ratio -> the cosine of the whole gradient to the exact one in single precision, over
-            that of `full` at this width: the least of the tasks whose model is of the family and
-            can meet the ratio, by scripts/bench/gradients.py. A method that ignores the ratio has
-            it at 1; one that is close at no ratio has none.
+        torchao: whether linear layers are torchao's, with int8 GEMMs in both passes.
+        ratio: the meaning of `Recipe.ratio`: the `pruned` share; a byte budget (`bytes`), for which
+            `rules.allocation` chooses the other rules; or `nothing`.
+        skips_outputs: whether linear layers whose output only the loss reads stay stock.
+        cosines: family -> width of activations (`rules.allocation.width`) -> ratio -> the cosine
+            between the whole gradient and the exact one in single precision, relative to the cosine
+            of `full` at this width. It is the least over the tasks with a model of the family that
+            can meet the ratio, by scripts/bench/gradients.py. Methods that ignore the ratio have
+            the key 1; methods that are close at no ratio have none.
     """
 
     name: str
@@ -62,16 +62,16 @@ class Method:
 
     @property
     def prunes(self) -> bool:
-        """Whether it keeps an approximation of the activations of some layer kinds."""
+        """Whether it stores approximate activations in some layer kinds."""
         return not set(self.rules) <= set(EXACT) or self.ratio == "bytes"
 
     @property
     def approximates(self) -> bool:
-        """Whether some layer kinds keep or compute an approximation."""
+        """Whether some layer kinds store or compute an approximation."""
         return self.prunes or self.torchao
 
     def close_up_to(self, family: Family, width: str) -> float:
-        """The ratio up to which each one measured has a cosine of at least CLOSE; 0 if none has."""
+        """The ratio up to which all measured cosines are at least CLOSE; 0 if there is none."""
         measured = self.cosines.get(family, {}).get(width, {})
         far = min((ratio for ratio, cosine in measured.items() if cosine < CLOSE), default=2.0)
         return max((ratio for ratio in measured if ratio < far), default=0.0)
@@ -102,7 +102,7 @@ def _one_rule(rule: str) -> dict[str, str]:
 
 
 def _without_ratio(cosine: float) -> dict[Family, dict[str, dict[float, float]]]:
-    """`Method.cosines` of a method that ignores the ratio, which are one for all models."""
+    """`Method.cosines` for a method that ignores the ratio: the same for all models."""
     return {family: {width: {1: cosine} for width in ("wide", "narrow")} for family in FAMILIES}
 
 

@@ -29,7 +29,7 @@ def _of_torchao(job: Job) -> bool:
 
 
 def cast_weights(model: nn.Module, job: Job) -> None:
-    """Makes the weights of `model` those of `Job.weights`; buffers stay as they are."""
+    """Casts the weights of `model` to `Job.weights`; buffers stay as they are."""
     if job.weights == "bf16":
         for parameter in model.parameters():
             parameter.data = parameter.data.to(torch.bfloat16)
@@ -38,7 +38,7 @@ def cast_weights(model: nn.Module, job: Job) -> None:
 def build_optimizer(model: nn.Module, job: Job) -> Optimizer:
     """The optimizer of a resolved job, over the trainable parameters of `model`.
 
-    It may be `in_backward`. Raises UsageError as `check_optimizer` does.
+    It may update weights in the backward pass. Raises UsageError as `check_optimizer` does.
     """
     optimizer = _build(model, job)
     if job.optimizer_in_backward:
@@ -47,9 +47,9 @@ def build_optimizer(model: nn.Module, job: Job) -> Optimizer:
 
 
 def in_backward(optimizer: Optimizer) -> None:
-    """Makes an optimizer update each parameter once its gradient is there, and free that.
+    """Makes an optimizer update each parameter once its gradient exists, and free the gradient.
 
-    Each parameter gets a hook; the optimizer stays one, with one state and one schedule.
+    Each parameter gets a hook. There is still one optimizer, with one state and one schedule.
     """
 
     def update(parameter: Tensor) -> None:
@@ -78,20 +78,20 @@ def _build(model: nn.Module, job: Job) -> Optimizer:
         rounds = job.weights == "bf16"
         rounding: Optimizer = kind(groups, job.learning_rate, bf16_stochastic_round=rounds)
         return rounding
-    if job.optimizer == "adamw":  # fused, since foreach makes temporaries as large as the model
+    if job.optimizer == "adamw":  # fused, since foreach allocates temporaries as large as the model
         return AdamW(groups, job.learning_rate, fused=True)
     on_card = all(p.is_cuda for p in model.parameters())
     optimizer = SGD(
         groups, job.learning_rate, momentum=job.momentum, foreach=not on_card, fused=on_card
     )
-    if on_card and job.momentum:  # so that fused SGD can skip what a joint budget has not drawn
+    if on_card and job.momentum:  # fused SGD then skips weights that a joint budget has not drawn
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
 
 
 def traceable_optimizer(model: nn.Module, job: Job) -> Optimizer:
-    """`build_optimizer`, but what torchao compiles is replaced by what allocates as much."""
+    """`build_optimizer` for traces: a stand-in allocates as much as torchao's optimizers."""
     if not _of_torchao(job):
         return build_optimizer(model, job)
     optimizer = TracedAdamW(model, job)
@@ -101,11 +101,11 @@ def traceable_optimizer(model: nn.Module, job: Job) -> Optimizer:
 
 
 class TracedAdamW(Optimizer):
-    """Allocates what torchao's AdamW does, whose compiled step fake tensors cannot take.
+    """Allocates as much as torchao's AdamW, whose compiled step cannot run on fake tensors.
 
-    A state of `adamw8bit` has a byte for each element and a scale for BLOCK of them, in the
-    parameter's dtype where it is small or does not come out even. A step restores both states of
-    one parameter at a time, in single precision.
+    A state of `adamw8bit` has one byte per element and a scale per BLOCK elements. It is in the
+    parameter's dtype if it is small or not a multiple of BLOCK. A step restores both states of one
+    parameter at a time, in single precision.
     """
 
     BLOCK, SMALLEST, LEVELS = 256, 4096, 256
@@ -140,10 +140,10 @@ class TracedAdamW(Optimizer):
 
 
 def parameter_groups(model: nn.Module, job: Job) -> list[dict[str, Any]]:
-    """The trainable parameters by learning rate and weight decay, as optimizers take them.
+    """The trainable parameters, grouped by learning rate and weight decay for an optimizer.
 
-    Biases, norms and what the model's `no_weight_decay` names get no weight decay. With a layer
-    decay d, a parameter k layers below the last has a learning rate d^k times the highest.
+    Biases, norms and the model's `no_weight_decay` get no weight decay. With a layer decay d, a
+    parameter k layers below the last has a learning rate of d^k times the highest.
     """
     assert job.learning_rate is not None
     assert job.weight_decay is not None
@@ -172,8 +172,8 @@ def parameter_groups(model: nn.Module, job: Job) -> list[dict[str, Any]]:
 def layer_numbers(model: nn.Module) -> dict[str, int]:
     """Parameter name -> number of its layer, counted from the input.
 
-    timm's models say so themselves. In others each numbered part is a layer; what comes before all
-    of these is one, and so is what comes after.
+    timm's models define it. In other models each numbered part is a layer; everything before these
+    is one layer, and everything after them another.
     """
     matcher: Any = getattr(model, "group_matcher", None)
     if matcher is not None:

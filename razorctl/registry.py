@@ -12,8 +12,8 @@ from typing import TypeVar
 from razorctl.errors import UsageError
 
 Entry = TypeVar("Entry")
-NEAR = 0.7  # least likeness of a name that an error suggests, by SequenceMatcher
-MOST, NEAREST = 40, 10  # names that an error lists, and how many it names if there are more
+NEAR = 0.7  # the least similarity, by SequenceMatcher, of a name that an error suggests
+MOST, NEAREST = 40, 10  # an error lists up to MOST names, else only NEAREST
 
 
 def modules(package: str, path: Iterable[str], skip: Iterable[str] = ()) -> list[ModuleType]:
@@ -26,21 +26,21 @@ def modules(package: str, path: Iterable[str], skip: Iterable[str] = ()) -> list
 
 
 def find(what: str, name: str, entries: Mapping[str, Entry]) -> Entry:
-    """The entry of a name; raises UsageError, with the nearest name, if there is none."""
+    """The entry of a name; raises UsageError with the nearest name if there is none."""
     if name not in entries:
         raise unknown(what, name, entries)
     return entries[name]
 
 
 def unknown(what: str, name: str, known: Iterable[str], more: str = "") -> UsageError:
-    """The error for an unknown name, which suggests the nearest known one, or lists them.
+    """The error for an unknown name; it suggests the nearest known name, or lists known names.
 
     A known name is near if it begins or ends with `name`, if `name` begins with it, or if only a
-    few letters differ; case, hyphens and the like do not count. Of more than MOST names those are
-    listed that are most like it.
+    few letters differ; case, hyphens and the like do not count. Of more than MOST names, only the
+    most similar ones are listed.
 
     Args:
-        more: what else is wrong with the name, as in ", and so on".
+        more: what else is wrong with the name, such as ", and so on".
     """
     names = sorted(known)
 
@@ -62,7 +62,7 @@ def unknown(what: str, name: str, known: Iterable[str], more: str = "") -> Usage
 
 
 def plain(name: str) -> str:
-    """A name in lower case, without what separates its parts."""
+    """A name in lower case without separators."""
     return re.sub(r"[\s_.-]", "", name.casefold())
 
 

@@ -1,4 +1,4 @@
-"""One optimizer step, which training runs and planning traces."""
+"""One optimizer step: training runs it, and planning traces it."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -17,7 +17,7 @@ from razorctl.errors import DivergedError, UsageError
 from razorctl.ops.weight_copies import shared_by
 from razorctl.system import processes
 
-# `Job.precision` -> the dtype of autocast; None is without autocast.
+# `Job.precision` -> the dtype of autocast; None disables it.
 DTYPES: dict[str, torch.dtype | None] = {
     "fp32": None,
     "bf16": torch.bfloat16,
@@ -36,7 +36,7 @@ def precision(job: Job, device: torch.device) -> Precision:
     return settle_precision(job.precision, f"{major}.{minor}")
 
 
-# (model, inputs, labels, reduction as of `F.cross_entropy`) -> the loss of a micro-batch.
+# (model, inputs, labels, reduction as in `F.cross_entropy`) -> the loss of a micro-batch.
 Losses = Callable[[nn.Module, Any, Tensor, str], Tensor]
 
 
@@ -53,10 +53,10 @@ def forward_backward(
     phase: Callable[[str], AbstractContextManager[object]] = lambda _: nullcontext(),
     check: Callable[[Tensor, Tensor], object] = lambda *_: None,
 ) -> Tensor:
-    """Runs forward and backward of a micro-batch; returns its share of the loss of the step.
+    """Runs forward and backward of a micro-batch; returns its share of the step's loss.
 
     Args:
-        batch: inputs, labels and `total`; see `train_step`, also for the rest.
+        batch: inputs, labels and `total`; see `train_step` for these and the rest.
     """
     inputs, labels, total = batch
     with phase("forward"), autocast(labels.device, job):
@@ -85,21 +85,21 @@ def train_step(
 ) -> tuple[Tensor, Tensor]:
     """Runs forward and backward of every micro-batch, clips the gradient and updates the weights.
 
-    Returns the mean loss, over all processes, and the norm of the gradient before clipping, without
-    waiting for the device; the norm is 0 if the optimizer runs in the backward pass, since the
-    gradient never is there as a whole.
+    Returns the mean loss over all processes, and the norm of the gradient before clipping, without
+    waiting for the device. The norm is 0 if the optimizer runs in the backward pass, since the
+    gradient never exists as a whole.
 
     Args:
-        losses: `by_logits`, or another that gives the same.
+        losses: the result of `by_logits`, or an equivalent.
         micro_batches: `job.accumulate` pairs of inputs, as `losses` takes them, and labels [rows]
             or their shares [rows, classes], all of one size; each is taken when it is needed.
         scaler: enabled only if `job.precision` is fp16.
         phase: the context for each of "forward", "backward" and "optimizer".
-        check: called with what is returned before weights and optimizer change; it may raise.
-        unsynced: the context in which a pass of the model leaves gradients to each process.
+        check: called with the return values before weights and optimizer change; it may raise.
+        unsynced: the context for a pass whose gradients are not reduced over processes.
         keep_gradients: whether gradients stay in memory, as zeros, after the step.
         total: the `label_count` of the whole batch; None gives each micro-batch the same weight.
-        run: `forward_backward`, or another that does the same.
+        run: `forward_backward`, or an equivalent.
     """
     shares = []
     with shared_by(job.accumulate):
@@ -112,7 +112,7 @@ def train_step(
     with phase("optimizer"):
         scaler.unscale_(optimizer)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), job.clip_norm, foreach=True)
-        if hasattr(norm, "full_tensor"):  # a DTensor, whose class takes half a second to import
+        if hasattr(norm, "full_tensor"):  # a DTensor; importing the class takes half a second
             norm = norm.full_tensor()
         loss = processes.mean(torch.stack(shares).sum())
         check(loss, norm)
@@ -128,7 +128,7 @@ def train_step(
 def by_logits(
     logits: Callable[[nn.Module, Any], Tensor], job: Job, class_weights: Tensor | None = None
 ) -> Losses:
-    """The losses of a job's model, by `Model.logits`; class_weights: as of `losses_of`."""
+    """The losses of a job's model, by `Model.logits`; class_weights: as in `losses_of`."""
 
     def losses(model: nn.Module, inputs: Any, labels: Tensor, reduction: str) -> Tensor:
         return losses_of(logits(model, inputs), labels, job, reduction, class_weights)
@@ -145,14 +145,14 @@ def losses_of(
 ) -> Tensor:
     """The cross-entropy of logits, as `Model.logits` returns them; NO_LABEL does not count.
 
-    Of a regression, whose labels are [rows], it is the squared error; of several labels, 0 or 1 in
-    [rows, classes], the cross-entropy of each class, and a mean is over all.
+    Regression: squared error, labels [rows]. Multi-label: binary cross-entropy, labels 0/1 [rows,
+    classes]; the mean is over all entries.
 
     Args:
-        reduction: as of `F.cross_entropy`, but for a mean with class weights, which is the sum over
-            the number of labels: so it does not depend on how a batch is split. A model may hand
-            over logits that are not computed before this asks for them, as a `lazy_tensor.Lazy`.
-        class_weights: [classes], what a label of each class counts, as `weight` there.
+        output: may be a `lazy_tensor.Lazy`, which computes logits when they are needed.
+        reduction: as in `F.cross_entropy`. Only a mean with class weights differs: it is the sum
+            divided by the number of labels, so that it does not depend on how a batch is split.
+        class_weights: [classes], as `weight` there.
     """
     if job.task == "regression":
         return F.mse_loss(output.float().squeeze(-1), labels, reduction=reduction)
@@ -169,19 +169,19 @@ def losses_of(
 
 
 def unit_weights(job: Job, classes: int, device: torch.device) -> Tensor | None:
-    """Stand-ins for a job's class weights [classes] in traces; None if it has none."""
+    """Stand-ins for a job's class weights [classes], for traces; None if it has none."""
     return None if job.class_weights is None else torch.ones(classes, device=device)
 
 
 def counted(labels: Tensor) -> Tensor:
-    """The number of labels that count: all numbers, and all classes but NO_LABEL."""
+    """The number of labels that count: all numbers, and all classes except NO_LABEL."""
     if labels.is_floating_point():
         return torch.tensor(labels.numel(), device=labels.device)
     return (labels != NO_LABEL).sum()
 
 
 def label_count(labels: Iterable[Tensor], device: torch.device) -> Tensor:
-    """The labels that count, a mean over processes, at least 1. Collective."""
+    """The number of labels that count, as a mean over processes, at least 1. Collective."""
     count = sum(int(counted(each)) for each in labels)
     return processes.mean(torch.tensor(float(count), device=device)).clamp(min=1)
 
@@ -189,8 +189,8 @@ def label_count(labels: Iterable[Tensor], device: torch.device) -> Tensor:
 def refuse_infinite(loss: Tensor, norm: Tensor, *, scaled: bool) -> None:
     """Raises DivergedError for a loss or a gradient norm that is not finite; waits for the device.
 
-    scaled: whether there is loss scaling, under which overflowed gradients are normal: it skips
-    their steps.
+    scaled: whether there is loss scaling. Overflowed gradients are then normal, and their steps are
+    skipped.
     """
     values = torch.stack([loss, norm.to(loss.device, loss.dtype)]).tolist()
     for what, value in zip(("loss", "norm of the gradient"), values, strict=True):
@@ -199,13 +199,13 @@ def refuse_infinite(loss: Tensor, norm: Tensor, *, scaled: bool) -> None:
 
 
 def autocast(device: torch.device, job: Job) -> torch.autocast:
-    """The context that a forward pass of a resolved job runs in."""
+    """The context for a forward pass of a resolved job."""
     dtype = DTYPES[job.precision]
     return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
 
 
 def scored(device: torch.device, job: Job) -> torch.autocast:
-    """The context that an evaluation of a resolved job runs in.
+    """The context for an evaluation of a resolved job.
 
     Numbers of a regression, such as years, may need more than 16 bits.
     """

@@ -17,7 +17,7 @@ def count(number: float, noun: str) -> str:
 def size(number: float, rounding: Callable[[float], int] = round) -> str:
     """Bytes: 512 bytes, 9.5 KiB, 98 MiB, 1.0 GiB.
 
-    rounding: of the last digit; `math.ceil` for what is needed, `math.floor` for what there is.
+    rounding: of the last digit; `math.ceil` for needed bytes, `math.floor` for available ones.
     """
     if number < 1 << 10:
         return count(number, "byte")
@@ -55,13 +55,13 @@ def _short(value: float) -> str:
 
 
 def _two(seconds: float, large: str, of_large: int, small: str, of_small: int) -> str:
-    """A time in two units, the second of which is left out if there are none of it."""
+    """A time in two units; without the second one if it is 0."""
     many, few = divmod(round(seconds / of_small), of_large // of_small)
     return f"{many} {large} {few} {small}" if few else f"{many} {large}"
 
 
 def between(low: float, high: float) -> str:
-    """A time from the least to the most seconds, if they differ: 100-140 ms, 50 s to 1 min 10 s."""
+    """A time as a range, if the ends differ: 100-140 ms, 50 s to 1 min 10 s."""
     least, most = duration(low), duration(high)
     if least == most:
         return least
