@@ -97,7 +97,7 @@ def storages_by_module(
 ) -> "list[KeptStorage]":
     """The storages that a copy of a model saves; their places are the names of its modules.
 
-    A place is the innermost running module. The arguments are those of `traced_bytes`.
+    A place is the innermost running module. The arguments are as in `traced_bytes`.
     """
     running, hooks = [""], list[RemovableHandle]()
 

@@ -57,8 +57,8 @@ class Model:
         bare: (classes, input size) -> the same model with fresh weights, without files or network.
         transform: (model, input size) -> a function from the data set rows of a batch to {"inputs":
             [...], "labels": [...]}, without labels if the rows have none. All inputs of a batch
-            have one shape; those of texts are as long as the longest of them, to a multiple of 8
-            tokens, and at most of the input size.
+            have one shape. Texts are padded to the longest, rounded up to 8 tokens, and at most
+            to the input size.
         example: (model, batch size, input size) -> inputs of the largest shape that a batch of
             transformed rows can have, for tracing saved bytes.
         logits: (model, batched inputs) -> logits [batch, classes]; for regression numbers

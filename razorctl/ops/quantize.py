@@ -139,7 +139,7 @@ def quantize(
     zero_point, scale, inverse = _scales_of(x, bits, tile_rows, clip)
     # Truncation rounds to nearest after adding 1/2, and at random after adding a random number.
     shift = zero_point / PARTS + (0.5 if seed is None else 0.0)
-    # torch converts to int8 in half the time; all codes but those of 8 bits fit.
+    # torch converts to int8 in half the time; codes of fewer than 8 bits fit.
     dtype = torch.uint8 if bits == 8 else torch.int8
 
     def codes(part: RowPart) -> Tensor:

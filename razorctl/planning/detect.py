@@ -52,9 +52,9 @@ class Detected:
 def cards() -> tuple[Detected, ...]:
     """The GPUs that CUDA_VISIBLE_DEVICES allows. Never raises.
 
-    Empty without a driver, or without nvidia-ml-py. Indices are those of nvidia-smi, which CUDA
-    also uses with CUDA_DEVICE_ORDER=PCI_BUS_ID. MIG instances are left out, and so are cards that
-    the driver cannot describe: lost cards, forbidden ones and those without their own memory.
+    Empty without a driver, or without nvidia-ml-py. Indices are nvidia-smi's, which CUDA also
+    uses with CUDA_DEVICE_ORDER=PCI_BUS_ID. MIG instances are omitted, and so are cards that the
+    driver cannot describe: lost or forbidden cards, and cards without their own memory.
     """
     return _answer(_cards, ())
 

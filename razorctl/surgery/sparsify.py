@@ -124,7 +124,7 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
 def stock_parts(model: nn.Module, inputs: Any, **run: Any) -> dict[str, int]:
     """Module name -> the bytes that full stores: the stock model without any checkpointing.
 
-    The arguments are those of `saved_bytes`.
+    The arguments are as in `saved_bytes`.
     """
 
     return on_copies(partial(_stock_parts, **run), model, inputs)

@@ -253,7 +253,7 @@ def fused_attention(
         causal, scale = options["is_causal"], options["scale"]
         more = options["enable_gqa"], options["dropout_p"], seed
         return attention_again(q, k, v, mask, causal, scale, *more).transpose(-3, -2)
-    # A compiled program redirects F's to `Attention.attend`, planning to that of a card.
+    # A compiled program redirects F's to `Attention.attend`, planning to a card's attention.
     if compiling:
         out: Tensor = aten.scaled_dot_product_attention(q, k, v, mask, **options)
         return out

@@ -165,7 +165,7 @@ class Conv(WeightLayer):
             weight: None for no gradient of images.
             bias: whether the gradient of the bias is wanted.
         """
-        # The view sets new strides: those of a single channel would always mean channels-last.
+        # The view sets new strides: a single channel's strides would always mean channels-last.
         images, mask = images.view(images.shape), [weight is not None, True, bias]
         if weight is None:
             weight = dy.new_empty(1).expand(self.weight_shape(images.shape[1]))
