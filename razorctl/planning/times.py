@@ -5,8 +5,8 @@ sum over its kernels. Each kernel takes the time of its arithmetic or of its mem
 longer one, at the shares of the card's peaks that published measurements reach, and a launch. The
 host needs a fixed time per call and per launch.
 
-Kernels of razorctl were timed on an H200 and an H100 only, so the time of each is a range. So is the
-time of the host, since the host beside a card is unknown.
+Kernels of razorctl were timed on an H200 and an H100 only, so the time of each is a range. So is
+the time of the host, since the host beside a card is unknown.
 """
 
 import math
