@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from razorctl import units
 from razorctl.config.defaults import FEWEST, ByRows, whole_batch
 from razorctl.config.job_checks import check_batch, check_bounds, check_pairs
 from razorctl.config.settings import check_seed, check_types
@@ -268,7 +269,9 @@ class Job:
         """
         reasons = {
             "steps are compiled": self.compile,
-            f"a run of {self.steps} steps is too short": (self.steps or FEWEST_CAPTURED)
+            f"a run of {units.count(self.steps or 0, 'step')} is too short": (
+                self.steps or FEWEST_CAPTURED
+            )
             < FEWEST_CAPTURED,
             "a batch is shared by several processes": self.processes > 1,
             "a joint budget draws anew in every step": joint_budget < 1,

@@ -1,15 +1,14 @@
 """The rules of `razor` for every ratio, as the measured table has them."""
 
-import json
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from chosen import ENOUGH, document, finer
+from allocate import ENOUGH, finer
 from pages import load
 
 from razorctl.methods import FAMILIES, Family
-from razorctl.rules.allocation import FILE, RESERVE, _best, _choices
+from razorctl.rules.allocation import RESERVE, _best, _choices
 
 EVERY = [(family, width) for family in FAMILIES for width in RESERVE]
 RATIOS = [number / 1000 for number in range(990)]
@@ -19,10 +18,6 @@ def picked(family: Family, width: str) -> list[dict[str, Any]]:
     """The choices for RATIOS."""
     by_rules = {str(choice["rules"]): choice for choice in _choices(family, width)}
     return [by_rules[str(_best(family, width, ratio))] for ratio in RATIOS]
-
-
-def test_the_file_has_what_is_chosen_of_the_measured() -> None:
-    assert json.loads(FILE.read_text()) == document()
 
 
 @pytest.mark.parametrize(("family", "width"), EVERY)

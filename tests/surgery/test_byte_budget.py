@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 import torch
-from chosen import ENOUGH
+from allocate import ENOUGH
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pages import load
