@@ -267,12 +267,10 @@ class Job:
 
         joint_budget: of the recipe. one_shape: whether all micro-batches have the same shapes.
         """
+        steps = FEWEST_CAPTURED if self.steps is None else self.steps
         reasons = {
             "steps are compiled": self.compile,
-            f"a run of {units.count(self.steps or 0, 'step')} is too short": (
-                self.steps or FEWEST_CAPTURED
-            )
-            < FEWEST_CAPTURED,
+            f"a run of {units.count(steps, 'step')} is too short": steps < FEWEST_CAPTURED,
             "a batch is shared by several processes": self.processes > 1,
             "a joint budget draws anew in every step": joint_budget < 1,
             "the optimizer runs in the backward pass": self.optimizer_in_backward,
