@@ -106,22 +106,6 @@ def test_a_plan_counts_what_a_packed_run_keeps(kinds, monkeypatch):
         assert f"--{'' if packing else 'no-'}packing" in plan["command"]
 
 
-CHAT = {"messages": [{"role": "user", "content": "w1"}, {"role": "assistant", "content": "w2"}]}
-REFUSED = {
-    "preferences": (2, [{"prompt": "w1", "chosen": "w2", "rejected": "w3"}] * 4, "pairs, DPO"),
-    "an empty answer": (
-        5,
-        [CHAT] * 3 + [{"messages": [*CHAT["messages"][:1], {"role": "assistant", "content": ""}]}],
-        "a.json, object 4 (an empty answer)",
-    ),
-    "long": (
-        5,
-        [{"instruction": "w1 " * 99 + str(n), "output": f"w2 {n}"} for n in range(9)],
-        "none of the conversations has an answer within 64 tokens",
-    ),
-}
-
-
 PACKED = {
     "a classifier": ("bert", "text,label", "is for classification, and only texts of a causal-lm"),
     "a model": ("opt", "text", "opt carries one text of a sequence into the next, so none are pa"),
@@ -154,13 +138,3 @@ def test_packing_where_there_is_none_is_refused(case, kinds):
     result = razorctl("finetune", name, "a.csv", *CPU, "--packing", "--batch-size", "4")
     assert result.exit_code == 2, result.stderr
     assert sentence in result.stderr.splitlines()[-1]
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_trained_is_one_sentence(case, kinds):
-    code, rows, sentence = REFUSED[case]
-    Path("a.json").write_text(json.dumps(rows))
-    result = razorctl("finetune", str(kinds / "llama"), "a.json", *CPU, "--json")
-    assert (result.exit_code, result.stdout) == (code, "")
-    assert sentence in result.stderr.splitlines()[-1]
-    assert not Path("runs").exists()

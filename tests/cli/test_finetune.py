@@ -115,12 +115,6 @@ def test_method_attention_and_mean_correction_are_settings():
     assert recipe["int8_forward"] is False
 
 
-def test_an_int8_forward_pass_is_a_setting_that_a_run_can_be_repeated_with():
-    assert finetune("--int8-forward", "--ratio", "0.5", "--out", "run").exit_code == 0
-    again = razorctl("--config", "run/config.toml", "finetune", "--json", "--out", "again")
-    assert json.loads(again.stdout)["recipe"]["int8_forward"] is True
-
-
 def test_what_goes_with_a_method_is_a_setting_that_a_run_can_be_repeated_with():
     flags = ["--lora", "--activation-checkpointing", "--ratio", "0.5", "--out", "run"]
     assert finetune(*flags).exit_code == 0

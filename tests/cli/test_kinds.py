@@ -101,36 +101,6 @@ def test_a_comparison_by_perplexity(kinds, runs_here):
     assert "score" not in worse["best"]
 
 
-REFUSED = {
-    "encoder": (
-        "bert",
-        "texts.txt",
-        ["--task", "causal-lm"],
-        2,
-        "one of classification, regression, multi",
-    ),
-    "long": ("gpt2", "texts.txt", ["--input-size", "65"], 2, "texts of up to 64 tokens, not 65"),
-    "task": ("gpt2", "texts.txt", ["--task", "chatting"], 2, "unknown task 'chatting'"),
-    "metric": ("gpt2", "texts.txt", ["--metric", "f1"], 2, "unknown metric of causal-lm 'f1'"),
-    "weights": (
-        "gpt2",
-        "texts.txt",
-        ["--weights", "bf16", "--optimizer", "sgd"],
-        2,
-        "an optimizer that rounds updates at random",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_is_one_sentence(case, kinds):
-    model, dataset, flags, code, sentence = REFUSED[case]
-    result = razorctl("finetune", str(kinds / model), str(kinds / dataset), *QUICK, *flags)
-    assert result.exit_code == code
-    assert result.stdout == ""
-    assert sentence in result.stderr.splitlines()[-1]
-
-
 CONFIGS = {
     "code": ({"model_type": "mine", "auto_map": {"AutoModel": "m.M"}}, 2, "needs code of its own"),
     "type": ({"model_type": "mine"}, 2, "is of the type mine, which this version of transformers"),

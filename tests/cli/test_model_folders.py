@@ -39,11 +39,9 @@ MANY = 10**9
 CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ("bert", CONFIG, {"output_attentions": True}, "`output_attentions` attribute is not supported"),
     ("bert", CONFIG, {"num_attention_heads": -1}, "invalid shape dimension -24"),
-    ("bert", CONFIG, {"num_attention_heads": "2"}, "num_attention_heads"),
     ("bert", CONFIG, {"num_hidden_layers": MANY}, "num_hidden_layers = 1000000000, and 42 weights"),
     ("bert", CONFIG, {"num_hidden_layers": 1}, "layer has [2] layers in its weights, and [1] by"),
     ("bert", CONFIG, {"num_hidden_layers": 0}, "correct num_hidden_layers in"),
-    ("bert", CONFIG, {"num_hidden_layers": None}, "num_hidden_layers"),
     (
         "bert",
         CONFIG,
@@ -52,21 +50,15 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ),
     ("bert", CONFIG, {"pad_token_id": -1}, "pad_token_id is -1, and its embedding has 47 rows"),
     ("bert", CONFIG, {"id2label": {"x": "a"}}, "config.json"),
-    ("bert", CONFIG, {"dtype": "float33"}, "float33"),
     ("bert", CONFIG, {"dtype": "int8"}, "torch.int8"),
     ("bert", CONFIG, {"model_type": "llama"}, "model.embed_tokens.weight is not among its weights"),
-    ("bert", CONFIG, {"architectures": 7}, "config.json"),
     ("bert", TOKENIZER, {"model_max_length": "x"}, "tokenizer_config.json"),
-    ("llama", CONFIG, {"attention_dropout": 5}, "dropout probability has to be between 0 and 1"),
     ("llama", CONFIG, {"num_key_value_heads": 1}, "k_proj.weight is [12, 24] in its weights"),
     ("llama", CONFIG, {"rope_parameters": {"rope_type": "new"}}, "'new'"),
-    ("llama", CONFIG, {"rope_parameters": {"rope_theta": "x"}}, "config.json"),
     ("llama", CONFIG, {"eos_token_id": [2, 999]}, "eos_token_id is 999"),
     ("vit", CONFIG, {"image_size": 10**6}, "position_embeddings is [1, 5, 24] in its weights"),
-    ("vit", CONFIG, {"patch_size": 0}, "by zero"),
     ("vit", PROCESSOR, {"image_std": [0, 0, 0]}, PROCESSOR),
     ("clip", CONFIG, {"vision_config": {"num_hidden_layers": MANY}}, "num_hidden_layers = 10000"),
-    ("clip", CONFIG, {"vision_config": {"num_attention_heads": -1}}, "invalid shape dimension -24"),
     (
         "siglip",
         CONFIG,
@@ -74,13 +66,9 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
         "correct vision_config.hidden_size in",
     ),
     ("segformer", CONFIG, {"depths": [1, 1, 1, MANY]}, "depths = 1000000000, and 124 weights"),
-    ("segformer", CONFIG, {"decoder_hidden_size": -1}, "negative dimension -1"),
-    ("segformer", CONFIG, {"strides": [0, 2, 2, 2]}, "non-positive stride"),
     ("timm", CONFIG, {"model_args": {"depth": MANY}}, "depth = 1000000000, and 32 weights"),
     ("timm", CONFIG, {"model_args": {"depth": 1}}, "Unexpected key(s) in state_dict"),
-    ("timm", CONFIG, {"model_args": {"num_heads": 0}}, "by zero"),
     ("timm", CONFIG, {"model_args": "x"}, "not a mapping"),
-    ("timm", CONFIG, {"pretrained_cfg": {"mean": "x"}}, "config.json"),
     ("resnet", CONFIG, {"num_classes": "x"}, "config.json"),
 ]
 CASES += [
@@ -96,7 +84,7 @@ CASES += [
     ("vit", PROCESSOR, {"image_std": [float("nan")] * 3}, "correct image_std in"),
     ("timm", CONFIG, {"pretrained_cfg": {"classifier": "no"}}, "size mismatch for head.weight"),
 ]
-EVERY = [0, 5, 16]  # cases that all commands meet
+EVERY = [0, 11]  # cases that all commands meet
 
 
 @pytest.fixture(scope="module")
@@ -259,7 +247,6 @@ def test_a_chat_template_that_refuses_in_its_own_words_is_left_to_the_data(folde
     [
         ("llama", {"rope_parameters": {"rope_theta": 0}}),
         ("vit", {"layer_norm_eps": -10.0}),
-        ("bert", {"layer_norm_eps": -10.0}),
     ],
 )
 def test_an_output_that_is_not_finite_is_refused_before_step_1(kind: str, changes: dict, folders):

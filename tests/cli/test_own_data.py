@@ -51,20 +51,6 @@ def test_bad_data_are_one_sentence_and_the_exit_code(words):
     assert not Path("run").exists()
 
 
-def test_bad_rows_of_one_cause_are_one_sentence():
-    photos(Path("d"), 8)
-    for i in range(7):
-        Path(f"d/car/{i}.jpg").write_bytes(b"")
-    result = razorctl("finetune", "vit-micro", "d", *QUICK)
-    assert result.exit_code == 5
-    *_, sentence = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert sentence == (
-        "error: d has 7 bad rows: car/0.jpg, car/1.jpg, car/2.jpg, car/3.jpg, car/4.jpg and 2 more "
-        "(zero bytes); correct them, or leave them out with --skip-bad, which leaves 17 rows."
-    )
-    assert result.stderr.endswith(f"{sentence}\n")
-
-
 BEFORE_DATA = {
     "a method": ["finetune", "--method", "raz"],
     "an attention": ["finetune", "--attention", "flush"],

@@ -194,20 +194,10 @@ OF_RUNS = {
         lambda: clear("run-d/result.json"),
         *("run-d", 2, "not finished; go on with `razorctl finetune --resume --out run-d`"),
     ),
-    "no classes": (lambda: edit("classes"), "run-d", 5, "result.json is not as this version"),
-    "no job": (lambda: edit("job"), "run-d", 5, "result.json is not as this version"),
     "no JSON": (lambda: truncate("run-d/result.json"), "run-d", 5, "result.json is not as this"),
-    "no weights": (
-        lambda: clear("run-d/model.safetensors"),
-        *("run-d", 6, "run-d/model.safetensors is missing; copy the whole run directory again"),
-    ),
     "truncated weights": (
         lambda: truncate("run-d/model.safetensors"),
         *("run-d", 5, "run-d/model.safetensors cannot be read ("),
-    ),
-    "no configuration": (
-        lambda: clear("run-d/config.json"),
-        *("run-d", 6, "run-d/config.json is missing; copy the whole run directory again"),
     ),
 }
 
@@ -231,16 +221,12 @@ def others(text: str) -> None:
 
 BAD = {
     "evaluate run-d e": (5, "no classes of the run: 'truck', 'van'; its classes are 'bus', 'car'"),
-    "evaluate run-d digits": (5, "digits has labels that are no classes of the run: '0', '1'"),
     "evaluate run-d e.csv": (2, "vit-micro takes images, and e.csv has texts; name other data"),
     "evaluate run-texts d": (2, "bert-base takes texts, and d has images; name other data"),
-    "evaluate run-texts digits": (2, "bert-base takes texts, and digits has images"),
-    "evaluate run-d nothing": (2, "unknown data set 'nothing', and no such file exists"),
     "evaluate run-d --label-column x": (2, "--label-column is for reading DATASET; name DATASET"),
     "evaluate run-d --split dev": (2, "d has no split dev, only train, validation; name one"),
     "evaluate run-d e.csv --split dev": (2, "e.csv has no splits to choose from; leave --split"),
     "evaluate run-d --weights good": (2, "unknown weights 'good'; choose one of best, last"),
-    "evaluate run-d --device tpu9": (2, "device 'tpu9' cannot be used"),
     "predict run-d": (2, "Missing argument 'FILES"),
     "predict run-d x.jpg y.jpg": (2, "x.jpg, y.jpg do not exist; name files that do"),
     "predict run-d bad.jpg d": (
@@ -254,9 +240,6 @@ BAD = {
     "predict run-texts d/car/0.jpg": (2, "0.jpg is an image, and the model takes texts"),
     "predict run-texts d": (2, "d is no file of texts; give CSV, TSV, JSONL, JSON, CONLL"),
     "predict run-texts latin.txt": (5, "latin.txt is not UTF-8; save it as UTF-8"),
-    "predict run-texts e.csv --text-column x": (2, "e.csv has no column x, only text, label"),
-    "predict run-d d --out e.csv": (2, "e.csv exists already; name another file with --out"),
-    "predict run-d d --out none/p.csv": (2, "cannot write none/p.csv (No such file or directory)"),
 }
 
 

@@ -1,6 +1,5 @@
 """Commands print no character that controls a terminal, in any encoding."""
 
-import errno
 import io
 import logging
 import os
@@ -22,7 +21,7 @@ from razorctl.cli.views import predict as view
 from razorctl.cli.views import terminal
 from razorctl.errors import UsageError
 from razorctl.system import c_compiler, processes
-from tests.cli.commands import PLANNED, QUICK, finetune, razorctl
+from tests.cli.commands import PLANNED, QUICK, razorctl
 from tests.own import photos
 
 EVIL = "a\x1b]0;t\x07\x1b[2J\x9b31m\u202eb\u2066c\x7f\r"
@@ -214,30 +213,6 @@ def test_a_stdout_that_takes_no_more_ends_every_command(words, end, capsys, monk
     assert reason or "error" not in shown
 
 
-@pytest.mark.parametrize("name", [".razorctl-", ".lock"])
-def test_a_disk_that_takes_no_new_file(name, monkeypatch):
-    """The disk has free bytes but no free inodes."""
-    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    touch, mkdir = Path.touch, os.open
-
-    def fails(path, *rest, **settings):
-        if name in str(path):
-            raise full
-        return touch(path, *rest, **settings)
-
-    def opened(path, flags, *rest, **settings):
-        if flags & os.O_CREAT and name in os.fspath(path):
-            raise full
-        return mkdir(path, flags, *rest, **settings)
-
-    monkeypatch.setattr(Path, "touch", fails)
-    monkeypatch.setattr(os, "open", opened)
-    done = finetune("--out", "run")
-    assert done.exit_code == 2, done.output
-    assert "cannot write run (No space left on device); name another directory" in done.stderr
-    assert not Path("run").exists()
-
-
 FORMULAS = {
     "=1+1": "'=1+1",
     "+1": "'+1",
@@ -266,7 +241,3 @@ def test_cells_that_a_spreadsheet_would_run(cell):
         == "file,row,label,probability\n"
     )
     assert f"'=f.csv,3,{FORMULAS[cell]},0.75\n" in lines["inert"].replace('"', "")
-
-
-def test_the_help_names_the_option_of_spreadsheets():
-    assert "--spreadsheet" in razorctl("predict", "--help").stdout

@@ -136,11 +136,6 @@ def test_a_damaged_file_is_named(hub):
         find("cifar100").load()
 
 
-def test_unknown_data_set_gets_the_nearest():
-    with pytest.raises(UsageError, match="unknown data set 'digit'; did you mean 'digits'"):
-        find("digit")
-
-
 def test_a_model_and_data_of_another_modality_are_refused_before_any_loading(hub):
     assert [entry.name for entry in pair(Job("vit-micro", "digits"))] == ["vit-micro", "digits"]
     with pytest.raises(UsageError, match="bert-base takes texts, and cifar100 has images; choose"):

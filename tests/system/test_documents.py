@@ -32,7 +32,6 @@ from razorctl.system import documents
 from razorctl.training import checkpoints, run_files, trackers
 from razorctl.training.checkpoints import MARKER, Checkpoints
 from razorctl.training.comparing import comparison, finished_run
-from razorctl.training.payoff import Payoff
 from razorctl.training.predicting import inference
 from razorctl.training.run import finetune
 from razorctl.training.schemas import RunResult
@@ -291,14 +290,6 @@ def test_json_has_no_number_that_is_not_finite():
             documents.parse(text)
     assert documents.parse(str(2**63 - 1)) == 2**63 - 1
     assert documents.parse("1.2345678901234567890e-200") == 1.2345678901234567890e-200
-
-
-def test_payoffs_are_as_they_are_written():
-    from dataclasses import fields
-
-    from razorctl.training import compiled
-
-    assert [f.name for f in fields(compiled.Payoff)] == [f.name for f in fields(Payoff)]
 
 
 def test_a_marker_of_an_older_razorctl_is_one(whole, tmp_path):

@@ -262,11 +262,6 @@ def test_a_card_that_leaves_it_open_is_no_use(settings, server, hub):
     assert (fetched, source.train_examples) == ((True, 18) if not settings else (False, 6))
 
 
-def test_a_data_set_that_the_hub_does_not_have(server, hub):
-    with pytest.raises(MissingError, match="the hub answers 404 for films/none; try again later"):
-        data.source_of(Job("bert-base", "hf:films/none"))
-
-
 def test_the_code_of_a_data_set_is_never_run(hub, tmp_path):
     code = f"import pathlib; pathlib.Path({str(tmp_path / 'ran')!r}).touch()"
     local_hub.cache(hub, "dataset", "films/code", lambda s: (s / "code.py").write_text(code))

@@ -14,12 +14,10 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
-from razorctl import data
 from razorctl.config.job import Job
 from razorctl.config.recipe import Recipe
 from razorctl.errors import RazorError, UsageError
 from razorctl.models.timm import micro
-from razorctl.surgery.drawing import draws
 from razorctl.training import evaluation, preparation, rundir
 from razorctl.training import run as trainer
 from razorctl.training.checkpoints import MARKER
@@ -95,19 +93,6 @@ def test_a_run_killed_after_any_step_ends_with_the_same_bits(case, tmp_path, mon
         assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
 
 
-def test_what_a_model_draws_with_is_no_part_of_its_weights(tmp_path):
-    """Without the samplers' state a resumed run has other weights, so the test above can fail."""
-    run = begin(tmp_path / "run", recipe=JOINT, steps=2)
-    stop(run)
-    again = resume(tmp_path / "run", recipe=JOINT)
-    again.learner._transient["draws"] = {
-        name: draw.state_dict() for name, draw in draws(again.model).items()
-    }
-    list(run)
-    list(again)
-    assert [s.loss for s in again.history] != [s.loss for s in run.history]
-
-
 def test_the_newest_and_the_best_are_kept(tmp_path, accuracies):
     accuracies(0.5, 0.7, 0.7, 0.6, 0.1)
     job = replace(JOB, steps=5, evaluate_every=1, save_every=None, learning_rate=0.5)
@@ -124,18 +109,6 @@ def test_the_newest_and_the_best_are_kept(tmp_path, accuracies):
         exported = load_file(tmp_path / f"run/{name}.safetensors")
         assert all(torch.equal(exported[k], v) for k, v in weights[step - 1].items())
     assert not (tmp_path / "run/checkpoints").exists()
-
-
-def test_data_that_has_changed_is_refused(tmp_path, monkeypatch):
-    stop(begin(tmp_path / "run", steps=2))
-    source, splits = data.DATASETS["digits"], data.DATASETS["digits"].load()
-    fewer = replace(splits, train=splits.train.select(range(1000)))
-    changed = replace(source, load=lambda *_: fewer)
-    monkeypatch.setitem(data.DATASETS, "digits", changed)
-    with pytest.raises(UsageError, match="digits has changed since"):
-        resume(tmp_path / "run")
-    monkeypatch.setitem(data.DATASETS, "digits", source)
-    resume(tmp_path / "run")
 
 
 def test_images_that_were_exchanged_between_two_steps_are_refused(tmp_path):
@@ -257,13 +230,6 @@ def test_another_format_is_refused(tmp_path):
     marker.write_text(json.dumps(json.loads(marker.read_text()) | {"format": 2}))
     with pytest.raises(UsageError, match="has format 2, and this razorctl reads 1"):
         resume(tmp_path / "run")
-
-
-def test_a_directory_without_a_run_is_refused_and_kept(tmp_path):
-    (tmp_path / "mine").write_text("keep")
-    with pytest.raises(UsageError, match="holds no run"):
-        resume(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 def test_a_second_process_is_refused(tmp_path):

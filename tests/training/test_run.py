@@ -173,8 +173,6 @@ def register(monkeypatch, build) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"model": "vit-mega"}, "unknown model"),
-        ({"dataset": "digts"}, "unknown data set"),
         ({"batch_size": 1438}, "larger than the 1,437 training examples"),
         (
             {"model": "bert-base"},
@@ -224,13 +222,6 @@ def test_weights_can_be_read_by_whom_the_rest_can(tmp_path):
     assert modes == {0o640}
 
 
-def test_an_existing_directory_is_refused_and_kept(tmp_path):
-    (tmp_path / "mine").write_text("keep")
-    with pytest.raises(UsageError, match="exists already"):
-        finetune(JOB, out=tmp_path)
-    assert [p.name for p in tmp_path.iterdir()] == ["mine"]
-
-
 def test_names_that_are_not_utf8_are_refused(tmp_path):
     odd = tmp_path / os.fsdecode(b"n\xff")
     with pytest.raises(UsageError, match=r"cannot write \S*n\? \(its name is not UTF-8\); name"):
@@ -240,38 +231,8 @@ def test_names_that_are_not_utf8_are_refused(tmp_path):
         finetune(replace(JOB, model=str(odd)), out=tmp_path / "run", device="cpu")
 
 
-def test_a_directory_that_cannot_be_written_is_refused(tmp_path):
-    (tmp_path / "file").write_text("keep")
-    with pytest.raises(UsageError, match=r"cannot write .*; name another directory with --out"):
-        finetune(JOB, out=tmp_path / "file" / "run")
-    assert (tmp_path / "file").read_text() == "keep"
-
-
 def full_disk(*_, **__):
     raise OSError(28, "No space left on device")
-
-
-def test_directories_made_on_the_way_are_removed_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(Path, "touch", full_disk)
-    with pytest.raises(UsageError, match="No space left on device"):
-        finetune(JOB, out=tmp_path / "new" / "run")
-    assert not list(tmp_path.iterdir())
-
-
-def test_an_unusable_device_is_refused(tmp_path):
-    for name in ("warp", "cuda:99", "meta:x"):
-        with pytest.raises(UsageError, match="try cpu"):
-            finetune(JOB, out=tmp_path / "run", device=name)
-
-
-def test_divergence_stops_with_the_mend(tmp_path):
-    job = Job("vit-micro", "digits", steps=50, learning_rate=1e30, clip_norm=1e30, warmup_steps=0)
-    run = finetune(job, Recipe("full"), out=tmp_path / "run", device="cpu")
-    with pytest.raises(RazorError, match="lower --lr"):
-        list(run)
-    assert all(p.isfinite().all() for p in run.model.parameters())
-    assert run.checkpoints.newest.step == len(run.history)
-    assert not (tmp_path / "run/model.safetensors").exists()
 
 
 def test_a_failed_save_leaves_no_half_file(tmp_path, monkeypatch):
@@ -355,8 +316,6 @@ def test_mixed_precision_on_a_cpu(method, optimizer, tmp_path):
     ("settings", "message"),
     [
         ({"precision": "fp16"}, "fp16 cannot be trained on cpu"),
-        ({"precision": "bf61"}, "unknown precision 'bf61'; did you mean 'bf16'"),
-        ({"optimizer": "adam"}, "unknown optimizer 'adam'; did you mean 'adamw'"),
         ({"accumulate": 5}, "batch size 32 cannot be split into 5 equal micro-batches"),
         ({"accumulate": 0}, "accumulate 0 is not a positive number"),
     ],

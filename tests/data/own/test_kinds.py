@@ -147,16 +147,6 @@ def test_a_cache_that_is_full_is_no_fault_of_the_data(number, tmp_path, monkeypa
     assert not [*tmp_path.rglob(".razorctl-*")]
 
 
-@pytest.mark.parametrize("kind", WRITERS)
-def test_large_tables_lie_in_memory_mapped_files(kind, monkeypatch):
-    monkeypatch.setattr(store, "SMALL", 0)
-    WRITERS[kind]((TEXTS, LABELS["words"][0]))
-    name = next(Path.cwd().glob("a.*")).name
-    splits = load(name, validation=0.25)
-    for rows in (splits.train, splits.validation):
-        assert [Path(file["filename"]).suffix for file in rows.cache_files] == [".arrow"]
-
-
 def test_lines_that_end_as_on_old_macs():
     rows = ["a text,x", '"of two\rlines",y', "", "three four,x", "five six,y", "se ven,x"]
     Path("a.csv").write_bytes("\r".join(["text,label", *rows, ""]).encode())
@@ -242,11 +232,6 @@ def test_images_in_parquet():
         shades = {row["image"].getpixel((0, 0))[0] for row in splits.train}
         assert shades < set(range(0, 72, 9))
         assert len(shades) == 6
-
-
-def test_no_table_of_other_files():
-    Path("a.txt").touch()
-    refuses(UsageError, "give CSV, TSV, JSONL, JSON, CONLL, CONLLU, BIO, ", "any", "a.txt")
 
 
 LONG_TEXTS = {  # columns of texts, and what each row has of them

@@ -4,29 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
-from datasets import Dataset
 
 from razorctl import data
 from razorctl.config.job import Job
 from razorctl.data import own
 from razorctl.data.own import whole
 from razorctl.errors import DataError
-from tests.own import photos, picture, table
+from tests.own import photos, picture, table, written
 
 TEXTS = [f"a text of {i} words" for i in range(12)]
-
-
-def written(kind, **columns):
-    """A file with these columns."""
-    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    if kind == "csv":
-        lines = [",".join(map(str, row.values())) for row in rows]
-        return str(table(Path("a.csv"), lines, ",".join(columns)))
-    if kind == "jsonl":
-        Path("a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    else:
-        Dataset.from_list(rows).to_parquet("a.parquet")
-    return f"a.{kind}"
 
 
 def loaded(name, **settings):
@@ -49,7 +35,7 @@ NONE = {
 @pytest.mark.parametrize("case", NONE)
 def test_what_is_no_label_is_no_class(case, kind):
     none, labels, classes = NONE[case]
-    name = written(kind, text=TEXTS, label=[none, none, *(labels * 5)[:10]])
+    name = written({"text": TEXTS, "label": [none, none, *(labels * 5)[:10]]}, kind)
     with pytest.raises(DataError, match=rf"2 bad rows: .* \(no label: {none}\); .* leaves 10 rows"):
         loaded(name)
     splits = loaded(name, skip_bad=True)
@@ -70,7 +56,7 @@ SIGNED = {
 @pytest.mark.parametrize("case", SIGNED)
 def test_one_below_zero(case):
     labels, classes = SIGNED[case]
-    splits = loaded(written("jsonl", text=TEXTS, label=(labels * 6)[:12]), skip_bad=True)
+    splits = loaded(written({"text": TEXTS, "label": (labels * 6)[:12]}, "jsonl"), skip_bad=True)
     assert splits.classes == classes
     said = [note for note in splits.notes if "-1" in note]
     assert len(said) == (case != "grades")
@@ -78,14 +64,14 @@ def test_one_below_zero(case):
 
 @pytest.mark.parametrize("label", ["?", "na", "none", "unknown", "#VALUE!", "---", "NAN"])
 def test_what_may_be_no_label_is_noted(label):
-    splits = loaded(written("csv", text=TEXTS, label=[label, "good", "bad"] * 4))
+    splits = loaded(written({"text": TEXTS, "label": [label, "good", "bad"] * 4}, "csv"))
     assert label in splits.classes
     (note,) = splits.notes
     assert note == f"the label {label} is learned as a class; leave it empty where it means none."
 
 
 def test_a_plus_makes_no_other_class():
-    splits = loaded(written("csv", text=TEXTS, label=["+1", "-1", "1"] * 4))
+    splits = loaded(written({"text": TEXTS, "label": ["+1", "-1", "1"] * 4}, "csv"))
     assert splits.classes == ("-1", "1")
     assert "the labels '+1' and '1' are one class, 1." in splits.notes
 
@@ -97,7 +83,7 @@ def test_folders_are_classes_whatever_they_are_called():
 
 
 def test_what_is_a_class_of_a_run_is_no_missing_label():
-    name = written("csv", text=TEXTS, label=["None", "good"] * 6)
+    name = written({"text": TEXTS, "label": ["None", "good"] * 6}, "csv")
     rows, _, _ = whole.labeled(Job("bert-base", name), "text", ["None", "bad", "good"])
     assert rows["label"][:] == [0, 2] * 6
     splits = own.find(Job("bert-base", name), classes=["None", "good"]).load()  # of an older run
@@ -107,7 +93,7 @@ def test_what_is_a_class_of_a_run_is_no_missing_label():
 
 def test_nan_in_json_is_no_label():
     labels = [[float("nan"), 1, 2.0][i % 3] for i in range(12)]
-    splits = loaded(written("jsonl", text=TEXTS, label=labels), skip_bad=True)
+    splits = loaded(written({"text": TEXTS, "label": labels}, "jsonl"), skip_bad=True)
     assert splits.classes == ("1", "2")
     assert [line.partition(" (")[2] for line in splits.skipped] == ["no label)"] * 4
 
@@ -129,7 +115,7 @@ def test_tags_that_are_none(case):
     kind, tags, labels = TAGS[case]
     tokens = [["in", "rome", f"{i}"] for i in range(12)]
     tags = [tags] * 11 + [[tag for tag in tags if tag in (0, "O")] * 3]
-    name = written(kind, tokens=tokens, ner_tags=tags)
+    name = written({"tokens": tokens, "ner_tags": tags}, kind)
     splits = loaded(name)
     rows = [row["label"] for part in splits.parts.values() for row in part]
     assert len(splits.classes) == 2
@@ -156,7 +142,7 @@ SPELLED = {
 @pytest.mark.parametrize("case", SPELLED)
 def test_spellings_of_one_class(case):
     labels, classes, said = SPELLED[case]
-    splits = loaded(written("csv", text=TEXTS, label=(labels * 6)[:12]))
+    splits = loaded(written({"text": TEXTS, "label": (labels * 6)[:12]}, "csv"))
     assert splits.classes == classes
     assert said in " ".join(splits.notes)
     assert bool(splits.notes) == bool(said)
@@ -164,7 +150,7 @@ def test_spellings_of_one_class(case):
 
 def test_spellings_in_lists_folders_and_runs():
     lists = [["é", "1"], ["e\u0301", "1.0"]] * 6
-    assert loaded(written("jsonl", text=TEXTS, labels=lists)).classes == ("1", "é")
+    assert loaded(written({"text": TEXTS, "labels": lists}, "jsonl")).classes == ("1", "é")
     photos(Path("d/train"), classes=("café", "bus"))
     photos(Path("d/test"), classes=("cafe\u0301", "bus"))
     splits = data.source_of(Job("vit-micro", "d")).load()
@@ -183,9 +169,12 @@ def test_bad_rows_make_no_classes():
     assert (splits.classes, len(splits.skipped)) == (("a", "b"), 2)
     tokens = [["a", "b"]] * 12 + [["c"], []]
     tags = [["X", "Y"]] * 12 + [["Z", "X"], ["V"]]
-    assert loaded(written("jsonl", tokens=tokens, tags=tags), skip_bad=True).classes == ("X", "Y")
+    assert loaded(written({"tokens": tokens, "tags": tags}, "jsonl"), skip_bad=True).classes == (
+        "X",
+        "Y",
+    )
     lists = [["x", "y"]] * 11 + [["z"]]
-    name = written("jsonl", text=[*TEXTS[:11], " "], labels=lists)
+    name = written({"text": [*TEXTS[:11], " "], "labels": lists}, "jsonl")
     assert loaded(name, skip_bad=True).classes == ("x", "y")
 
 
@@ -249,6 +238,6 @@ def test_an_input_that_is_none(kind):
     rows = {"instruction": TEXTS, "input": ["nan", ""] * 6, "output": [f"so {t}" for t in TEXTS]}
     if kind == "jsonl":
         rows["input"] = [float("nan"), None] * 6
-    splits = data.source_of(Job("gpt2", written(kind, **rows))).load()
+    splits = data.source_of(Job("gpt2", written(rows, kind))).load()
     asked = [row["messages"][0]["content"] for part in splits.parts.values() for row in part]
     assert sorted(asked) == sorted(TEXTS)

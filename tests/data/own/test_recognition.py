@@ -11,15 +11,12 @@ from PIL import Image as Pictures
 from razorctl import data
 from razorctl.config.job import Job
 from razorctl.data.own.read import hub as hubs
-from razorctl.errors import DataError
 from tests import local_hub
-from tests.own import photos, picture, refused, refuses, table, written
+from tests.own import photos, picture, refused, table, written
 
 PROSE = [f"a long text, number {i}" for i in range(8)]
 LISTS, FEW = [["a", "b"]] * 8, [0, 1] * 4
 IMAGES = [f"{i}.png" for i in range(8)]
-SAID = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "good day"}]
-SHARED = [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "good day"}]
 # Columns -> what they are called.
 TABLES = {
     "preferences": ({"prompt": PROSE, "chosen": PROSE, "rejected": PROSE}, "preference pairs, DPO"),
@@ -237,30 +234,3 @@ def test_sets_of_the_hub_without_a_card(hub):
     assert "prompts and answers" in refused("bert-base", "hf:some/set")
     splits = data.source_of(Job("gpt2", "hf:some/set")).load()
     assert [said["content"] for said in splits.train[0]["messages"]] == PROSE[:1] * 2
-
-
-@pytest.mark.parametrize("kind", ["jsonl", "parquet", "hub"])
-@pytest.mark.parametrize("keys", ["role and content", "from and value"])
-def test_conversations_of_either_form(keys, kind, hub):
-    talk = SAID if keys == "role and content" else SHARED
-    columns = {"id": FEW, "conversations": [talk] * 8}
-    name = written(columns, "parquet" if kind == "hub" else kind)
-    if kind == "hub":
-        rows = Dataset.from_dict(columns)
-        local_hub.cache(
-            hub, "dataset", "some/set", lambda folder: rows.to_parquet(folder / "a.parquet")
-        )
-        name = "hf:some/set"
-    splits = data.source_of(Job("gpt2", name)).load()
-    plain = [
-        {key: said[key] for key in ("role", "content")} for said in splits.train[3]["messages"]
-    ]
-    assert plain == SAID
-    assert (len(splits.train), len(splits.validation)) == (7, 1)
-
-
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_speakers_that_no_template_knows_are_bad_rows(kind):
-    judged = [*SHARED, {"from": "judge", "value": "well done"}]
-    name = written({"conversations": [SHARED] * 6 + [judged]}, kind)
-    refuses(DataError, r"(line 7|row 6) \(the role 'judge' is none of system, u", "gpt2", name)

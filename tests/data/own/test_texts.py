@@ -143,44 +143,6 @@ def test_tables_of_texts(kind):
     assert splits.train.column_names == ["text"]
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_conversations(kind):
-    if kind == "jsonl":
-        chats("a.jsonl")
-    else:
-        more = [{**message, "name": "x"} for message in TALK]  # other keys do not matter
-        Dataset.from_dict({"messages": [more] * 10}).to_parquet("a.parquet")
-    source, splits = load(f"a.{kind}")
-    assert (source.train_examples, source.test_examples) == (9, 1)
-    assert [[m["role"], m["content"]] for m in splits.train[0]["messages"]] == [
-        ["user", "a question"],
-        ["assistant", "an answer"],
-    ]
-
-
-def test_bad_conversations_are_named_or_left_out():
-    user, assistant = TALK
-    system = {"role": "system", "content": "be kind"}
-    bad = {
-        "messages are no list": '"hello"',
-        "a message without role and content": [{"role": "user"}],
-        "no messages": [],
-        "no answer of an assistant": [user],
-        "an empty answer": [user, {"role": "assistant", "content": " "}],
-        "roles are not user and assistant in turn": [user, system, assistant],
-    }
-    chats("a.jsonl", [system, user, assistant, user], *bad.values(), [assistant, user])
-    with pytest.raises(DataError, match=r"a.jsonl has 7 bad rows: .* which leaves 11 rows\.$"):
-        data.source_of(Job("any", "a.jsonl", **LM))
-    _, splits = load("a.jsonl", skip_bad=True)
-    lines = [line.removeprefix("a.jsonl, ") for line in splits.skipped]
-    for number, (line, reason) in enumerate(zip(lines, bad, strict=False), 12):
-        assert line.startswith(f"line {number} ({reason}")
-    assert lines[6].startswith("line 18 (roles are not user")
-    assert len(splits.train) + len(splits.validation) == 11
-    assert splits.record["skipped"] == {"a.jsonl": [*range(11, 18)]}
-
-
 def test_messages_of_another_type():
     Dataset.from_dict({"messages": [["hello"], ["bye"]]}).to_parquet("a.parquet")
     with pytest.raises(DataError, match=r"messages has values of type list.*lists of role and con"):

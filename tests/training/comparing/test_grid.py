@@ -34,15 +34,10 @@ def cached_traces(traces, monkeypatch):
 
 
 BAD = {
-    "unknown model": (["vit-mikro", "digits"], 2, "did you mean 'vit-micro'?"),
-    "unknown data set": (["vit-micro", "digit"], 2, "did you mean 'digits'?"),
     "unknown method": ([*NAMED, "--methods", "full,razr"], 2, "did you mean 'razor'?"),
     "unknown opponent": ([*NAMED, "--methods", "acumulate"], 2, "did you mean 'accumulate'?"),
     "no seeds": ([*NAMED, "--seeds", "0"], 2, "seeds 0 is too few; give 1 or more"),
-    "ratio": ([*NAMED, "--ratio", "1"], 2, "ratio 1.0 is outside [0, 1)"),
     "no budget": ([*NAMED, "--budget", "soon"], 2, "budget 'soon' is no time; give one such as"),
-    "no steps": ([*NAMED, "--steps", "0"], 2, "steps 0 is not a positive number"),
-    "large batch": ([*NAMED, "--batch-size", "1438"], 2, "larger than the 1,437 training"),
     "existing": ([*NAMED, "--out", "run"], 2, "run exists already; go on there with --resume"),
     "in a file": ([*NAMED, "--out", "file/x"], 2, "cannot write file/x"),
     "nothing to resume": ([*NAMED, "--resume"], 2, "name the comparison with --out"),

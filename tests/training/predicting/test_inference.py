@@ -425,19 +425,6 @@ def test_a_row_whose_logits_are_not_finite_is_named(runs, tmp_path):
         list(labels.predict_labels(trained, parts))
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_weights_have_a_checksum(name, runs, tmp_path):
-    out = shutil.copytree(runs[name].out, tmp_path / "run")
-    used = inference.load(out, device="cpu").weights
-    data = bytearray(used.read_bytes())
-    data[-9] ^= 1
-    used.write_bytes(data)
-    with pytest.raises(
-        DataError, match=r"cannot be read \(its checksum is not that of result\.json\); copy"
-    ):
-        inference.load(out, device="cpu")
-
-
 def test_names_that_are_not_utf8_are_bad_rows(runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     odd = os.fsdecode(b"n\xff.jpg")
