@@ -6,8 +6,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -75,33 +73,6 @@ def test_a_dumb_terminal_gets_lines(monkeypatch):
     assert re.match(
         r"step 3 of 3: loss \d\.\d\d, accuracy 0\.\d{3}", shown.getvalue().split("\n")[-2]
     )
-
-
-def test_the_header_waits_for_no_library():
-    code = (
-        "import sys; from razorctl.cli.app import app; from razorctl.cli.views import common\n"
-        "def status(_):\n"
-        "    sys.exit(3 if {'torch', 'timm', 'datasets', 'numpy'} & set(sys.modules) else 7)\n"
-        "common.status = status\n"
-        "app(['finetune', 'vit-micro', 'digits', '--steps', '1000'])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 7, done.stderr
-    title, directory = done.stderr.splitlines()
-    assert title == "vit-micro on digits: razor, ratio 0.9, 1,000 steps"
-    assert directory.startswith("run directory: runs/vit-micro-digits-razor-")
-    assert not Path("runs").exists()
-
-
-def test_json_is_one_document_and_nothing_else():
-    result = finetune("--json", "--out", "here")
-    assert result.exit_code == 0, result.stderr
-    document = json.loads(result.stdout)
-    assert document["run_dir"] == "here"
-    assert document["recipe"]["method"] == DEFAULT_METHOD
-    assert document["job"]["batch_size"] == 16
-    assert document["steps"] == 3
-    assert "run directory: here" in result.stderr
 
 
 def test_method_attention_and_mean_correction_are_settings():

@@ -2,15 +2,13 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from razorctl.cli.views import common as views
 from tests.cli.commands import razorctl
-from tests.own import CLASSES, photos, table, texts
+from tests.own import CLASSES, photos, table
 
 QUICK = ["--device", "cpu", "--steps", "2", "--batch-size", "4", "--out", "run"]
 
@@ -138,45 +136,6 @@ def test_the_test_split_is_evaluated_once_at_the_end():
         {"digests"},
         {"train", "validation", "test"},
     )
-
-
-def test_a_run_on_ones_own_data_can_be_repeated():
-    images()
-    args = ["a.csv", "--label-column", "label", "--validation", "0.3", "--seed", "4"]
-    assert razorctl("finetune", "vit-micro", *args, *QUICK).exit_code == 0
-    again = razorctl("--config", "run/config.toml", "finetune", "--out", "again", "--device", "cpu")
-    assert again.exit_code == 0, again.stderr
-    assert Path("run/split.json").read_text() == Path("again/split.json").read_text()
-    weights = [Path(run, "model.safetensors").read_bytes() for run in ("run", "again")]
-    assert weights[0] == weights[1]
-
-
-def test_plan_and_compare_take_ones_own_data(runs_here):
-    photos(Path("d"))
-    result = razorctl("plan", "vit-micro", "d", "--batch-size", "4", "--gpu", "t4", "--json")
-    assert result.exit_code == 0, result.stderr
-    document = json.loads(result.stdout)
-    assert document["steps_per_epoch"] == 2
-    assert "razorctl finetune vit-micro d " in document["command"]
-    args = ["--batch-size", "4", "--steps", "1", "--device", "cpu", "--methods", "full"]
-    result = razorctl("compare", "vit-micro", "d", *args, "--validation", "0.5", "--json")
-    assert result.exit_code == 0, result.stderr
-    assert "6 rows to train on, 6 held out" in result.stderr
-    assert json.loads(result.stdout)["rows"][0]["accuracy"] is not None
-
-
-def test_ones_own_data_are_settled_without_torch():
-    photos(Path("d"))
-    texts(Path("a.csv"))
-    code = (
-        "import sys; from razorctl.cli.app import app\n"
-        "for words in ('finetune vit-micro d --batch-size 99', 'plan bert-base a.csv --gpu t5'):\n"
-        "    try: app(words.split())\n"
-        "    except SystemExit as stop: assert stop.code == 2\n"
-        "    assert not {'torch', 'timm', 'transformers'} & set(sys.modules), words"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 def test_a_run_directory_is_named_by_the_last_part_of_a_path():

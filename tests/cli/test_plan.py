@@ -62,17 +62,6 @@ def test_explain_says_what_was_tried():
     assert lines[-1].endswith(": taken.")
 
 
-def test_json_is_one_document_and_nothing_else():
-    result = razorctl("plan", *PLANNED, "--vram", "11GB", "--json")
-    assert result.exit_code == 0, result.stderr
-    document = json.loads(result.stdout)
-    assert document["fits"] is True
-    assert document["gpu"]["name"] == "NVIDIA GeForce RTX 2080 Ti"
-    assert document["budget_bytes"] == 11 * 2**30
-    (said,) = result.stderr.splitlines()
-    assert said == "planning for NVIDIA GeForce RTX 2080 Ti, 11.0 GiB as asked for ..."
-
-
 def test_a_seed_is_no_recipe(tmp_path):
     (tmp_path / "razorctl.toml").write_text("[job]\nseed = 3\n")
     document = json.loads(razorctl("plan", *PLANNED, "--gpu", "t4", "--json").stdout)

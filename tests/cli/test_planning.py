@@ -72,12 +72,6 @@ def test_a_plan_file_is_run_as_it_is(tmp_path):
     assert "median of 2" in run.stdout
 
 
-def test_without_a_model_or_a_plan():
-    result = razorctl("finetune")
-    assert result.exit_code == 2
-    assert "MODEL or DATASET is missing; name both" in result.stderr
-
-
 CARD = Detected("NVIDIA GeForce RTX 4090", 24564 * 2**20, 20 * 2**30, "8.9", ())
 
 

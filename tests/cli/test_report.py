@@ -17,7 +17,7 @@ import tomli_w
 
 from razorctl.cli.views import classes, plots, report
 from razorctl.training.comparing.curves import Curve
-from tests.comparing import assert_refused, compare, write
+from tests.comparing import compare, write
 
 TEXT = "{http://www.w3.org/2000/svg}text"
 NASTY = """<b>&"it's"$x$[bold]</b>"""
@@ -169,13 +169,6 @@ def test_what_users_write_is_escaped(no_plots):
     assert "razorctl --config grid/comparison.toml compare vit-micro" in "".join(found.texts["pre"])
 
 
-def test_the_name_of_a_directory_is_escaped(no_plots):
-    write("<i>&")
-    found = page("<i>&")
-    assert "razorctl --config '<i>&/config.toml' finetune" in "".join(found.texts["pre"])
-    assert "i" not in found.texts
-
-
 def test_plots_have_the_figures_of_the_table_in_its_units(monkeypatch):
     drawn: list[tuple[Any, ...]] = []
     for name in ("memory_time", "curves"):
@@ -228,12 +221,6 @@ def test_the_front_is_filled_and_seeds_are_thin_around_their_mean(monkeypatch):
     assert [*mean.get_xdata()] == [5, 6]
     assert {each.get_color() for each in thin} == {mean.get_color()} != {single.get_color()}
     assert thin[0].get_linewidth() < single.get_linewidth() < mean.get_linewidth()
-
-
-def test_measured_and_traced_memory_have_a_column_each(no_plots):
-    words = [str(write("a", peak=4 << 20)), str(write("b", "razor", saved=100))]
-    heads = page(*words).texts["th"]
-    assert heads[2:4] == ["kept, tracedMiB", "peak, measuredMiB"]
 
 
 def test_less_perplexity_is_better():
@@ -299,21 +286,6 @@ def test_a_comparison_without_a_finished_run_has_no_plots():
     assert not found.values("img", "src")
 
 
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("old.html", "old.html exists already; name another file with --html"),
-        ("none/r.html", "cannot write none/r.html (No such file or directory); name another"),
-    ],
-)
-def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(name, sentence):
-    Path("old.html").write_text("old")
-    Path("dir").mkdir()
-    assert_refused(compare("vit-micro", "digits", "--html", name), 2, sentence)
-    assert sorted(path.name for path in Path().iterdir()) == ["dir", "old.html"]
-    assert Path("old.html").read_text() == "old"
-
-
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES], ids=errno.errorcode.get)
 @pytest.mark.parametrize("method", ["write_bytes", "write_text"], ids=["before", "at the end"])
 def test_a_disk_that_does_not_take_it(method, code, monkeypatch, no_plots):
@@ -334,14 +306,6 @@ def test_a_disk_that_does_not_take_it(method, code, monkeypatch, no_plots):
     assert not list(Path().glob("r.html*"))
 
 
-def test_the_files_beside_json_and_csv(no_plots):
-    words = runs()
-    for form in ("--json", "--csv"):
-        plain = compare(*words, form).stdout
-        assert compare(*words, form, "--html", f"r{form}.html").stdout == plain
-        assert Path(f"r{form}.html").exists()
-
-
 def test_resuming_replaces_the_report(monkeypatch, no_plots):
     from razorctl.training.comparing import grid as grids
 
@@ -355,9 +319,3 @@ def test_resuming_replaces_the_report(monkeypatch, no_plots):
     text = Path("r.html").read_text("utf-8")
     assert "razorctl --config x/razor-0/config.toml finetune" in text
     assert "compare vit-micro digits --methods full,razor --seeds 1" in text
-
-
-def test_no_other_error_is_hidden(monkeypatch):
-    monkeypatch.setattr(report, "render", lambda *_: 1 / 0)
-    assert compare(*runs(), "--html", "r.html").exit_code == 1
-    assert not Path("r.html").exists()

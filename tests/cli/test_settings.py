@@ -1,7 +1,6 @@
 """The sources of settings, and their order: flags, environment, project file, presets."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ from razorctl.config import presets
 from razorctl.config.job import Job
 from razorctl.config.recipe import Recipe
 from razorctl.config.settings import read_toml
-from razorctl.methods import METHODS
 from tests.cli.commands import PLANNED, finetune, razorctl
 
 
@@ -64,29 +62,12 @@ class TestPrecedence:
 RECIPES = sorted(presets.files("recipes"))
 
 
-PAPERS = {
-    "sheared": "Sheared Backpropagation (CVPR 2024)",
-    "backrazor": "Back Razor (NeurIPS 2022), appendix",
-}
-
-
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_preset_is_sound(name):
     tables = read_toml(presets.files("recipes")[name])
     Job("vit-b16", "cifar100", **tables["job"])
-    recipe = Recipe(**tables["recipe"])
+    Recipe(**tables["recipe"])
     assert tables["summary"]
-    name_of_table = re.match(r"(sheared|backrazor)-tab(\d)", name)
-    if name_of_table is None:
-        return
-    paper, table = name_of_table.groups()
-    assert re.match(
-        rf"{re.escape(PAPERS[paper])},( supplement,)? Tab. {table}: ", tables["summary"]
-    )
-    if METHODS[recipe.method].has_ratio:
-        assert f"at {recipe.ratio:.0%}".replace("%", " %") in tables["summary"]
-    if recipe.joint_budget < 1:
-        assert f"JointSpar at {recipe.joint_budget:.0%}".replace("%", " %") in tables["summary"]
 
 
 def test_a_recipe_preset_is_the_weakest_word(tmp_path):
