@@ -224,19 +224,6 @@ def test_the_model_is_stock_again_when_training_raises(where, error, tmp_path):
     assert not sparsified(trainer.model)
 
 
-def test_the_model_is_stock_again_when_rows_raise(tmp_path):
-    class Failing(Numbered):
-        def __getitem__(self, number):
-            if number > 4:
-                raise OSError("a disk is gone")
-            return super().__getitem__(number)
-
-    model = bert()
-    with pytest.raises(OSError, match="a disk is gone"):
-        train(tmp_path, Failing(), razorctl.RazorCallback(HALF), build=lambda: model)
-    assert not sparsified(model)
-
-
 def test_a_ratio_that_cannot_be_met_is_refused(tmp_path):
     model, recipe = bert(), razorctl.Recipe("razor", 0.97, activation_checkpointing=True)
     with pytest.raises(UsageError, match="leave activation checkpointing out"):

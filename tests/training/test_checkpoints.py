@@ -212,18 +212,6 @@ def test_another_number_of_threads_is_noted_and_the_first_one_stays_on_record(tm
     stop(again)
 
 
-def test_other_settings_are_refused_and_all_named(tmp_path):
-    stop(begin(tmp_path / "run", steps=1))
-    before = sorted(str(path) for path in tmp_path.rglob("*"))
-    job = replace(JOB, steps=5, optimizer="adamw", learning_rate=0.2)
-    with pytest.raises(
-        UsageError,
-        match=r"was begun with method full, steps 4, optimizer sgd, weight decay 0\.0; resume",
-    ):
-        resume(tmp_path / "run", job, Recipe("backrazor"))
-    assert sorted(str(path) for path in tmp_path.rglob("*")) == before
-
-
 def test_another_format_is_refused(tmp_path):
     stop(begin(tmp_path / "run", steps=1))
     marker = tmp_path / "run/checkpoints/step-00000001" / MARKER
@@ -420,17 +408,6 @@ def test_checkpoints_hold_no_pickle(tmp_path):
     assert marker["settings"]["model"] == "vit-micro"
     assert marker["settings"]["joint_budget"] == 0.5
     assert marker["razorctl"]
-
-
-def test_the_library_handles_no_signal(tmp_path):
-    import signal
-
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    seen = []
-    run = begin(tmp_path / "run")
-    for _ in run:
-        seen.append([signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)])
-    assert seen == [before] * 4
 
 
 def test_only_folders_of_checkpoints_are_ever_removed(tmp_path):

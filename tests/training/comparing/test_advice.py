@@ -37,66 +37,42 @@ def advised(*rows: dict[str, Any], metric: str = "accuracy", alike: bool = True)
     return sentence(take(rows, "saved_bytes", metric, alike))
 
 
+def test_one_sentence_says_what_to_take_and_what_it_costs():
+    assert advised(FULL, CHECKPOINT, RAZOR) == (
+        "Take razor 0.9: 0.2 points below full (2 seeds), 12 % of its memory, 0.71 of its step "
+        "time."
+    )
+    assert advised(FULL, CHECKPOINT, RAZOR | {"score": 0.8949}) == (
+        "Take full: no approximation is within half a point of the exact methods (2 seeds); "
+        "razor 0.9 came nearest, 0.5 points below full."
+    )
+    assert advised(FULL, RAZOR | {"step_seconds": 0.96}) == (
+        "Take full: no approximation within half a point is 5 % faster (2 seeds); razor 0.9 "
+        "takes 12 % of its memory in 0.96 of its step time."
+    )
+
+
+NO_EXACT = "Nothing to take yet: no exact method has a result; compare full too."
+
+
 @pytest.mark.parametrize(
-    ("rows", "line"),
+    ("rows", "start", "part"),
     [
-        (
-            [FULL, CHECKPOINT, RAZOR],
-            "Take razor 0.9: 0.2 points below full (2 seeds), 12 % of its memory, 0.71 of its step "
-            "time.",
-        ),
-        (
-            [FULL | ONE, RAZOR | ONE | {"score": 0.91}],
-            "Take razor 0.9: 1.0 points above full (1 seed), 12 % of its memory, 0.71 of its "
-            "step time.",
-        ),
-        (
-            [FULL, RAZOR | {"saved_bytes": 1004}],
-            "Take razor 0.9: 0.2 points below full (2 seeds), 100.4 % of its memory, 0.71 of its "
-            "step time.",
-        ),
-        (
-            [FULL, RAZOR | {"saved_bytes": 82}],
-            "Take razor 0.9: 0.2 points below full (2 seeds), 8.2 % of its memory, 0.71 of its "
-            "step time.",
-        ),
-        (  # at the edge of half a point
-            [FULL, RAZOR | {"score": 0.895}],
-            "Take razor 0.9: 0.5 points below full (2 seeds), 12 % of its memory, 0.71 of its step "
-            "time.",
-        ),
-        (
-            [FULL, CHECKPOINT, RAZOR | {"score": 0.8949}],
-            "Take full: no approximation is within half a point of the exact methods (2 seeds); "
-            "razor 0.9 came nearest, 0.5 points below full.",
-        ),
-        (  # hardly faster
-            [FULL, RAZOR | {"step_seconds": 0.96}],
-            "Take full: no approximation within half a point is 5 % faster (2 seeds); razor 0.9 "
-            "takes 12 % of its memory in 0.96 of its step time.",
-        ),
-        ([FULL, CHECKPOINT], "Take full: the fastest of the exact methods (2 seeds)."),
-        (  # a tie goes to the one of less memory
-            [FULL, CHECKPOINT | {"step_seconds": 1.0}],
-            "Take checkpoint: the fastest of the exact methods (2 seeds).",
-        ),
-        (
-            [FULL, RAZOR, RAZOR | {"label": "half", "saved_bytes": 500}],
-            "Take razor 0.9: 0.2 points below full (2 seeds), 12 % of its memory, 0.71 of its step "
-            "time.",
-        ),
-        (
-            [RAZOR],
-            "Nothing to take yet: no exact method has a result; compare full too.",
-        ),
-        (
-            [FULL | {"score": None, "seeds": []}, RAZOR],
-            "Nothing to take yet: no exact method has a result; compare full too.",
-        ),
+        ([FULL | ONE, RAZOR | ONE | {"score": 0.91}], "Take razor", "1.0 points above full (1 se"),
+        ([FULL, RAZOR | {"saved_bytes": 1004}], "Take razor", " 100.4 % of its memory"),
+        ([FULL, RAZOR | {"saved_bytes": 82}], "Take razor", " 8.2 % of its memory"),
+        ([FULL, RAZOR | {"score": 0.895}], "Take razor", "0.5 points below"),  # half a point
+        ([FULL, CHECKPOINT], "Take full", ": the fastest of the exact methods (2 seeds)."),
+        ([FULL, CHECKPOINT | {"step_seconds": 1.0}], "Take checkpoint", ""),  # of less memory
+        ([FULL, RAZOR, RAZOR | {"label": "half", "saved_bytes": 500}], "Take razor", ""),
+        ([RAZOR], NO_EXACT, ""),
+        ([FULL | {"score": None, "seeds": []}, RAZOR], NO_EXACT, ""),
     ],
 )
-def test_by_the_time_of_a_step(rows, line):
-    assert advised(*rows) == line
+def test_by_the_time_of_a_step(rows, start, part):
+    line = advised(*rows)
+    assert line.startswith(start)
+    assert part in line
 
 
 def test_the_first_at_the_target_comes_before_the_fastest_step():

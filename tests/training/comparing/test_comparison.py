@@ -185,12 +185,6 @@ def test_the_best_of_each_column_and_the_front_are_marked():
 
 
 class TestBadRuns:
-    def test_unfinished(self):
-        run = write("a")
-        (run / "result.json").unlink()
-        with pytest.raises(UsageError, match=r"a holds no finished run; .*config\.toml finetune"):
-            read_run(run)
-
     def test_of_another_version(self):
         with pytest.raises(UsageError, match=r"run by razorctl 0\.0\.1, not .*; run it again"):
             read_run(write("a", version="0.0.1"))
@@ -263,7 +257,6 @@ def test_json_and_csv_are_all_there_is_on_stdout():
 BAD = {
     "neither": (["nothing"], 2, "nothing is not the directory of a run or a"),
     "a run and a model": (["run", "digits"], 2, "digits is not the directory of a run"),
-    "three names": (["a", "b", "c"], 2, "a is not the directory of a run"),
     "unfinished": (["run", "half"], 2, "half holds no finished run"),
     "settings of finished runs": (["run", "--steps", "3"], 2, "steps does not apply to finished"),
     "methods of finished runs": (["run", "--methods", "full"], 2, "methods does not apply to"),

@@ -182,8 +182,6 @@ class TestGrid:
     @pytest.mark.parametrize(
         ("args", "sentence"),
         [
-            (["--steps", "4"], "x was begun with steps 3; resume it with"),
-            (["--steps", "3", "--ratio", "0.5"], "x was begun with ratio 0.9"),
             (["--steps", "3", "--device", "cpu"], "x was begun with device left out"),
             (["--steps", "3", "--lr", "1"], "x was begun with learning rate left out"),
         ],

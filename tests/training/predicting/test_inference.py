@@ -142,19 +142,6 @@ def test_the_best_weights_are_tested_at_the_end_too(tmp_path, monkeypatch, shall
         assert found.evaluate(rows).figures == pytest.approx(figures, abs=1e-6)
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_probabilities_are_those_of_the_model_of_the_run(name, runs):
-    run = runs[name]
-    rows = rows_of_run(run.out, "train").rows.select(range(11))
-    classifier = inference.load(run.out, device="cpu", batch_size=4)
-    probabilities = torch.cat([*labels.probabilities(classifier, rows.remove_columns("label"))])
-    batch = next(iter(torch.utils.data.DataLoader(rows.with_transform(classifier.transform), 11)))
-    with torch.no_grad():
-        logits = run.logits(run.model.eval(), batch["inputs"])
-    torch.testing.assert_close(probabilities, logits.softmax(-1))
-    assert classifier.classes == run.classes
-
-
 def test_labels_are_matched_by_name(runs, tmp_path):
     """A folder with fewer classes, so that the same name has another number."""
     out = runs["photos"].out
@@ -201,14 +188,6 @@ def test_a_registered_set_is_evaluated_by_names(runs, monkeypatch):
     assert labeled.rows["label"][:] == [9 - label for label in plain.rows["label"]]
     with pytest.raises(UsageError, match="digits has no split dev, only train, test"):
         rows_of_job(out, runs["digits"].job, "dev")
-
-
-def test_data_that_have_changed_are_refused(runs, tmp_path):
-    out = shutil.copytree(runs["photos"].out, tmp_path / "run")
-    record = json.loads((out / "split.json").read_text())
-    (out / "split.json").write_text(json.dumps(record | {"rows": record["rows"][1:]}))
-    with pytest.raises(DataError, match=r"has changed since .* was trained on it"):
-        rows_of_run(out)
 
 
 def exchange(one: Path, other: Path) -> None:
@@ -423,18 +402,3 @@ def test_a_row_whose_logits_are_not_finite_is_named(runs, tmp_path):
     parts, _ = whole.unlabeled(files, trained.job, "image")
     with pytest.raises(DataError, match=r"logits of .*4\.png are not finite; look at that row"):
         list(labels.predict_labels(trained, parts))
-
-
-def test_names_that_are_not_utf8_are_bad_rows(runs, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    odd = os.fsdecode(b"n\xff.jpg")
-    photos(Path("d"), 2)
-    Path("d/car/0.jpg").rename(Path("d/car", odd))
-    job = replace(runs["photos"].job, dataset="", skip_bad=True)
-    parts, skipped = whole.unlabeled(["d", f"d/car/{odd}"], job, "image")
-    assert skipped == ("d/car/n?.jpg (its name is not UTF-8: rename it)",) * 2
-    assert len(parts[0].kept) == 5
-    with pytest.raises(UsageError, match=r"n\?.jpg does not exist"):
-        whole.unlabeled([odd], job, "image")
-    with pytest.raises(UsageError, match="a does not exist"):
-        whole.unlabeled([5000 * "a"], job, "image")
