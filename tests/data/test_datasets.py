@@ -8,7 +8,7 @@ from datasets import ClassLabel, Dataset, Image
 from PIL import Image as Pictures
 
 from razorctl.config.job import Job
-from razorctl.data import DATASETS, check, find, pair, scenes, source_of, usual
+from razorctl.data import DATASETS, check, find, scenes, source_of, usual
 from razorctl.errors import DataError, MissingError, UsageError
 from razorctl.models import masks
 from tests import local_hub
@@ -52,14 +52,6 @@ def test_digits():
     assert not train & test
 
 
-def test_cifar100_has_its_fine_labels_and_pixels(hub):
-    local_hub.cache_data(hub, find("cifar100"))
-    splits = find("cifar100").load()
-    assert splits.train["label"][:3] == [0, 1, 2]
-    assert splits.classes[99] == "class 99"
-    assert splits.train[3]["image"].getpixel((0, 0)) == (3, 6, 50)
-
-
 def test_parquet_that_another_library_wrote(hub):
     local_hub.strip(local_hub.cache_data(hub, find("cifar10"), count=20))
     splits = find("cifar10").load()
@@ -72,13 +64,6 @@ def test_flowers102_trains_on_train_and_validation(hub):
     local_hub.cache_data(hub, find("flowers102"))
     splits = find("flowers102").load()
     assert (len(splits.train), len(splits.test)) == (16, 8)
-
-
-def test_rte_is_tested_on_the_split_with_labels(hub):
-    folder = local_hub.cache_data(hub, find("rte"))
-    assert next(folder.glob("snapshots/*/rte/validation-*"))
-    row = find("rte").load().test[2]
-    assert row == {"text": "a cat sat", "text_pair": "a dog sat a dog sat ", "label": 0}
 
 
 GLUE = {
@@ -134,14 +119,6 @@ def test_a_damaged_file_is_named(hub):
         file.write_bytes(b"half a fi")
     with pytest.raises(DataError, match=r"cifar100 cannot be read \(.*\); delete .*/datasets--uof"):
         find("cifar100").load()
-
-
-def test_a_model_and_data_of_another_modality_are_refused_before_any_loading(hub):
-    assert [entry.name for entry in pair(Job("vit-micro", "digits"))] == ["vit-micro", "digits"]
-    with pytest.raises(UsageError, match="bert-base takes texts, and cifar100 has images; choose"):
-        pair(Job("bert-base", "cifar100"))
-    with pytest.raises(UsageError, match="vit-b16 takes images, and rte has texts; choose one of "):
-        pair(Job("vit-b16", "rte"))
 
 
 def scene_parse_150(snapshot, column="annotation"):

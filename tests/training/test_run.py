@@ -262,18 +262,6 @@ def test_what_lives_as_long_as_a_run_is_hidden_from_collections_once(tmp_path, m
     assert calls == ["get_freeze_count", "collect", "freeze", "unfreeze"]
 
 
-def test_accumulation_takes_the_same_steps(tmp_path):
-    weights = []
-    for accumulate in (1, 4):
-        (tmp_path / str(accumulate)).mkdir()
-        job = replace(JOB, accumulate=accumulate, learning_rate=0.01)
-        run = train(tmp_path / str(accumulate), job, Recipe("full"))
-        weights.append(load_file(tmp_path / str(accumulate) / "run/model.safetensors"))
-    assert run.saved_bytes * 3 < finetune(JOB, Recipe("full"), out=tmp_path / "x").saved_bytes
-    for name, tensor in weights[0].items():
-        torch.testing.assert_close(weights[1][name], tensor, rtol=1e-3, atol=1e-5)
-
-
 def test_epochs_are_cut_alike_whatever_the_micro_batches(tmp_path):
     job = Job("vit-micro", "digits", batch_size=100, accumulate=5)
     run = finetune(job, SPARSE, out=tmp_path / "run", device="cpu")

@@ -14,10 +14,9 @@ from PIL import Image
 
 from razorctl import data
 from razorctl.config.job import Job
-from razorctl.data.own import images
 from razorctl.errors import DataError, UsageError
 from razorctl.models import masks
-from tests.own import photos, picture, table
+from tests.own import picture, table
 
 SIZE = (12, 9)
 job = partial(Job, "any", task="segmentation")
@@ -237,13 +236,6 @@ def test_names_that_are_not_utf8():
         data.source_of(job("d")).load()
 
 
-def test_a_bad_image_is_named_too():
-    pairs()
-    Path("d/images/3.jpg").write_bytes(b"")
-    with pytest.raises(DataError, match=r"1 bad row: images/3.jpg \(zero bytes\)"):
-        data.source_of(job("d")).load()
-
-
 def test_masks_outside_the_folder_are_never_left_out():
     pairs("e")
     mask("secret.png")
@@ -279,25 +271,6 @@ def test_an_image_that_is_turned_has_the_size_that_it_is_shown_in():
     Image.new("RGB", SIZE).save("d/images/3.jpg", exif=exif)
     mask("d/masks/3.png", size=SIZE[::-1])
     assert sum(sizes(load())[:2]) == 6
-
-
-def test_masks_are_read_again_only_if_one_changes(monkeypatch):
-    pairs()
-    looked = []
-    real = images.content_fault
-    monkeypatch.setattr(images, "content_fault", lambda *args: looked.append(args) or real(*args))
-    told = []
-    for _ in range(2):
-        data.source_of(job("d")).load(told.append)
-    assert len(looked) == 12  # six images and six masks
-    assert told == ["checking images, 0 of 6"]  # masks were read to count classes
-
-
-def test_a_folder_without_masks():
-    photos(Path("d"))
-    with pytest.raises(UsageError, match=r"d has no images with masks, .*; give folders images an"):
-        data.source_of(job("d"))
-    assert data.source_of(Job("any", "d")).task == "classification"
 
 
 CONFIG = {

@@ -8,7 +8,6 @@ import pytest
 
 from razorctl import data
 from razorctl.config.job import Job
-from tests.cli.commands import razorctl
 from tests.own import CLASSES, photos, picture, table
 
 FILMS = [f"a film of {i} hours,{'good' if i % 2 else 'bad'}" for i in range(8)]
@@ -92,11 +91,3 @@ def test_notes(case):
     notes = data.source_of(Job("any", name, validation=share)).load().notes
     assert len(notes) == len(expected), notes
     assert all(map(re.match, expected, notes)), notes
-
-
-def test_they_are_printed(shallow):
-    photos(Path("d"), classes=("car", "Car"))
-    words = ["--device", "cpu", "--steps", "1", "--batch-size", "4", "--out", "run"]
-    result = razorctl("finetune", "vit-micro", "d", *words)
-    assert result.exit_code == 0, result.stderr
-    assert "note: the classes 'Car' and 'car' differ in case, space or form alone." in result.stderr

@@ -108,12 +108,6 @@ def test_every_kind_of_file(kind):
     assert "sources and targets" in refused("gpt2", written(TABLES["targets"][0], kind))
 
 
-def test_tables_of_splits():
-    for split in ("train", "test"):
-        table(Path("d", f"{split}.csv"), [f'"{text}","{text}"' for text in PROSE], "source,target")
-    assert "sources and targets" in refused("bert-base", "d")
-
-
 def test_columns_that_are_named_are_what_the_user_means():
     written(TABLES["targets"][0])
     source = data.source_of(Job("gpt2", "a.jsonl", text_column="target"))

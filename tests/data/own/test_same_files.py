@@ -13,7 +13,7 @@ from razorctl import data
 from razorctl.config.job import Job
 from razorctl.data import own
 from razorctl.data.own import whole
-from razorctl.errors import DataError, UsageError
+from razorctl.errors import UsageError
 from tests.own import CLASSES, photos, picture, table, texts
 
 PROSE = [f"a long text, number {i}" for i in range(8)]
@@ -135,17 +135,6 @@ def test_what_was_trained_on(case):
         )
 
 
-def test_masks_are_not_predicted_on():
-    masked("d")
-    job = Job("vit-b16", "d", task="segmentation")
-    (part,), _ = whole.unlabeled(["d"], job, "image")
-    assert [str(name) for name in part.names] == [str(i) for i in range(8)]
-    masked("e", "train")
-    masked("e", "test")
-    (part,), _ = whole.unlabeled(["e"], job, "image")
-    assert sorted(map(str, part.names)) == [f"{s}/{i}" for s in ("test", "train") for i in range(8)]
-
-
 def test_empty_lines_are_no_rows_and_others_keep_their_numbers():
     Path("a.txt").write_text("\na b\n \n\nc d\n")
     (part,), skipped = whole.unlabeled(["a.txt"], Job("bert-base", ""), "text")
@@ -181,11 +170,3 @@ def test_labels_are_read_from_the_columns_of_training():
     trained = Job("gpt2", "", text_column="two")
     found = own.find(Job("gpt2", "a.csv"), trained).load().train
     assert {text.endswith("too") for text in found["text"]} == {True}
-
-
-def test_a_row_without_a_text_is_bad_in_both():
-    table(Path("a.csv"), ["a b,x", " ,y", "c d,x", "e f,y"])
-    for read in (lambda: data.source_of(Job("bert-base", "a.csv")),
-                 lambda: whole.unlabeled(["a.csv"], Job("bert-base", ""), "text")):  # fmt: skip
-        with pytest.raises(DataError, match=r"a.csv, line 3 \(empty text\)"):
-            read()

@@ -60,14 +60,6 @@ def test_other_labels_are_other_data(hub):
     assert digests[0] != digests[1]
 
 
-def test_numbers_of_images():
-    paths = [str(picture(Path(f"{i}.png"), 9 * i)) for i in range(12)]
-    name = written({"image": paths, "age": NUMBERS}, "csv")
-    source = data.source_of(Job("vit-micro", name, label_column="age"))
-    assert (source.task, source.modality) == ("regression", "image")
-    assert source.load().train[3]["label"] == pytest.approx(1)
-
-
 IN_FOLDERS = {
     "a list of images": ("metadata.jsonl", "file_name", {"score": NUMBERS}, "regression"),
     "the only table": ("names.csv", "image", {"score": NUMBERS}, "regression"),
@@ -250,14 +242,6 @@ def test_tags_in_texts_are_read_as_json():
     assert len(splits.skipped) == 3
 
 
-def test_several_labels_with_a_sign_between_them_are_noted():
-    name = written({"text": TEXTS, "label": ["red|soft", "red", "soft"] * 4}, "csv")
-    assert data.source_of(Job("bert-base", name)).load().notes[0] == (
-        "the class 'red|soft' may be several labels of a row; a column of lists, such as "
-        '["a", "b"], is learned as such.'
-    )
-
-
 def test_labels_of_no_training_row_are_noted():
     for split, names in (("train", ["red", "soft"]), ("test", ["red", "flat"])):
         Path("d").mkdir(exist_ok=True)
@@ -398,14 +382,6 @@ def test_scores_are_classes_only_if_they_are_few(hub):
     assert loaded(hub, columns, "parquet")[0].task == "regression"
     columns["rating"] = [float(i % 3) for i in range(12)]
     assert loaded(hub, columns, "parquet")[0].task == "classification"
-
-
-def test_scores_that_are_taken_as_classes_are_noted():
-    name = written({"text": TEXTS, "stars": [1, 2, 3] * 4}, "csv")
-    assert data.source_of(Job("bert-base", name)).load().notes[0] == (
-        "whole numbers in stars are learned as 3 classes; --task regression learns them as numbers."
-    )
-    assert not data.source_of(Job("bert-base", name, task="classification")).load().notes
 
 
 SECRET = {

@@ -205,14 +205,6 @@ def test_the_task_of_a_table(case, model):
     assert {*source.load().train.column_names} == names
 
 
-def test_conversations_are_for_causal_models(model):
-    model("classification", "causal-lm")
-    chats("a.jsonl")
-    assert data.source_of(Job("some", "a.jsonl")).task == "causal-lm"
-    model("classification", "masked-lm")
-    refuses(UsageError, "for causal-lm, and some is not; choose one of gpt2, ", "some", "a.jsonl")
-
-
 UNSERVED = {
     "a text without labels": (
         lambda: WRITERS["csv"](["a b", "c d"]),
