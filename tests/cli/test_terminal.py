@@ -1,6 +1,5 @@
 """Commands print no character that controls a terminal, in any encoding."""
 
-import csv
 import io
 import logging
 import os
@@ -222,10 +221,10 @@ def test_cells_that_a_spreadsheet_would_run():
 
     rows = [Prediction("=f.csv", 3, (cell, "other"), (0.75, 0.25)) for cell in CELLS]
     row_format = view.labels_format(rows[0].classes, 1, False)
-    plain, inert = io.StringIO(newline=""), io.StringIO(newline="")
+    plain, inert = io.StringIO(), io.StringIO()
     view.write_csv(plain, rows, row_format)
     view.write_csv(inert, rows, row_format, spreadsheet=True)
-    found = [[*csv.reader(io.StringIO(each.getvalue(), ""))][1:] for each in (plain, inert)]
-    assert found[0] == [["=f.csv", "3", cell, "0.75"] for cell in CELLS]
+    found = [each.getvalue().replace('"', "").split("\n")[1:-1] for each in (plain, inert)]
+    assert found[0] == [f"=f.csv,3,{cell},0.75" for cell in CELLS]
     quoted = [cell if cell in ("cat", "a=1") else f"'{cell}" for cell in CELLS]
-    assert found[1] == [["'=f.csv", "3", cell, "0.75"] for cell in quoted]
+    assert found[1] == [f"'=f.csv,3,{cell},0.75" for cell in quoted]
