@@ -116,13 +116,6 @@ def test_what_needs_a_login_is_told(server, hub, faults):
         data.find("rte").load()
 
 
-def test_a_download_that_is_cut_off_is_taken_up_again(server, hub, faults, monkeypatch):
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # between tries
-    local_hub.cache_data(server, data.find("rte"))
-    faults.cuts = 1
-    assert len(data.find("rte").load().train) == 8
-
-
 def test_a_download_that_never_ends_is_missing(server, hub, faults, monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda seconds: None)  # between tries
     local_hub.cache_data(server, data.find("rte"))
@@ -282,16 +275,6 @@ def test_files_that_are_no_tables_are_not_read(file, message, hub):
     local_hub.cache(hub, "dataset", "films/odd", lambda s: (s / file).write_bytes(b"cos\n"))
     with pytest.raises(DataError, match=message):
         data.source_of(Job("bert-base", "hf:films/odd"))
-
-
-def test_images_of_a_repository(hub):
-    local_hub.cache(hub, "dataset", "films/stills", lambda s: own.photos(s / "train"))
-    source = data.source_of(Job("vit-micro", "hf:films/stills"))
-    splits = source.load()
-    assert splits.classes == own.CLASSES
-    assert splits.train[0]["image"].size == (12, 9)
-    with pytest.raises(UsageError, match="bert-base takes texts, and hf:films/stills has images"):
-        data.pair(Job("bert-base", "hf:films/stills"))
 
 
 PATHS = {"elsewhere": "/etc/passwd", "remote": "https://example.com/a.png"}

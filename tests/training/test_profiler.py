@@ -33,10 +33,8 @@ def micro(recipe: Recipe | None = None, **options) -> Profile:
 RECIPES = (
     Recipe("full"),
     Recipe("checkpoint"),
-    Recipe("backrazor"),
     Recipe("backrazor", joint_budget=0.5),
     Recipe("razor", 0.5, joint_budget=0.5, joint="branches"),
-    Recipe("lora"),
     Recipe("razor", 0.5, lora=True, activation_checkpointing=True),
 )
 

@@ -109,7 +109,7 @@ def test_a_run_loads_as_a_stock_model_and_scores_the_same(tmp_path):
     assert run.evaluate() == run.result()["best_metrics"]
 
 
-@pytest.mark.parametrize("method", ["full", "razor", "backrazor"])
+@pytest.mark.parametrize("method", ["full", "razor"])
 def test_the_adapters_of_a_run_load_by_peft(method, tmp_path):
     run = train(tmp_path, recipe=Recipe(method, 0.5, lora=True))
     base = PeftModel.from_pretrained(run_of_seed(0), str(tmp_path / "run/adapter"))

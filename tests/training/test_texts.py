@@ -52,7 +52,7 @@ def test_compiled_steps_have_one_shape_and_evaluations_need_none(tmp_path):
     assert small.shape[1] < 128
 
 
-@pytest.mark.parametrize("method", ["prebackrazor", "prebackrazor++", "razor"])
+@pytest.mark.parametrize("method", ["prebackrazor++", "razor"])
 def test_a_run_on_texts_of_all_lengths_goes_on_with_the_same_bits(method, tmp_path, caplog):
     recipe = Recipe(method, 0.8)
     run = begin(tmp_path / "run", JOB, recipe, steps=1)
