@@ -12,6 +12,7 @@ from PIL import Image
 
 from razorctl import data
 from razorctl.config.job import Job
+from razorctl.data.source import Splits
 from razorctl.errors import DataError, UsageError
 
 CLASSES = ("bus", "car", "tram")
@@ -38,6 +39,18 @@ def photos(folder: Path, count: int = 4, classes: Sequence[str] = CLASSES) -> Pa
         for i in range(count):
             picture(folder / name / f"{i}.jpg", 60 * number + 5 * i)
     return folder
+
+
+def masked(
+    top: str, images: str = "images", of_masks: str = "masks", split: str = "", count: int = 8
+) -> None:
+    """Images and masks of the classes 0, 1 and 2."""
+    mask = Image.fromarray(np.tile(np.array([0, 1, 2], np.uint8), (9, 4)))
+    for i in range(count):
+        picture(Path(top, split, images, f"{i}.jpg"), 9 * i)
+        file = Path(top, split, of_masks, f"{i}.png")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        mask.save(file)
 
 
 def table(file: Path, rows: Sequence[str], header: str = "text,label") -> Path:
@@ -71,6 +84,12 @@ def written(columns: Mapping[str, Sequence[Any]], kind: str = "jsonl", name: str
 
 def _cell(value: Any) -> str:
     return f'"{value}"' if isinstance(value, list) else json.dumps(value, ensure_ascii=False)
+
+
+def sizes(splits: Splits) -> list[int | None]:
+    """The rows to train on, to validate and to test."""
+    parts = splits.train, splits.validation, splits.test
+    return [None if part is None else len(part) for part in parts]
 
 
 def refused(model: str, dataset: str, **settings: Any) -> str:

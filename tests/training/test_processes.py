@@ -149,7 +149,6 @@ CHATS = {"model": "llama", "dataset": "chats.jsonl", "batch_size": 8, "learning_
 CHATS |= {"packing": True, "input_size": 64}
 PACKED = {
     "packed ddp": (Recipe("full"), {**CHATS, "strategy": "ddp", "accumulate": 2}),
-    "packed fsdp": (Recipe("full"), {**CHATS, "strategy": "fsdp"}),
 }
 CASES |= PACKED
 RUN = ("finetune", "vit-micro", "digits", "--device", "cpu", "--json")

@@ -9,14 +9,13 @@ from razorctl import data
 from razorctl.config.job import Job
 from razorctl.data.own import whole
 from razorctl.errors import DataError
-from tests.own import photos, picture, refused, refuses, table, texts
+from tests.own import photos, picture, refused, refuses, sizes, table, texts
 
 
 def loaded(dataset, model="bert-base", **settings):
     """The classes, and the rows of each split."""
     splits = data.source_of(Job(model, dataset, **settings)).load()
-    parts = splits.train, splits.validation, splits.test
-    return splits.classes, [None if part is None else len(part) for part in parts]
+    return splits.classes, sizes(splits)
 
 
 def rows(count=10, **more):

@@ -22,7 +22,7 @@ from razorctl.data.own import images, store, whole
 from razorctl.data.own.read import parquet
 from razorctl.errors import DataError, UsageError, lacks_memory
 from razorctl.models.images import converted
-from tests.own import CLASSES, floats, photos, picture, refuses, table, texts
+from tests.own import CLASSES, floats, photos, picture, refuses, sizes, table, texts
 
 
 def load(dataset: str, **settings):
@@ -33,11 +33,6 @@ def load(dataset: str, **settings):
     last = splits.evaluated[1] if splits.test is None else splits.test
     assert len(last) == source.test_examples
     return splits
-
-
-def sizes(splits):
-    parts = splits.train, splits.validation, splits.test
-    return [None if part is None else len(part) for part in parts]
 
 
 LAYOUTS = {

@@ -16,7 +16,7 @@ from razorctl import data
 from razorctl.config.job import Job
 from razorctl.errors import DataError, UsageError
 from razorctl.models import masks
-from tests.own import picture, table
+from tests.own import picture, sizes, table
 
 SIZE = (12, 9)
 job = partial(Job, "any", task="segmentation")
@@ -57,11 +57,6 @@ def load(name="d", **settings):
     assert source.classes == len(splits.classes)
     assert source.train_examples == len(splits.train)
     return splits
-
-
-def sizes(splits):
-    parts = splits.train, splits.validation, splits.test
-    return [None if part is None else len(part) for part in parts]
 
 
 LAYOUTS = {

@@ -2,17 +2,15 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from datasets import Audio, Dataset, Image, Value
 from datasets import Features as Kinds
-from PIL import Image as Pictures
 
 from razorctl import data
 from razorctl.config.job import Job
 from razorctl.data.own.read import hub as hubs
 from tests import local_hub
-from tests.own import photos, picture, refused, table, written
+from tests.own import masked, photos, picture, refused, table, written
 
 PROSE = [f"a long text, number {i}" for i in range(8)]
 LISTS, FEW = [["a", "b"]] * 8, [0, 1] * 4
@@ -126,14 +124,6 @@ def test_any_other_document_is_no_table():
 
 
 COCO = '{"images": [], "annotations": [{"image_id": 1, "bbox": [1, 2, 3, 4]}], "categories": []}'
-
-
-def masked(top, images="images", of_masks="masks", split=""):
-    for i in range(6):
-        picture(Path(top, split, images, f"{i}.jpg"), 9 * i)
-        file = Path(top, split, of_masks, f"{i}.png")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        Pictures.fromarray(np.tile(np.uint8([0, 1, 2]), (9, 4))).save(file)
 
 
 def put(*files):

@@ -4,17 +4,15 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from datasets import Dataset
-from PIL import Image
 
 from razorctl import data
 from razorctl.config.job import Job
 from razorctl.data import own
 from razorctl.data.own import whole
 from razorctl.errors import UsageError
-from tests.own import CLASSES, photos, picture, table, texts
+from tests.own import CLASSES, masked, photos, table, texts
 
 PROSE = [f"a long text, number {i}" for i in range(8)]
 TALK = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "good day"}]
@@ -23,14 +21,6 @@ SHARED = [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "good da
 
 def lines(file, rows):
     Path(file).write_text("\n\n".join(map(json.dumps, rows)) + "\n\n")
-
-
-def masked(top, split=""):
-    for i in range(8):
-        picture(Path(top, split, "images", f"{i}.jpg"), 9 * i)
-        mask = Path(top, split, "masks", f"{i}.png")
-        mask.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(np.tile(np.uint8([0, 1, 2]), (9, 4))).save(mask)
 
 
 def splits(write):
@@ -101,7 +91,8 @@ KINDS = {
                           "d", "vit-micro", {}, 24),
     "a table of images": (images, "a.csv", "vit-micro", {}, 12),
     "masks": (lambda: masked("d"), "d", "segformer-b0", {}, 8),
-    "masks of splits": (lambda: splits(lambda split: masked("d", split)), "d", "vit-b16", {}, 16),
+    "masks of splits": (lambda: splits(lambda split: masked("d", split=split)),
+                        "d", "vit-b16", {}, 16),
     "a table of masks": (of_masks, "d/a.csv", "segformer-b0", {}, 8),
 }  # fmt: skip
 

@@ -9,7 +9,7 @@ from razorctl import data
 from razorctl.config.job import Job
 from razorctl.data.own.read import lines
 from razorctl.errors import DataError
-from tests.own import photos, refused, refuses, table, written
+from tests.own import photos, refused, refuses, sizes, table, written
 
 PROSE = [f"a long text, number {i}" for i in range(12)]
 MOODS = ["good", "bad", "so so"] * 4
@@ -236,12 +236,11 @@ SPLITS = {
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
 @pytest.mark.parametrize("case", SPLITS)
 def test_a_column_of_splits(case, kind):
-    column, values, sizes = SPLITS[case]
+    column, values, counts = SPLITS[case]
     name = written({"text": PROSE, "label": ["a", "b", "b", "a"] * 3, column: values}, kind)
     source = data.source_of(Job("bert-base", name))
     splits = source.load()
-    parts = splits.train, splits.validation, splits.test
-    assert [None if part is None else len(part) for part in parts] == sizes
+    assert sizes(splits) == counts
     more = ", without 4 rows of other splits" if "odd" in values else ""
     assert source.details[0].endswith(f"split in {column}{more}")
     if splits.test is not None:
