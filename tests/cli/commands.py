@@ -1,5 +1,8 @@
 """Helpers that run commands and check how they end."""
 
+import json
+from typing import Any
+
 from typer.testing import CliRunner, Result
 
 from razorctl.cli.app import app
@@ -11,6 +14,14 @@ QUICK = ["--batch-size", "16", "--steps", "3", "--evaluate-every", "3", "--devic
 
 def razorctl(*args: str) -> Result:
     return CliRunner().invoke(app, args)
+
+
+def done(*args: str) -> dict[str, Any]:
+    """The document of a command that must end well."""
+    result = razorctl(*args, "--json")
+    assert result.exit_code == 0, result.stderr
+    document: dict[str, Any] = json.loads(result.stdout)
+    return document
 
 
 def finetune(*args: str) -> Result:

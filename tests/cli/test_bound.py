@@ -22,9 +22,8 @@ from tests.training.runs import edit_result
 # Model -> data.
 MODELS = {"llama": "chats.jsonl", "bert": "texts.txt", "segformer": "shapes", "resnet": "photos"}
 OF_RUNS = [name for name in COMMANDS if "run" in {each.name for each in loaded(name).params}]
-USES = [
-    (name, model) for name in OF_RUNS for model in MODELS if (name, model) != ("predict", "bert")
-]
+# Each command and each model once; `predict` continues no texts of masked tokens.
+USES = [*zip(OF_RUNS, ("bert", "llama", "segformer"), strict=True), (OF_RUNS[0], "resnet")]
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +70,7 @@ def resume(model: str):
     return razorctl("finetune", "--resume", "--out", f"run-{model}", "--device", "cpu")
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", ["llama", "resnet"])
 def test_a_run_is_not_resumed_with_another_model(model, began):
     before = content(Path(f"run-{model}"))
     files = sorted((began / model).iterdir())

@@ -146,15 +146,6 @@ def test_compare_shows_the_plots_of_the_report(runs_here):
     assert razorctl.compare(out)["rows"] == result["rows"]
 
 
-def test_profile_takes_a_name():
-    quick = {"batch_size": 4, "steps": 1, "device": "cpu"}
-    result = razorctl.profile("vit-micro", "digits", ratio=0.8, **quick)
-    assert (result["recipe"]["ratio"], result["dataset"]) == (0.8, "digits")
-    assert result["steps"] == 1
-    assert "blocks.*.attn.qkv" in html(result)
-    assert "blocks.*.attn.qkv" in str(result)
-
-
 def test_profile_takes_any_module():
     model, x = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)), torch.zeros(4, 8)
     result = razorctl.profile(model, x, method="backrazor", ratio=0.5, precision="bf16")

@@ -75,17 +75,6 @@ def test_a_dumb_terminal_gets_lines(monkeypatch):
     )
 
 
-def test_method_attention_and_mean_correction_are_settings():
-    result = finetune(
-        "--json", "--method", "backrazor", "--attention", "flash", "--mean-correction"
-    )
-    recipe = json.loads(result.stdout)["recipe"]
-    assert recipe["method"] == "backrazor"
-    assert recipe["attention"] == "flash"
-    assert recipe["mean_correction"] is True
-    assert recipe["int8_forward"] is False
-
-
 def test_what_goes_with_a_method_is_a_setting_that_a_run_can_be_repeated_with():
     flags = ["--lora", "--activation-checkpointing", "--ratio", "0.5", "--out", "run"]
     assert finetune(*flags).exit_code == 0

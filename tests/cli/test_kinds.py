@@ -6,12 +6,11 @@ from shutil import copytree
 
 import numpy as np
 import pytest
-from transformers import ViTConfig, ViTForImageClassification
 from typer.testing import CliRunner, Result
 
 from razorctl.cli.app import app
-from tests.cli.commands import assert_ends_with_an_error, razorctl
-from tests.own import table, texts
+from tests.cli.commands import assert_ends_with_an_error, done, razorctl
+from tests.own import texts
 
 CASES = {
     "gpt2": ("gpt2", "texts.txt", 32, "perplexity"),
@@ -22,12 +21,6 @@ CASES = {
     "network of convolutions": ("resnet", "digits", 32, "accuracy"),
 }
 QUICK = ("--batch-size", "4", "--steps", "2", "--device", "cpu", "--json")
-
-
-def done(*args: str) -> dict:
-    result = razorctl(*args, "--json")
-    assert result.exit_code == 0, result.stderr
-    return json.loads(result.stdout)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -61,15 +54,6 @@ def test_a_run_of_masked_tokens_becomes_a_classifier(kinds, caplog):
     assert said.endswith("is new; it is trained from random weights (bert.pooler, classifier)")
     assert "newly initialized" not in result.stderr
     done("evaluate", "run", "--device", "cpu")
-
-
-def test_texts_are_cut_to_what_a_model_takes(kinds):
-    rows = [f"{'w1 ' * 50 * n},{'ab'[n % 2]}" for n in range(1, 9)]
-    table(Path("a.csv"), rows, "text,label")
-    result = done("finetune", str(kinds / "bert"), "a.csv", *QUICK[:-1], "--out", "run")
-    assert json.loads(Path("run/tokenizer_config.json").read_text())["model_max_length"] == 64
-    assert done("evaluate", "run", "--device", "cpu")["accuracy"] == result["accuracy"]
-    assert len(done("predict", "run", "a.csv", "--device", "cpu")["predictions"]) == 8
 
 
 @pytest.mark.parametrize("case", ["gpt2", "linear head"])
@@ -169,21 +153,6 @@ def test_code_beside_a_model_is_never_run(case, kinds):
     if case.startswith("llama"):  # for whose models transformers names no tokenizer
         assert result.exit_code == 2
         assert "needs code of its own" in result.stderr.splitlines()[-1]
-
-
-def test_code_beside_a_model_of_images_is_never_run():
-    config = ViTConfig(
-        hidden_size=24, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48,
-        image_size=32, patch_size=16,
-    )  # fmt: skip
-    ViTForImageClassification(config).save_pretrained("model")
-    Path("model/preprocessor_config.json").write_text("{}")
-    foreign(Path("model"), own=True)
-    result = answering_yes(
-        "finetune", "./model", "digits", *QUICK, "--input-size", "32", "--ratio", "0.5"
-    )
-    assert not Path("ran").exists()
-    assert result.exit_code == 0, result.stderr
 
 
 def test_a_model_of_torchvision_and_a_run_as_a_model(monkeypatch):

@@ -21,16 +21,6 @@ def test_list_names_everything():
     assert not any(name in line for name in recipes for line in lines)
 
 
-def test_list_of_one_kind_is_whole():
-    groups = json.loads(razorctl("list", "--json").stdout)
-    for group, names in groups.items():
-        kind = group.replace(" ", "")
-        assert json.loads(razorctl("list", kind, "--json").stdout) == {group: names}
-        words = razorctl("list", kind).stdout.split()
-        assert words == [word for entry in names.items() for text in entry for word in text.split()]
-    assert "unknown kind 'modles'; did you mean 'models'?" in razorctl("list", "modles").stderr
-
-
 def defaults(*words: str) -> dict[str, tuple[object, str]]:
     found = json.loads(razorctl("list", "defaults", *words, "--json").stdout)
     return {entry["setting"]: (entry["value"], entry["from"]) for entry in found["defaults"]}

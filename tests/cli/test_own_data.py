@@ -138,16 +138,6 @@ def test_the_test_split_is_evaluated_once_at_the_end():
     )
 
 
-def test_a_run_directory_is_named_by_the_last_part_of_a_path():
-    photos(Path("some/where"))
-    args = ["--device", "cpu", "--steps", "1", "--batch-size", "4"]
-    assert (
-        razorctl("finetune", "vit-micro", str(Path("some/where").resolve()), *args).exit_code == 0
-    )
-    (run,) = Path("runs").iterdir()
-    assert run.name.startswith("vit-micro-where-razor-")
-
-
 def test_paths_in_titles_are_relative_inside_the_working_directory():
     below, beside = Path.cwd() / "d" / "e", Path.cwd().parent / "f"
     shown = [views.title("vit-micro", str(name)) for name in (below, beside, "digits")]

@@ -62,13 +62,6 @@ def test_explain_says_what_was_tried():
     assert lines[-1].endswith(": taken.")
 
 
-def test_a_seed_is_no_recipe(tmp_path):
-    (tmp_path / "razorctl.toml").write_text("[job]\nseed = 3\n")
-    document = json.loads(razorctl("plan", *PLANNED, "--gpu", "t4", "--json").stdout)
-    assert {"full", "checkpoint", "razor"} <= {c["method"] for c in document["candidates"]}
-    assert document["job"]["seed"] == 3
-
-
 def test_a_flag_says_no_to_what_the_environment_or_a_file_compiles(tmp_path, monkeypatch):
     def compiles(*flags: str) -> bool:
         document = json.loads(razorctl("plan", *PLANNED, "--gpu", "t4", "--json", *flags).stdout)

@@ -55,12 +55,6 @@ def test_a_line_has_the_figure_that_the_run_is_judged_by(said):
     assert said()[-1] == "step 5 of 5: loss 1.00, accuracy 0.500, perplexity 12.35, 1,000/s"
 
 
-def test_of_a_short_run_only_the_last(said):
-    run = Steps(25)
-    progress._lines(run, run)
-    assert [line.split()[1] for line in said()] == ["25"]
-
-
 def test_a_line_for_each_evaluation(said):
     run = Steps(25)
     for step in run[11:13]:

@@ -5,7 +5,6 @@ import json
 import os
 import re
 from base64 import b64decode
-from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -206,23 +205,6 @@ def test_every_row_has_a_mark_of_its_own_and_its_label_is_no_formula_and_no_elem
     assert {*labels} <= texts
 
 
-def test_the_front_is_filled_and_seeds_are_thin_around_their_mean(monkeypatch):
-    figures = []
-    monkeypatch.setattr(plots, "_image", lambda figure, _: figures.append(figure))
-    plots.memory_time([plots.Point("a", 1.0, 2.0, True), plots.Point("b", 3.0, 4.0, False)], "", "")
-    seeds = [Curve([1, 2], [5, 6], values) for values in ([1.0, 2.0], [3.0, 4.0])]
-    plots.curves([plots.Panel("loss", "seconds", [("a", seeds), ("b", seeds[:1])])])
-    (front, other), (mean, *thin, single) = (each.axes[0].lines for each in figures)
-    assert [each.get_fillstyle() for each in (front, other)] == ["full", "none"]
-    assert [*front.get_xydata()[0]] == [1, 2]
-    assert [[*each.get_ydata()] for each in (mean, *thin, single)] == [
-        *([2, 3], [1, 2], [3, 4], [1, 2]),
-    ]
-    assert [*mean.get_xdata()] == [5, 6]
-    assert {each.get_color() for each in thin} == {mean.get_color()} != {single.get_color()}
-    assert thin[0].get_linewidth() < single.get_linewidth() < mean.get_linewidth()
-
-
 def test_less_perplexity_is_better():
     job = {"task": "causal-lm", "figure": "perplexity"}
     words = [str(write("a", accuracies=(30.0, 20.0), **job))]
@@ -304,18 +286,3 @@ def test_a_disk_that_does_not_take_it(method, code, monkeypatch, no_plots):
         assert len(json.loads(result.stdout)["rows"]) == 2
         assert "make room, then `razorctl compare f0 f1 r --html r.html`" in result.stderr
     assert not list(Path().glob("r.html*"))
-
-
-def test_resuming_replaces_the_report(monkeypatch, no_plots):
-    from razorctl.training.comparing import grid as grids
-
-    def call(command: list[str], wait: Callable[[], object]) -> None:
-        write(command[-1], command[command.index("--method") + 1])
-
-    monkeypatch.setattr(grids, "run_child", call)
-    words = ["vit-micro", "digits", "--out", "x", "--html", "r.html", "--methods"]
-    assert compare(*words, "full").exit_code == 0
-    assert compare(*words, "full,razor", "--resume").exit_code == 0
-    text = Path("r.html").read_text("utf-8")
-    assert "razorctl --config x/razor-0/config.toml finetune" in text
-    assert "compare vit-micro digits --methods full,razor --seeds 1" in text

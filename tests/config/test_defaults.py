@@ -4,7 +4,6 @@ import math
 
 import pytest
 
-from razorctl import data
 from razorctl.config.defaults import EPOCHS, ByRows, whole_batch
 from razorctl.config.job import BY_ROWS, Job
 from razorctl.config.settings import read_toml
@@ -129,10 +128,3 @@ def test_a_run_writes_every_default_and_repeats_it(tmp_path):
     again.lock.release()
     assert again.job == run.job
     assert (run.steps_per_epoch, run.usual_epochs) == (3, 90)
-
-
-def test_a_model_from_scratch_takes_more_epochs(tmp_path):
-    folder = str(shapes(tmp_path / "drawings", 30))
-    jobs = [Job("resnet50", folder, from_scratch=fresh) for fresh in (False, True)]
-    steps = [job.resolved(data.pair(job)[0].defaults, 27).steps for job in jobs]
-    assert steps == [90, 270]

@@ -60,12 +60,6 @@ def test_parquet_that_another_library_wrote(hub):
     assert splits.test["label"][:12] == [*range(10), 0, 1]
 
 
-def test_flowers102_trains_on_train_and_validation(hub):
-    local_hub.cache_data(hub, find("flowers102"))
-    splits = find("flowers102").load()
-    assert (len(splits.train), len(splits.test)) == (16, 8)
-
-
 GLUE = {
     "cola": "sentence",
     "sst2": "sentence",

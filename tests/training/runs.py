@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -56,3 +57,8 @@ def edit_result(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
 def same(one: Path, other: Path) -> bool:
     first, second = load_file(one), load_file(other)
     return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The messages of razorctl's loggers, without those of torch's compiler."""
+    return [r.getMessage() for r in caplog.records if r.name.startswith("razorctl")]

@@ -392,16 +392,6 @@ def test_a_last_evaluation_that_is_not_finite_writes_no_result(tmp_path, monkeyp
     assert not {file.name for file in out.iterdir()} & {"result.json", "model.safetensors"}
 
 
-def test_checkpoints_hold_no_pickle(tmp_path):
-    run = begin(tmp_path / "run", recipe=JOINT, steps=1)
-    files = {path.name for path in run.checkpoints.newest.path.iterdir()}
-    assert files == {"model.safetensors", "state.safetensors", "state.json", MARKER}
-    marker = json.loads((run.checkpoints.newest.path / MARKER).read_text())
-    assert marker["settings"]["model"] == "vit-micro"
-    assert marker["settings"]["joint_budget"] == 0.5
-    assert marker["razorctl"]
-
-
 def test_only_folders_of_checkpoints_are_ever_removed(tmp_path):
     foreign = tmp_path / "elsewhere"
     foreign.mkdir()

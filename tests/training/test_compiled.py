@@ -24,6 +24,7 @@ from razorctl.training.payoff import Payoff
 from razorctl.training.profiler import profile
 from razorctl.training.run import Run, finetune
 from tests.models import bert
+from tests.training.runs import said
 
 JOB = Job("vit-micro", "digits", batch_size=16, steps=JUDGED, evaluate_every=99, learning_rate=0.01)
 COMPILED = replace(JOB, compile=True)
@@ -53,11 +54,6 @@ def broken(monkeypatch):
         raise RuntimeError("no working C++ compiler")
 
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=compiler))
-
-
-def said(caplog) -> list[str]:
-    """The messages of razorctl's loggers, without those of torch's compiler."""
-    return [r.getMessage() for r in caplog.records if r.name.startswith("razorctl")]
 
 
 def train(job: Job, out, recipe: Recipe = RAZOR) -> Run:
@@ -139,17 +135,6 @@ def test_dropout_of_attention_compiles(no_codegen, caplog):
     assert first == compiled.step(loss, 1) != compiled.step(loss, 2)
     assert compiled.works
     assert said(caplog) == []
-
-
-def test_a_profile_says_whether_steps_were_compiled(no_codegen, one_block):
-    eager, compiled = (
-        profile("vit-micro", RAZOR, batch_size=4, steps=1, device="cpu", compile=c)
-        for c in (False, True)
-    )
-    assert (eager.compiled, compiled.compiled) == (False, True)
-    assert compiled.rows == eager.rows
-    assert eager.phases.sampling_s > compiled.phases.sampling_s == 0
-    assert compiled.phases.forward_s > 0
 
 
 def test_a_joint_budget_is_refused_before_anything_is_written(tmp_path):
@@ -243,11 +228,6 @@ class TestGraphs:
 
         monkeypatch.setattr(torch, "compile", fake)
         return modes
-
-    def test_are_a_mode_of_compiling(self, compilations):
-        for job in (COMPILED, GRAPHS):
-            Compiled(nn.Linear(2, 2), job)
-        assert compilations == [None, "reduce-overhead"]
 
     def test_that_fail_leave_a_compiled_step(self, compilations, caplog):
         model = nn.Linear(3, 1)

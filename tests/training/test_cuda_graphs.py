@@ -23,6 +23,7 @@ from razorctl.training.recovery import Recovery, Relief, reliefs
 from razorctl.training.run import finetune
 from tests import graphs
 from tests.cli import kinds
+from tests.training.runs import said
 
 pytestmark = pytest.mark.usefixtures("shallow")
 
@@ -48,10 +49,6 @@ def stand_in(monkeypatch):
 
     monkeypatch.setattr(cuda_graphs, "Graphs", graphs_of)
     return made
-
-
-def said(caplog) -> list[str]:
-    return [r.getMessage() for r in caplog.records if r.name.startswith("razorctl")]
 
 
 def learner(job: Job, recipe: Recipe, drop: float = 0.0) -> Learner:

@@ -131,12 +131,6 @@ def test_what_triton_launches_by_is_compiled(without, state, found, mend, monkey
     assert check.mend is None if mend is None else mend in check.mend
 
 
-def test_without_a_compiler(monkeypatch):
-    monkeypatch.setattr(c_compiler, "built", lambda: c_compiler.Built(None, "no C compiler"))
-    check = next(c for c in doctor._cpu() if c.name == "C compiler")
-    assert (check.state, check.found) == ("note", "no C compiler")
-
-
 @pytest.mark.usefixtures("quick")
 def test_what_was_tested_is_said_of_libraries(monkeypatch):
     monkeypatch.setitem(doctor.TESTED, "timm", ("0.9", "1.0.2"))

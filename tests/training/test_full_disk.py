@@ -111,23 +111,6 @@ def test_a_save_that_fails_at_any_call_leaves_a_valid_checkpoint(dead, tmp_path,
     assert [s.loss for s in again.history] == [s.loss for s in run.history]
 
 
-def test_a_marker_that_cannot_be_changed_stays_valid(tmp_path):
-    """A run that diverges at the step after a checkpoint changes its marker."""
-    out = tmp_path / "run"
-    run = begin(out, steps=1)
-    for fails in count(1):
-        disk = Disk(fails, dead=False)
-        with pytest.MonkeyPatch.context() as patch:
-            disk.plug(patch)
-            saved = run.save(diverged=True)
-        assert steps(out) == [1]
-        if disk.calls < fails:
-            break
-        assert not saved
-    assert fails > 3
-    stop(run)
-
-
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 def test_training_goes_on_where_nothing_can_be_written(code, tmp_path, caplog):
     run = begin(tmp_path / "run", steps=1)
@@ -164,18 +147,6 @@ class FullFile:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.file, name)
-
-
-def test_metrics_are_complete_when_the_disk_has_space_again(tmp_path, monkeypatch):
-    run = begin(tmp_path / "run", steps=1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run.metrics, "_file", FullFile(run.metrics._file, errno.ENOSPC))
-        next(run)
-        assert (tmp_path / "run/metrics.jsonl").read_text().count("\n") == 1
-        assert (tmp_path / "run/metrics.jsonl").read_text().endswith("}\n")
-    list(run)
-    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
 
 
 def test_a_disk_without_space_is_refused_before_the_first_step(tmp_path, monkeypatch):

@@ -133,22 +133,6 @@ def test_splits_by_other_names(case):
     assert loaded("d", "vit-micro") == (ANIMALS, sizes)
 
 
-def test_what_is_not_used_is_named():
-    for split in ("train", "val", "extra"):
-        photos(Path("d", split))
-        table(Path("t", f"{split}.csv"), [f"a {split} {i},{'xy'[i % 2]}" for i in range(12)])
-    assert (
-        "a folder for each class, without its extra" in data.source_of(Job("any", "d")).details[0]
-    )
-    assert (
-        data.source_of(Job("bert-base", "t")).details[0].endswith("label in label, without extra")
-    )
-    assert "extra" not in data.source_of(Job("bert-base", "t", split="train,val")).details[0]
-    photos(Path("deep", "car"))
-    photos(Path("deep"))
-    assert data.source_of(Job("any", "deep")).details[0].endswith("with all inside it, as car/bus")
-
-
 @pytest.mark.parametrize("names", [("fold1", "fold2"), ("cv_0", "cv_1"), ("part1", "part2")])
 def test_folds_are_asked_for(names):
     for name in names:

@@ -7,7 +7,6 @@ from PIL import Image as Pictures
 
 from razorctl import data
 from razorctl.config.job import Job
-from razorctl.data.own import store
 from razorctl.data.own.read import hub as hubs
 from tests import local_hub
 
@@ -71,15 +70,6 @@ def test_language_modelling(kind, card, hub, monkeypatch):
     splits = source.load()
     assert (len(splits.train), len(splits.validation), len(splits.test)) == (9, 1, 4)
     assert splits.train.column_names == [kind]
-
-
-@pytest.mark.parametrize("kind", ROWS)
-def test_large_sets_lie_in_memory_mapped_files(kind, hub, monkeypatch):
-    monkeypatch.setattr(store, "SMALL", 0)
-    cached(hub, ROWS[kind])
-    splits = data.source_of(Job("any", "hf:some/set", task="causal-lm")).load()
-    assert all(rows.cache_files for rows in splits.parts.values())
-    assert splits.test[:] == {kind: ROWS[kind](4)[kind]}
 
 
 def test_a_card_that_other_columns_may_gainsay_is_not_enough(hub):

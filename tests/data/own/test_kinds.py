@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pandas
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from datasets import ClassLabel, Dataset
 from datasets import Image as ImageColumn
@@ -59,11 +58,6 @@ def test_folders(case):
     for row in splits.train:
         # The shade of a picture is that of its class.
         assert round((row["image"].getpixel((0, 0))[0] - 5) / 60) == row["label"]
-
-
-def test_a_class_called_train_is_a_class():
-    photos(Path("d"), classes=["bus", "train"])
-    assert load("d").classes == ("bus", "train")
 
 
 def test_files_beside_the_images(tmp_path):
@@ -154,17 +148,6 @@ def test_lines_that_end_as_on_old_macs():
         load("a.jsonl")
 
 
-def test_labels_of_half_precision():
-    labels = np.array([0, 3] * 4, np.float16)
-    Path("d").mkdir()
-    for split in ("train", "test"):
-        table = pa.table({"text": [f"a text {i}" for i in range(8)], "label": labels})
-        pq.write_table(table, f"d/{split}.parquet")
-    splits = data.source_of(Job("any", "d")).load()
-    assert splits.classes == ("0", "3")
-    assert splits.test["label"][:] == [0, 1] * 4
-
-
 def test_a_large_table_is_read_again_when_it_changes(monkeypatch, tmp_path):
     monkeypatch.setattr(store, "SMALL", 0)
     texts(Path("a.csv"), 12)
@@ -186,21 +169,6 @@ def test_tables_that_number_their_classes_otherwise_are_refused():
     for split, names in {"train": ["a", "b"], "test": ["b", "a"]}.items():
         rows.cast_column("label", ClassLabel(names=names)).to_parquet(f"d/{split}.parquet")
     refuses(DataError, "the tables of d number their classes otherwise", "any", "d")
-
-
-def test_a_large_table_of_images_is_found_from_another_folder(monkeypatch):
-    monkeypatch.setattr(store, "SMALL", 0)
-    photos(Path("d"))
-    table(Path("d/a.csv"), [f"{c}/{i}.jpg,{c}" for c in CLASSES for i in range(4)], "image,label")
-    assert sizes(load("d/a.csv")) == [11, 1, None]
-    monkeypatch.chdir("d")
-    assert load("a.csv").train[0]["image"].size == (12, 9)
-
-
-def test_categories_of_pandas():
-    rows = {"text": [f"a text {i}" for i in range(8)], "label": ["x", "y"] * 4}
-    pandas.DataFrame(rows).astype({"label": "category"}).to_parquet("a.parquet")
-    assert load("a.parquet").classes == ("x", "y")
 
 
 def test_images_in_parquet():

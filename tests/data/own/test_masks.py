@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset
-from datasets import Image as ImageColumn
 from PIL import Image
 
 from razorctl import data
@@ -128,29 +126,6 @@ def test_names_of_classes(file, kind):
     Path("d", file).write_text('["sky"]' if file.endswith("json") else "sky\nsky\n")
     with pytest.raises(DataError, match=f"{file} does not name .*; give classes.txt with a name"):
         load("d" if kind == "folder" else "d/a.csv")
-
-
-@pytest.mark.parametrize("kind", ["csv", "jsonl", "paths", "bytes"])
-def test_tables(kind):
-    pairs(".")
-    files = [(f"images/{i}.jpg", f"masks/{i}.png") for i in range(6)]
-    name = f"a.{kind}" if kind in ("csv", "jsonl") else "a.parquet"
-    if kind == "csv":
-        table(Path(name), [",".join(pair) for pair in files], "file,annotation")
-    elif kind == "jsonl":
-        lines = [json.dumps({"image": a, "seg_map": b}) for a, b in files]
-        Path(name).write_text("\n".join(lines))
-    else:
-        columns = {"image": [a for a, _ in files], "mask": [b for _, b in files]}
-        rows = Dataset.from_dict(columns)
-        if kind == "bytes":
-            for column in columns:
-                rows = rows.cast_column(column, ImageColumn())
-        rows.to_parquet(name)
-    splits = load(name)
-    assert sizes(splits) == [5, 1, None]
-    assert splits.classes == ("0", "1", "2")
-    assert splits.train[0]["mask"].mode == "L"
 
 
 def test_columns_that_are_given():

@@ -70,18 +70,6 @@ def test_what_may_be_no_label_is_noted(label):
     assert note == f"the label {label} is learned as a class; leave it empty where it means none."
 
 
-def test_a_plus_makes_no_other_class():
-    splits = loaded(written({"text": TEXTS, "label": ["+1", "-1", "1"] * 4}, "csv"))
-    assert splits.classes == ("-1", "1")
-    assert "the labels '+1' and '1' are one class, 1." in splits.notes
-
-
-def test_folders_are_classes_whatever_they_are_called():
-    photos(Path("d"), classes=("-1", "NA", "None"))
-    splits = data.source_of(Job("vit-micro", "d")).load()
-    assert (splits.classes, splits.notes) == (("-1", "NA", "None"), ())
-
-
 def test_what_is_a_class_of_a_run_is_no_missing_label():
     name = written({"text": TEXTS, "label": ["None", "good"] * 6}, "csv")
     rows, _, _ = whole.labeled(Job("bert-base", name), "text", ["None", "bad", "good"])
@@ -215,17 +203,6 @@ def test_good_rows_after_many_bad_ones():
         loaded("a.jsonl")
     splits = loaded("a.jsonl", skip_bad=True)
     assert len(splits.train) + len(splits.validation) == 12
-
-
-def test_an_example_of_each_cause():
-    lines = [",a"] * 7 + ["b c,d,e"] * 8 + [f"{text},{'ab'[i % 2]}" for i, text in enumerate(TEXTS)]
-    with pytest.raises(DataError) as error:
-        loaded(str(table(Path("a.csv"), lines)))
-    assert str(error.value) == (
-        "a.csv has 15 bad rows: a.csv, line 2, a.csv, line 3 and 5 more (empty text), a.csv, line "
-        "9, a.csv, line 10 and 6 more (3 fields, not 2); correct them, or leave them out with "
-        "--skip-bad, which leaves 12 rows."
-    )
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])

@@ -134,17 +134,6 @@ def test_empty_lines_are_no_rows_and_others_keep_their_numbers():
     assert part.kept.tolist() == [1]
 
 
-def test_columns_of_training_are_no_must():
-    named()
-    table(Path("b.csv"), ['"a b",1'], "text,n")
-    trained = Job("bert-base", "a.csv", text_column="two", label_column="kind")
-    (part,), _ = whole.unlabeled(["b.csv"], Job("bert-base", ""), "text", trained=trained)
-    assert part.data[0] == {"text": "a b"}
-    given = Job("bert-base", "", text_column="one")
-    (part,), _ = whole.unlabeled(["a.csv"], given, "text", trained=trained)
-    assert part.data[0] == {"text": PROSE[0]}
-
-
 def test_labels_are_read_from_the_columns_of_training():
     named()
     trained = Job("bert-base", "", text_column="two", label_column="kind")

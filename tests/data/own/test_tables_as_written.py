@@ -70,15 +70,6 @@ def test_texts_beside_other_columns_are_no_fallback(case, kind):
     assert refused("bert-base", name, text_column="text").startswith(f"{name} has texts in text")
 
 
-def test_columns_that_are_not_used_are_named():
-    name = written({"text": PROSE, "salary": [*range(12)], "label": MOODS, "id": MOODS}, "csv")
-    assert data.source_of(Job("bert-base", name)).details[0] == (
-        "a.csv: text in text, label in label; not used: salary, id"
-    )
-    name = written({"text": PROSE, "label": MOODS, **{f"c{i}": MOODS for i in range(12)}}, "csv")
-    assert data.source_of(Job("bert-base", name)).details[0].endswith("c8, c9, ...")
-
-
 @pytest.mark.parametrize("count", [101, 150, 400])
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
 def test_values_that_repeat_are_classes_however_many(count, kind):
@@ -86,12 +77,6 @@ def test_values_that_repeat_are_classes_however_many(count, kind):
     name = written({"text": [f"{i} a b" for i in range(2 * count)], "intent": of}, kind)
     source = data.source_of(Job("bert-base", name))
     assert (source.task, source.classes) == ("classification", count)
-
-
-def test_few_values_go_before_many():
-    who = [f"user {i % 150}" for i in range(300)]
-    written({"text": [f"{i} a b" for i in range(300)], "who": who, "mood": ["a", "b"] * 150})
-    assert "label in mood; not used: who" in data.source_of(Job("bert-base", "a.jsonl")).details[0]
 
 
 AGES = [20 + i % 45 for i in range(180)]

@@ -126,12 +126,6 @@ def test_a_column_of_tags_that_is_given():
     assert read("a.conll", text_column="2", label_column="3") == stems
 
 
-def test_tokens_outside_of_entities_alone_at_first():
-    rest = Path(written("a.txt", "{w} {e}")).read_text()
-    Path("b.txt").write_text("a O\nb O\nc O\n\n" * 100 + rest)
-    assert read("b.txt") == {("a", "b", "c"): ["O"] * 3, **pairs(ENTITIES)}
-
-
 @pytest.mark.parametrize("name", ["a.txt", "d/train.txt"])
 def test_a_task_settles_text_files(name):
     written(name, "{w} {p}")
@@ -147,13 +141,3 @@ def test_a_run_tags_files_without_tags():
     for form in ("{n} {w} {e}", "{n} {w}", "{w}"):
         (part,), _ = whole.unlabeled([written("b.conll", form)], job, "text", trained=job)
         assert part.data["tokens"][:] == WORDS
-
-
-@pytest.mark.parametrize("tags", [["B", "M", "E", "S", "S"], ["PER", "O", "O", "LOC", "O"]])
-def test_tags_without_prefixes_or_types(tags):
-    lines = [
-        "\n".join(f"{w} {'NV'[i % 2]} {t}" for i, (w, t) in enumerate(zip(own, tags, strict=False)))
-        for own in WORDS
-    ]
-    Path("a.conll").write_text("\n\n".join(lines))
-    assert read("a.conll") == pairs([tags[: len(own)] for own in WORDS])

@@ -44,14 +44,6 @@ def test_numbers(kind, hub):
     assert (len(splits.train), len(splits.validation)) == (11, 1)
 
 
-def test_whole_numbers_are_classes_unless_a_task_is_given(hub):
-    columns = {"text": TEXTS, "label": [1, 2, 3] * 4}
-    assert loaded(hub, columns, "csv")[0].task == "classification"
-    source, splits = loaded(hub, columns, "csv", task="regression")
-    assert source.task == "regression"
-    assert labels(splits) == dict(zip(TEXTS, [1.0, 2.0, 3.0] * 4, strict=True))
-
-
 def test_other_labels_are_other_data(hub):
     digests = [
         loaded(hub, {"text": TEXTS, "score": values}, "csv")[1].digests
@@ -188,12 +180,6 @@ def test_lists_in_texts(case):
     assert (value, fault is None) == (want, want is not None)
 
 
-def test_labels_are_the_same_however_their_lists_are_written():
-    lists = ['["a\\/b", "\\ud83d\\ude00"]', '["a/b", "😀"]', "['a/b']", "['😀' 'a/b']"]
-    splits = data.source_of(Job("bert-base", written({"text": TEXTS, "tags": lists * 3}))).load()
-    assert splits.classes == ("a/b", "😀")
-
-
 # A list that is malformed or has other values, beside others; what is said of it.
 MALFORMED = {
     "cut off": ('["red", "so', "is no list"),
@@ -217,12 +203,6 @@ def test_a_malformed_list_among_lists_is_a_bad_row(case, column):
     splits = data.source_of(Job("bert-base", name, skip_bad=True)).load()
     assert splits.classes == ("red", "soft")
     assert len(splits.skipped) == 1
-
-
-def test_most_lists_that_are_malformed_are_lists_still():
-    lists = ['["red", "so', '["red", "soft"]', '["so'] * 4
-    name = written({"text": TEXTS, "colors": lists})
-    refuses(DataError, r"a.jsonl has 8 bad rows", "bert-base", name)
 
 
 def test_classes_that_begin_as_lists_are_classes():
@@ -281,18 +261,6 @@ def test_tags(kind, hub):
     rows = [row for part in splits.parts.values() for row in part]
     found = [(row["tokens"], [NAMES[number] for number in row["label"]]) for row in rows]
     assert sorted(found) == sorted(zip(TOKENS, TAGGED, strict=True))
-
-
-def test_tags_of_splits_in_text_files():
-    Path("d").mkdir()
-    for split in ("train", "valid", "test"):
-        conll(f"d/{split}.txt")
-    Path("d/readme.txt").write_text("Of the task of 2003.")
-    source = data.source_of(Job("bert-base", "d"))
-    assert source.details[1:] == (
-        "for 3 tags of tokens: O, B-LOC, B-PER",
-        "12 rows to train on, 12 for validation, 12 for test",
-    )
 
 
 def test_tags_in_the_line_of_their_sentence():
@@ -359,11 +327,6 @@ def test_bad_numbers_are_left_out_if_asked(caplog):
     splits = data.source_of(Job("bert-base", name, skip_bad=True)).load()
     assert splits.skipped == ("a.csv, line 13 (the score 'bad' is no number)",)
     assert len(splits.train) == 10
-
-
-def test_a_column_of_numbers_alone_beside_the_input_is_the_label():
-    name = written({"text": TEXTS, "share of sun": NUMBERS}, "csv")
-    assert data.source_of(Job("bert-base", name)).details[1] == "for regression: share of sun"
 
 
 @pytest.mark.parametrize("unit", [1000.5, 1e-5])

@@ -12,7 +12,7 @@ from razorctl.config.job import Job
 from razorctl.data.own import store
 from razorctl.errors import DataError, UsageError
 from razorctl.models import ModelEntry
-from tests.own import CLASSES, photos, refuses, table
+from tests.own import photos, refuses, table
 from tests.own import texts as labeled
 
 ALL = ("causal-lm", "masked-lm", "classification", "segmentation")
@@ -80,12 +80,6 @@ def test_line_breaks_of_windows_and_a_byte_order_mark():
     assert sorted(documents(splits.train) + documents(splits.validation)) == ["one\ntwo", "three"]
 
 
-def test_line_breaks_of_old_macs():
-    Path("a.txt").write_bytes(b"one\rtwo\r\r\rthree\r")
-    _, splits = load("a.txt", validation=0.5)
-    assert sorted(documents(splits.train) + documents(splits.validation)) == ["one\ntwo", "three"]
-
-
 def test_names_that_are_not_utf8_are_read():
     for split in ("train", "test"):
         for name in (b"a.txt", b"n\xff.txt"):
@@ -133,14 +127,6 @@ WRITERS = {
     ),
     "parquet": lambda rows: Dataset.from_dict({"text": rows}).to_parquet("a.parquet"),
 }
-
-
-@pytest.mark.parametrize("kind", WRITERS)
-def test_tables_of_texts(kind):
-    WRITERS[kind]([f"a text {i}" for i in range(10)])
-    _, splits = load(f"a.{kind}")
-    assert (len(splits.train), len(splits.validation)) == (9, 1)
-    assert splits.train.column_names == ["text"]
 
 
 def test_messages_of_another_type():
@@ -240,14 +226,3 @@ def test_a_label_column_of_texts_alone():
     labeled(Path("a.csv"))
     with pytest.raises(UsageError, match="causal-lm learns from texts alone; leave --label-column"):
         data.source_of(Job("any", "a.csv", label_column="label", **LM))
-
-
-def test_images_beside_texts_are_images():
-    photos(Path("d"))
-    text("d/README.md")
-    source = data.source_of(Job("bert-base", "d"))
-    assert (source.modality, source.task, source.classes) == (
-        "image",
-        "classification",
-        len(CLASSES),
-    )

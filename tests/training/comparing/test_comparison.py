@@ -119,10 +119,6 @@ class TestFinishedRuns:
         assert mixed["memory"] == "saved_bytes"
         assert mixed["rows"][1]["memory_vs_full"] == 0.1
 
-    def test_twice_the_same_directory_counts_once(self):
-        run = write("a")
-        assert rows(run, run)[0]["seeds"] == [0]
-
 
 SEEDS = ((0, 0.7), (1, 0.8), (2, 0.9))
 
@@ -158,11 +154,6 @@ class TestTarget:
         found = document([full, write("b", "razor", accuracies=(30.0, 19.9, 19.7), **job)])
         assert found["target"] == pytest.approx(20)
         assert [row["time_to_target"] for row in found["rows"]] == [None, 2]
-
-    def test_there_is_none_without_full(self):
-        found = document([write("a", "razor")])
-        assert found["target"] is None
-        assert found["rows"][0]["time_to_target"] is None
 
 
 def test_pareto():

@@ -153,11 +153,6 @@ class TestGrid:
         write("z", dataset="cifar10")
         assert "z is of vit-micro on cifar10, x of vit-micro on digits" in compare("x", "z").stderr
 
-    def test_whose_runs_all_failed_ends_alike_when_shown_again(self, commands):
-        self.failing = ("full",)
-        assert compare(*NAMED, "--methods", "full", "--out", "x").exit_code == 4
-        assert compare("x").exit_code == 4
-
     def test_a_ratio_that_no_method_has_is_said_to_do_nothing(self, commands):
         ratio = ["--ratio", "0.5", "--methods"]
         assert "note: the ratio does nothing" in compare(*NAMED, *ratio, "full,full-stored").stderr
@@ -226,18 +221,6 @@ class TestGrid:
         assert CliRunner().invoke(app, [*words, "--out", "y"]).exit_code == 0
         first, again = (grid.read_toml(Path(name) / "comparison.toml") for name in "xy")
         assert first == again
-
-    def test_settings_come_from_the_project_and_the_environment_too(self, commands, monkeypatch):
-        Path("razorctl.toml").write_text(
-            "[job]\nsteps = 7\nseed = 5\n[recipe]\nratio = 0.5\nmethod = 'int8'\n"
-        )
-        monkeypatch.setenv("RAZORCTL_BATCH_SIZE", "8")
-        compare(*NAMED, "--methods", "razor", "--seeds", "2", "--out", "x")
-        assert [Path(command[-1]).name for command in commands] == ["razor-5", "razor-6"]
-        settings = grid.read_toml(Path("x/comparison.toml"))
-        assert settings["job"]["steps"] == 7
-        assert settings["job"]["batch_size"] == 8
-        assert settings["recipe"] == {"ratio": 0.5}
 
     def test_baselines_change_settings_of_full_or_razor(self, commands):
         flags = {
