@@ -113,6 +113,18 @@ def test_it_trains_what_the_trainer_compiles(tmp_path):
     assert losses(compiled) == pytest.approx(losses(eager), abs=1e-4)
 
 
+def test_logs_have_the_bytes(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "transformers.trainer_callback.PrinterCallback.on_log",
+        lambda self, args, state, control, logs=None, **_: seen.append(dict(logs)),
+    )
+    callback = razorctl.RazorCallback(HALF)
+    train(tmp_path, Numbered(), callback, max_steps=1)
+    assert seen[0]["saved_bytes"] == callback.saved_bytes
+    assert seen[0]["full_saved_bytes"] == callback.full_saved_bytes
+
+
 def test_checkpointing_of_the_trainer_and_closures_in_the_model(tmp_path, caplog):
     def closed():
         model = bert()
