@@ -40,7 +40,7 @@ def test_a_job_is_compiled_once(card, job):
     assert capability == 89
     assert lines == [f"compiling {len(variants)} kernels"]
     names = {variant.kernel.__name__ for variant in variants}
-    assert {"quantize_tile", "norm_grad_kernel"} <= names
+    assert {"quantize_bytes", "norm_grad_kernel"} <= names
     precompile(job, Recipe("razor", 0.5), 10, CARD)
     assert len(card) == 2
 

@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from razorctl.cli.views import common as views
-from razorctl.cli.views.terminal import data_stream
+from razorctl.cli.views.terminal import Lines, data_stream
 from razorctl.config.tasks import LEAST
 from razorctl.training.comparing.advice import sentence
 from razorctl.units import count, percent
@@ -168,6 +168,6 @@ def show_csv(document: dict[str, Any]) -> None:
     """Prints the rows as CSV, with all columns that are no lists."""
     rows = document["rows"]
     names = [name for name, value in rows[0].items() if not isinstance(value, list)]
-    writer = csv.DictWriter(data_stream(), names, extrasaction="ignore", lineterminator="\n")
+    writer = csv.DictWriter(Lines(data_stream()), names, extrasaction="ignore")
     writer.writeheader()
     writer.writerows(rows)

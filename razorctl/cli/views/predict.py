@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
+from razorctl.cli.views.terminal import Lines
 from razorctl.system import documents
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def write_csv(
         row_format: says how.
         spreadsheet: write an apostrophe before texts that a spreadsheet would take for a formula.
     """
-    writer = csv.writer(stream, lineterminator="\n")
+    writer = csv.writer(Lines(stream))
     writer.writerow(row_format.columns)
     for row in rows:
         cells = row_format.cells(row)

@@ -170,6 +170,19 @@ def data_stream() -> _DataStream:
     return _DataStream(sys.stdout)
 
 
+class Lines:
+    """The stream of a `csv.writer`, whose rows end with a line feed.
+
+    The writer quotes a cell with a carriage return only if its own line end has one.
+    """
+
+    def __init__(self, stream: "TextIO | _DataStream") -> None:
+        self._stream = stream
+
+    def write(self, row: str) -> None:
+        self._stream.write(row.removesuffix("\r\n") + "\n")
+
+
 def forget_empty_width() -> None:
     """Unsets COLUMNS if it is 0, with which rich would print nothing."""
     if not os.environ.get("COLUMNS", "1").strip("0"):
