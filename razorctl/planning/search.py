@@ -104,8 +104,7 @@ class Search:
         """Whether a run on the card captures CUDA graphs."""
         if self.job.cuda_graphs is not None:
             return self.job.cuda_graphs
-        one_shape = self.facts["lengths"] is None
-        return self.job.eager_reason(recipe.joint_budget, one_shape) is None
+        return self.job.eager_reason(recipe.joint_budget, self.facts["one_shape"]) is None
 
     def needed_bytes(self, recipe: Recipe) -> int:
         """Bytes that the card must have free for a recipe in one pass; traces nothing else."""

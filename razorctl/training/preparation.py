@@ -118,8 +118,8 @@ class PreparedRun:
         self.usual_epochs = by_rows.epochs(count)
         job = job.resolved(family.defaults, count, recipe.part)
         self.packing, asked = None, bool(job.packing)
-        one_shape = not text_lengths.has_texts_apart(job, source)
-        if not one_shape:
+        one_shape = text_lengths.have_one_shape(job, family, source)
+        if text_lengths.has_texts_apart(job, source):
             job, self.packing = text_lengths.of_rows(splits.train, family, job).resolve(job)
         job, note = cuda_graphs.settle(job, recipe, device, one_shape)
         self.notes = (*self.notes, *filter(None, [note]))

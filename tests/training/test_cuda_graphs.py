@@ -287,3 +287,25 @@ def test_a_lack_of_memory_gives_up_graphs_first(stand_in):
     for step in range(STEPS):
         it.step(batches(job, step))
     assert not stand_in
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "content", "one"),
+    [
+        ("vit-micro", "digits", "", True),
+        ("llama", "texts.txt", "", True),
+        ("llama", "chats.jsonl", "", False),
+        ("bert", "a.csv", "text,label\nw1,a\nw2 w3,b\n" * 10, False),
+    ],
+)
+def test_images_and_blocks_of_tokens_have_one_shape(
+    model, name, content, one, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    kinds.build(tmp_path)
+    if content:
+        (tmp_path / name).write_text(content)
+    task = "causal-lm" if model == "llama" else None
+    job = Job(model, name, task=task, input_size=None if model == "vit-micro" else 16)
+    family, source = data.pair(job)
+    assert text_lengths.have_one_shape(job, family, source) is one

@@ -72,6 +72,11 @@ def has_texts_apart(job: Job, source: Source) -> bool:
     return source.conversations or job.packing is not None
 
 
+def have_one_shape(job: Job, family: Model, source: Source) -> bool:
+    """Whether all micro-batches have the same shapes, as images and blocks of tokens do."""
+    return family.fed(job.packing).padded is None and not has_texts_apart(job, source)
+
+
 def of_rows(rows: Any, family: Model, job: Job) -> TextLengths:
     """The lengths of rows of `Model.sequences`."""
     import pyarrow.compute as pc
