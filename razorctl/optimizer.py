@@ -80,11 +80,12 @@ def _build(model: nn.Module, job: Job) -> Optimizer:
         return rounding
     if job.optimizer == "adamw":  # fused, since foreach allocates temporaries as large as the model
         return AdamW(groups, job.learning_rate, fused=True)
-    on_card = all(p.is_cuda for p in model.parameters())
+    # No fused SGD takes the DTensors of FSDP2.
+    fused = all(p.is_cuda for p in model.parameters()) and job.strategy != "fsdp"
     optimizer = SGD(
-        groups, job.learning_rate, momentum=job.momentum, foreach=not on_card, fused=on_card
+        groups, job.learning_rate, momentum=job.momentum, foreach=not fused, fused=fused
     )
-    if on_card and job.momentum:  # fused SGD then skips weights that a joint budget has not drawn
+    if fused and job.momentum:  # fused SGD then skips weights that a joint budget has not drawn
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer

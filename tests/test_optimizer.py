@@ -6,6 +6,7 @@ import pytest
 import timm
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 from razorctl import optimizer
 from razorctl.config.job import Job
@@ -113,3 +114,16 @@ def test_the_trace_of_8_bits_has_the_state_of_torchao():
         theirs = [state for name, state in traced.state[parameter].items() if name != "step"]
         assert sum(map(bytes_of, own)) == sum(map(bytes_of, theirs))
         assert is8(own[0]) == (len(theirs) > 2)
+
+
+@pytest.mark.parametrize(
+    ("device", "strategy", "fused"),
+    [("cuda", "ddp", True), ("cuda", "fsdp", False), ("cpu", "ddp", False)],
+)
+def test_sgd_is_fused_on_a_card_and_skips_what_has_no_gradient(device, strategy, fused):
+    with FakeTensorMode():
+        model = nn.Linear(3, 2, device=device)
+        job = Job("m", "d", optimizer="sgd", strategy=strategy).resolved({}, 1000)
+        updates = build_optimizer(model, job)
+    assert bool(updates.defaults["fused"]) is fused
+    assert len(updates.state) == (2 if fused else 0)

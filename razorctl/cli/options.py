@@ -151,7 +151,8 @@ JOB = NAMES | _typed(
     strict=machine_option("Stop, instead of adapting steps, when out of memory."),
     compile=machine_option("Compile training steps; it pays off in long runs."),
     cuda_graphs=machine_option(
-        "Capture forward and backward passes as CUDA graphs.", "on CUDA, if batches have one shape"
+        "Capture forward and backward passes as CUDA graphs.",
+        "in runs on CUDA, if batches have one shape",
     ),
     activation_memory_budget=machine_option(
         "Share of activations that compiled steps keep, in (0, 1].", "1", "SHARE"
