@@ -81,6 +81,10 @@ TOKEN_LOSSES = {
     "sum": lambda logits: shifted(logits, reduction="sum") / 7,
     "none": lambda logits: (shifted(logits, reduction="none") ** 2).sum(),
     "smoothing": lambda logits: shifted(logits, label_smoothing=0.1),
+    "weights": lambda logits: shifted(logits, weight=weights(logits)),
+    "weighted tokens": lambda logits: (
+        shifted(logits, weight=weights(logits), reduction="none") ** 2
+    ).sum(),
     "another ignored": lambda logits: F.cross_entropy(
         logits[:, 1:].reshape(-1, CLASSES), TEXT[:, 1:].flatten().clamp(min=0), ignore_index=2
     ),
@@ -93,7 +97,9 @@ TOKEN_LOSSES = {
 }
 OTHER_TOKENS = {
     "classes first": lambda logits: F.cross_entropy(logits.transpose(1, 2), TEXT),
-    "weighted": lambda logits: shifted(logits, weight=torch.linspace(1, 2, CLASSES)),
+    "weighted and smoothed": lambda logits: shifted(
+        logits, weight=weights(logits), label_smoothing=0.1
+    ),
     "soft targets": lambda logits: F.cross_entropy(
         logits.flatten(0, 1), torch.linspace(0, 1, CLASSES).expand(10, -1)
     ),
@@ -252,8 +258,8 @@ def test_anything_else_finds_the_stock_values(kind, name):
 
 @pytest.mark.parametrize("name", OTHER_TOKENS)
 def test_logits_of_tokens_are_computed_once(name, monkeypatch):
-    layer, calls, body = token_head(), [], Head._stock
-    monkeypatch.setattr(Head, "_stock", lambda *args: calls.append(1) or body(*args))
+    layer, calls, body = token_head(), [], token_logits._linear
+    monkeypatch.setattr(token_logits, "_linear", lambda *args: calls.append(1) or body(*args))
     run(layer, OTHER_TOKENS[name], texts())
     assert len(calls) == 1
 

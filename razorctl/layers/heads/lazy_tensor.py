@@ -6,15 +6,19 @@ not need the values. All others get the stock values, which are computed once.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from razorctl.errors import UsageError
-from razorctl.layers.base import RazorLayer
+from razorctl.layers.autocast import no_autocast
+from razorctl.layers.base import RazorLayer, save, saved
 from razorctl.layers.fsdp import alone
+from razorctl.layers.once_differentiable import once_differentiable
 
 # Functions that need no values.
 FACTS = frozenset(
@@ -50,7 +54,11 @@ class Lazy(Tensor):
     Attributes:
         LAZY: function -> its version for lazy arguments, which returns None if it needs values.
         FACTS: functions that never need values.
+        function: the autograd function that returns this tensor, of `parts`, `options` and a dtype.
+        losses: see `CrossEntropyFunction`.
+        axes: of the logits that `cross_entropy` takes; axis 1 is the classes.
         parts: the tensors that the values are computed from.
+        options: what else they are computed from.
         check: raises UsageError if the parts have changed.
         make: computes the values.
         computed: the values, else None. Once computed they serve every operation, since they may be
@@ -63,7 +71,11 @@ class Lazy(Tensor):
 
     LAZY: ClassVar[dict[Any, Callable[..., Tensor | None]]]
     FACTS: ClassVar[frozenset[Any]] = FACTS
-    parts: tuple[Tensor | None, ...]
+    function: ClassVar[Any]
+    losses: ClassVar[Callable[..., tuple[Tensor, ...]]]
+    axes: ClassVar[int]
+    parts: tuple[Any, ...]
+    options: tuple[Any, ...]
     check: Callable[[], None]
     make: Callable[[], Tensor]
     computed: Tensor | None
@@ -79,11 +91,26 @@ class Lazy(Tensor):
         lazy.computed = None
         return lazy
 
+    @classmethod
+    def of(
+        cls,
+        parts: tuple[Tensor | None, ...],
+        options: tuple[Any, ...],
+        dtype: torch.dtype,
+        check: Callable[[], None],
+        make: Callable[[], Tensor],
+    ) -> Self:
+        """A lazy tensor in `dtype`; the other arguments become attributes."""
+        lazy: Self = cls.function.apply(*parts, *options, dtype)
+        lazy.parts, lazy.options, lazy.check, lazy.make = parts, options, check, make
+        lazy.origin = lazy.grad_fn
+        return lazy
+
     def child(
         self, parts: tuple[Tensor | None, ...], dtype: torch.dtype, make: Callable[[], Tensor]
     ) -> Self:
         """A lazy tensor of the same class with other parts."""
-        raise NotImplementedError
+        return self.of(parts, self.options, dtype, self.check, make)
 
     @property
     def pending(self) -> bool:
@@ -171,10 +198,97 @@ def _detached(func: Any, lazy: Lazy) -> Lazy:
     return lazy.child(parts, lazy.dtype, lambda: lazy.first_values().detach())
 
 
+class CrossEntropyFunction(torch.autograd.Function):
+    """Cross-entropies times a factor, or their sum with its gradients from the same pass.
+
+    The gradient of a weight, the second part, then exists before the backward pass. The stock
+    gradient is as large, so it does not count as saved bytes.
+
+    Args:
+        losses_of: (parts, target, factor, needed) -> the losses, and the gradients of the sum of
+            factor * loss with respect to the parts; only the needed ones are read.
+        total: whether to return the sum.
+        factor: in the shape of the target; None for 1.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        losses_of: Callable[..., tuple[Tensor, ...]],
+        total: bool,
+        target: Tensor,
+        factor: Tensor | None,
+        *parts: Any,
+    ) -> Tensor:
+        ctx.losses_of, ctx.total = losses_of, total
+        needed = [total and need for need in ctx.needs_input_grad[4:]]
+        with no_autocast(target.device):
+            losses, *gradients = losses_of(parts, target, factor, needed)
+        losses = losses if factor is None else losses * factor
+        if not total:
+            save(ctx, target, factor, *parts)
+            return losses
+        kept = [t if need else None for t, need in zip(gradients, needed, strict=True)]
+        ctx.weight_grad = [kept.pop(1)] if kept[1:] else []
+        save(ctx, *kept)
+        return losses.sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.total:
+            gradients = [None if t is None else t * dy for t in saved(ctx)]
+            for dw in ctx.weight_grad:
+                if dw is not None and torch._C._autograd._get_current_graph_task_keep_graph():
+                    dw = dw * dy
+                elif dw is not None:
+                    ctx.weight_grad, dw = [None], dw.mul_(dy)
+                gradients.insert(1, dw)
+            return None, None, None, None, *gradients
+        needed = ctx.needs_input_grad[4:]
+        target, factor, *parts = saved(ctx)
+        with no_autocast(dy.device):
+            dy = dy if factor is None else dy * factor
+            _, *gradients = ctx.losses_of(parts, target, dy, needed)
+        kept = (t if need else None for t, need in zip(gradients, needed, strict=True))
+        return None, None, None, None, *kept
+
+
+def _cross_entropy(
+    func: Any,
+    logits: Lazy,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor | None:
+    """`F.cross_entropy` with class indices; smoothed or weighted by class, not both."""
+    plain = (weight is None or not label_smoothing) and size_average is None and reduce is None
+    rows = target.dtype == torch.int64 and logits.dim() == logits.axes
+    rows = rows and target.shape == (logits.shape[0], *logits.shape[2:])
+    if not (plain and rows and reduction in ("none", "sum", "mean")):
+        return None
+    logits.check()
+    taken = target != ignore_index
+    factor = None if weight is None else weight[torch.where(taken, target, 0)] * taken
+    losses_of = partial(logits.losses, (*logits.options, ignore_index, label_smoothing))
+    loss: Tensor = CrossEntropyFunction.apply(
+        losses_of, reduction != "none", target, factor, *logits.parts
+    )
+    if reduction == "mean":
+        loss = loss / (taken if factor is None else factor).sum()
+    autocast = torch.is_autocast_enabled(logits.device.type)  # under it losses keep their dtype
+    return loss if autocast else loss.to(logits.dtype)
+
+
 # For `LAZY` of any lazy tensor.
 COMMON: dict[Any, Callable[..., Tensor | None]] = {
     **dict.fromkeys((*_FLOATS, Tensor.to, Tensor.type), _cast),
     Tensor.detach: _detached,
+    F.cross_entropy: _cross_entropy,
 }
 
 

@@ -7,7 +7,7 @@ their cross-entropy. So the convolution returns `Pixels`, a tensor whose `F.inte
 `F.cross_entropy` upsamples a part of the images at a time.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from razorctl.layers.autocast import no_autocast
-from razorctl.layers.base import save, saved
 from razorctl.layers.heads.lazy_tensor import COMMON, Lazy, LazyLayer, check_versions
 from razorctl.layers.kinds.conv import Conv2d
 from razorctl.layers.once_differentiable import once_differentiable
@@ -38,60 +37,17 @@ class Enlargement(NamedTuple):
     scale_w: float | None
 
 
-class PixelCrossEntropyFunction(torch.autograd.Function):
-    """The losses of pixels times a factor, or their sum with its gradient from the same pass.
-
-    factor: [batch, height, width]; None for 1.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        target: Tensor,
-        way: Enlargement,
-        ignore_index: int,
-        smoothing: float,
-        total: bool,
-        factor: Tensor | None,
-    ) -> Tensor:
-        ctx.options, ctx.total = (way, ignore_index, smoothing), total
-        needed = total and ctx.needs_input_grad[0]
-        losses: Tensor
-        with no_autocast(x.device):
-            losses, dx = _losses(x, target, ctx.options, factor, needed)
-        if factor is not None:
-            losses = losses * factor
-        if not total:
-            save(ctx, x, target, factor)
-            return losses
-        save(ctx, dx)
-        return losses.sum()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.total:
-            (dx,) = saved(ctx)
-            return dx * dy, None, None, None, None, None, None
-        x, target, factor = saved(ctx)
-        dy = dy if factor is None else dy * factor
-        with no_autocast(dy.device):
-            _, dx = _losses(x, target, ctx.options, dy, True)
-        return dx, None, None, None, None, None, None
-
-
 def _losses(
-    x: Tensor,
-    target: Tensor,
     options: tuple[Enlargement, int, float],
-    dy: Tensor | None,
-    gradient: bool,
+    parts: tuple[Tensor],
+    target: Tensor,
+    factor: Tensor | None,
+    needed: Sequence[bool],
 ) -> tuple[Tensor, Tensor]:
-    """The losses of upsampled logits, and the gradient of x if `gradient` is set."""
-    way, ignore_index, smoothing = options
+    """The losses of upsampled logits, and the gradient of the logits before."""
+    (x,), (way, ignore_index, smoothing), (gradient,) = parts, options, needed
     scales = way.align_corners, way.scale_h, way.scale_w
-    return pixel_cross_entropy(x, target, *scales, ignore_index, smoothing, dy, gradient)
+    return pixel_cross_entropy(x, target, *scales, ignore_index, smoothing, factor, gradient)
 
 
 class EnlargedFunction(torch.autograd.Function):
@@ -126,27 +82,9 @@ class PixelsFunction(torch.autograd.Function):
 class Enlarged(Lazy):
     """Upsampled logits [batch, classes, height, width]; the part is x [batch, classes, h, w]."""
 
-    parts: tuple[Tensor]
-    way: Enlargement
-
-    @classmethod
-    def of(
-        cls,
-        x: Tensor,
-        way: Enlargement,
-        dtype: torch.dtype,
-        check: Callable[[], None],
-        make: Callable[[], Tensor],
-    ) -> "Enlarged":
-        """The upsampled logits of `x` in `dtype`; the other arguments become attributes."""
-        logits: Enlarged = EnlargedFunction.apply(x, way, dtype)
-        logits.parts, logits.way, logits.check, logits.make = (x,), way, check, make
-        logits.origin = logits.grad_fn
-        return logits
-
-    def child(self, parts: Any, dtype: torch.dtype, make: Callable[[], Tensor]) -> "Enlarged":
-        (x,) = parts
-        return Enlarged.of(x, self.way, dtype, self.check, make)
+    function = EnlargedFunction
+    losses = staticmethod(_losses)
+    axes = 4
 
 
 class Pixels(Lazy):
@@ -154,15 +92,16 @@ class Pixels(Lazy):
 
     FACTS = frozenset({Tensor.__hash__})
 
-    @classmethod
-    def of(cls, x: Tensor) -> "Pixels":
-        pixels: Pixels = PixelsFunction.apply(x)
-        pixels.computed, pixels.origin, pixels.reached = x, pixels.node, pixels.node
-        return pixels
-
     @property
     def pending(self) -> bool:
         return self.node is self.origin
+
+
+def pixels_of(x: Tensor) -> Pixels:
+    """Logits `x` as `Pixels`."""
+    pixels: Pixels = PixelsFunction.apply(x)
+    pixels.computed, pixels.origin, pixels.reached = x, pixels.node, pixels.node
+    return pixels
 
 
 def _interpolate(
@@ -184,7 +123,7 @@ def _interpolate(
     scales = scale_factor if isinstance(scale_factor, (list, tuple)) else [scale_factor] * 2
     way = Enlargement(one.shape[2:], one.dtype, bool(align_corners), *scales)
     make = partial(_upsampled, x, way)
-    return Enlarged.of(x, way, way.dtype, partial(check_versions, (x, x._version)), make)
+    return Enlarged.of((x,), (way,), way.dtype, partial(check_versions, (x, x._version)), make)
 
 
 def _upsampled(x: Tensor, way: Enlargement) -> Tensor:
@@ -197,42 +136,7 @@ def _upsampled(x: Tensor, way: Enlargement) -> Tensor:
 def _mapped(func: Any, pixels: Pixels, *args: Any, **kwargs: Any) -> Tensor:
     """A cast of logits, or a sum of two."""
     args = tuple(arg.values() if isinstance(arg, Pixels) else arg for arg in args)
-    return Pixels.of(func(pixels.values(), *args, **kwargs))
-
-
-def _cross_entropy(
-    func: Any,
-    logits: Enlarged,
-    target: Tensor,
-    weight: Tensor | None = None,
-    size_average: bool | None = None,
-    ignore_index: int = -100,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-) -> Tensor | None:
-    """`F.cross_entropy` with a class index per pixel; smoothed or weighted, not both."""
-    plain = (weight is None or not label_smoothing) and size_average is None and reduce is None
-    shape = logits.shape[0], *logits.shape[2:]
-    pixels = target.dtype == torch.int64 and target.shape == shape
-    if not (plain and pixels and reduction in ("none", "sum", "mean")):
-        return None
-    logits.check()
-    taken = target != ignore_index
-    factor = None if weight is None else weight[torch.where(taken, target, 0)] * taken
-    loss: Tensor = PixelCrossEntropyFunction.apply(
-        *logits.parts,
-        target,
-        logits.way,
-        ignore_index,
-        label_smoothing,
-        reduction != "none",
-        factor,
-    )
-    if reduction == "mean":
-        loss = loss / (taken if factor is None else factor).sum()
-    autocast = torch.is_autocast_enabled(logits.device.type)  # under it losses keep their dtype
-    return loss if autocast else loss.to(logits.dtype)
+    return pixels_of(func(pixels.values(), *args, **kwargs))
 
 
 def _argmax(func: Any, logits: Enlarged, dim: int | None = None) -> Tensor | None:
@@ -240,7 +144,7 @@ def _argmax(func: Any, logits: Enlarged, dim: int | None = None) -> Tensor | Non
     if dim not in (1, -3):
         return None
     logits.check()
-    (x,), way = logits.parts, logits.way
+    (x,), (way,) = logits.parts, logits.options
     parts = torch.split(x.detach(), part_images(x.shape[1], way.size))
     return torch.cat([_upsampled(part, way).argmax(1) for part in parts])
 
@@ -248,7 +152,6 @@ def _argmax(func: Any, logits: Enlarged, dim: int | None = None) -> Tensor | Non
 Enlarged.LAZY = {
     **COMMON,
     **dict.fromkeys((Tensor.argmax, torch.argmax), _argmax),
-    F.cross_entropy: _cross_entropy,
 }
 Pixels.LAZY = {
     **dict.fromkeys((Tensor.add, Tensor.__add__, torch.add), _mapped),
@@ -267,7 +170,7 @@ class PixelHead(LazyLayer, Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         y = super().forward(input)
-        return Pixels.of(y) if self.defers else y
+        return pixels_of(y) if self.defers else y
 
 
 def pixel_classifiers(model: nn.Module) -> frozenset[nn.Module]:

@@ -6,7 +6,7 @@ layer's input and weight. Slicing, reshaping and casting it change only the inpu
 `F.cross_entropy` computes the loss from input and weight. `heads` lists these layers.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -24,57 +24,19 @@ from razorctl.rules.base import Rule
 from razorctl.rules.dense import Dense
 
 
-class TokenCrossEntropyFunction(torch.autograd.Function):
-    """The losses of tokens, or their sum with its gradients from the same pass.
-
-    The gradient of the weight then exists before the backward pass. The stock gradient is as
-    large, so it does not count as saved bytes.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        target: Tensor,
-        ignore_index: int,
-        smoothing: float,
-        total: bool,
-    ) -> Tensor:
-        ctx.options, ctx.total, ctx.shape = (ignore_index, smoothing), total, x.shape
-        needed = ctx.needs_input_grad[:3] if total else (False, False, False)
-        losses: Tensor
-        with no_autocast(x.device):
-            losses, dx, dw, db = linear_cross_entropy(
-                flat(x), weight, bias, target, ignore_index, smoothing, None, *needed
-            )
-        if not total:
-            save(ctx, x, weight, bias, target)
-            return losses
-        save(ctx, dx if needed[0] else None, db if needed[2] else None)
-        ctx.weight_grad = dw if needed[1] else None
-        return losses.sum()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        needed = ctx.needs_input_grad[:3]
-        if ctx.total:
-            (dx, db), dw = saved(ctx), ctx.weight_grad
-            if dw is not None and torch._C._autograd._get_current_graph_task_keep_graph():
-                dw = dw * dy
-            elif dw is not None:
-                ctx.weight_grad, dw = None, dw.mul_(dy)
-            dx, db = (None if t is None else t * dy for t in (dx, db))
-        else:
-            (x, weight, bias, target), (ignore_index, smoothing) = saved(ctx), ctx.options
-            with no_autocast(dy.device):
-                _, dx, dw, db = linear_cross_entropy(
-                    flat(x), weight, bias, target, ignore_index, smoothing, dy, *needed
-                )
-        dx = dx.view(ctx.shape) if needed[0] else None
-        return dx, dw if needed[1] else None, db if needed[2] else None, None, None, None, None
+def _losses(
+    options: tuple[int, float],
+    parts: tuple[Tensor, Tensor, Tensor | None],
+    target: Tensor,
+    factor: Tensor | None,
+    needed: Sequence[bool],
+) -> tuple[Tensor, ...]:
+    """The losses of rows of logits, and the gradients of the parts."""
+    x, weight, bias = parts
+    losses, dx, *others = linear_cross_entropy(
+        flat(x), weight, bias, target, *options, factor, *needed
+    )
+    return losses, dx.view(x.shape) if needed[0] else dx, *others
 
 
 class LogitsFunction(torch.autograd.Function):
@@ -106,27 +68,9 @@ class LogitsFunction(torch.autograd.Function):
 class Logits(Lazy):
     """The output [..., vocabulary] of a linear layer; the parts are x, the weight and the bias."""
 
-    parts: tuple[Tensor, Tensor, Tensor | None]
-
-    @classmethod
-    def of(
-        cls,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        dtype: torch.dtype,
-        check: Callable[[], None],
-        make: Callable[[], Tensor],
-    ) -> "Logits":
-        """The logits of `x` [..., columns] in `dtype`; the other arguments become attributes."""
-        logits: Logits = LogitsFunction.apply(x, weight, bias, dtype)
-        logits.parts, logits.check, logits.make = (x, weight, bias), check, make
-        logits.origin = logits.grad_fn
-        return logits
-
-    def child(self, parts: Any, dtype: torch.dtype, make: Callable[[], Tensor]) -> "Logits":
-        x, weight, bias = parts
-        return Logits.of(x, weight, bias, dtype, self.check, make)
+    function = LogitsFunction
+    losses = staticmethod(_losses)
+    axes = 2
 
 
 def _rows(func: Any, logits: Logits, x: Tensor, *args: Any, **kwargs: Any) -> Logits:
@@ -181,31 +125,6 @@ def _shifted(func: Any, logits: Logits, other: Any, **kwargs: Any) -> Logits | N
     return logits.child(parts, dtype, lambda: logits.first_values() + shift)
 
 
-def _cross_entropy(
-    func: Any,
-    logits: Logits,
-    target: Tensor,
-    weight: Tensor | None = None,
-    size_average: bool | None = None,
-    ignore_index: int = -100,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-) -> Tensor | None:
-    """`F.cross_entropy` of rows of logits with class indices, without class weights."""
-    plain = weight is None and size_average is None and reduce is None
-    rows = target.dtype == torch.int64 and target.shape == logits.shape[:-1] and target.dim() == 1
-    if not (plain and rows and reduction in ("none", "sum", "mean")):
-        return None
-    loss: Tensor = TokenCrossEntropyFunction.apply(
-        *logits.parts, target, ignore_index, label_smoothing, reduction != "none"
-    )
-    if reduction == "mean":
-        loss = loss / (target != ignore_index).sum()
-    autocast = torch.is_autocast_enabled(logits.device.type)  # under it losses keep their dtype
-    return loss if autocast else loss.to(logits.dtype)
-
-
 def _argmax(func: Any, logits: Logits, dim: int | None = None) -> Tensor | None:
     """The class of the largest logit per token, computing a part of the tokens at a time."""
     if dim not in (-1, logits.dim() - 1):
@@ -229,7 +148,6 @@ Logits.LAZY = {
     Tensor.__getitem__: _indexed,
     **dict.fromkeys((Tensor.add, Tensor.__add__, torch.add), _shifted),
     **dict.fromkeys((Tensor.argmax, torch.argmax), _argmax),
-    F.cross_entropy: _cross_entropy,
 }
 
 
@@ -249,10 +167,8 @@ class Head(LazyLayer):
             return self.stock(input)
         x = to_compute_dtype(input)
         check = partial(check_versions, (x, x._version), (self.weight, self.weight._version))
-        return Logits.of(x, self.weight, self.bias, x.dtype, check, partial(self._stock, x))
-
-    def _stock(self, x: Tensor) -> Tensor:
-        return _linear(x, self.weight, self.bias)
+        parts = x, self.weight, self.bias
+        return Logits.of(parts, (), x.dtype, check, partial(_linear, *parts))
 
 
 def heads(model: nn.Module) -> frozenset[nn.Module]:
