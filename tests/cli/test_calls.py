@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from dataclasses import fields
-from math import ceil
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin
@@ -24,7 +23,6 @@ from razorctl.config.keywords import TrainingSettings
 from razorctl.config.settings import types_in
 from razorctl.planning import plan as planner
 from razorctl.planning.gpus import load
-from razorctl.units import size
 
 QUICK = {"batch_size": 16, "steps": 3, "evaluate_every": 3, "device": "cpu"}
 COMMANDS = {
@@ -176,10 +174,7 @@ REFUSED = {
     "text": ({"steps": "3"}, "steps '3' is not of type int"),
     "flag": ({"resume": 1}, "resume 1 is not of type bool"),
     "name": ({"device": True}, "device True is not of type str"),
-    "value": ({"ratio": 1}, "ratio 1 is outside [0, 1)"),
-    "method": ({"method": "razr"}, "did you mean 'razor'?"),
     "resume": ({"resume": True}, "name the directory of the run with --out"),
-    "auto": ({"batch_size": "auto", "device": "cpu"}, "batch size auto needs a plan"),
 }
 
 
@@ -213,13 +208,8 @@ def test_errors_are_those_of_the_command(call, kind):
 def test_what_does_not_fit_says_the_least_that_does():
     small = {"vram": "0.1GB", "batch_size": 1, "method": "full"}
     for call in (razorctl.plan, razorctl.finetune):
-        with pytest.raises(errors.NoFitError) as error:
+        with pytest.raises(errors.NoFitError, match=r"in 102 MiB; it needs at least \d+ MiB, so"):
             call("vit-micro", "digits", **small)
-        assert str(error.value) == (
-            "vit-micro on digits does not fit in 102 MiB; it needs at least "
-            f"{size(error.value.needed, ceil)}, so choose a smaller model, or a card with as much "
-            "memory."
-        )
     assert not Path("runs").exists()
 
 

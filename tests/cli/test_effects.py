@@ -89,13 +89,6 @@ def test_of_a_job(name, settings, word):
     assert [word in sentence for sentence in found] == ([] if word is None else [True])
 
 
-def test_an_int8_forward_pass_is_of_swapped_layers():
-    (note,) = without_effect(["int8_forward"], Recipe("lora", int8_forward=True))
-    assert note == (
-        "the int8 forward pass does nothing: method lora leaves linear layers as they are."
-    )
-
-
 DONE = SimpleNamespace(result=dict)
 
 

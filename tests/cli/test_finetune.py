@@ -86,23 +86,6 @@ def test_what_goes_with_a_method_is_a_setting_that_a_run_can_be_repeated_with():
     assert result["saved_bytes"] < 0.5 * result["full_saved_bytes"]
 
 
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (("--method", "bias", "--lora"), "bias trains another part of the model than adapters"),
-        (("--lora", "--joint-budget", "0.5"), "lora freezes the weights that a joint budget draws"),
-        (("--activation-memory-budget", "0.1"), "is kept by compiled steps; add --compile"),
-        (("--method", "torchao-int8"), "torchao-int8 needs torchao, which is not installed; run"),
-    ],
-)
-def test_settings_that_do_not_go_together_are_refused(flags, sentence, monkeypatch):
-    monkeypatch.setattr("razorctl.surgery.torchao.find_spec", lambda _: None)
-    result = finetune(*flags, "--out", "run")
-    assert result.exit_code == 2
-    assert sentence in result.stderr.splitlines()[-1]
-    assert not Path("run").exists()
-
-
 STOPPED = [
     (signal.SIGINT, 130, "interrupted"),
     (signal.SIGTERM, 143, "terminated"),
@@ -219,10 +202,7 @@ class TestResume:
     @pytest.mark.parametrize(
         ("flags", "sentence"),
         [
-            (
-                ["--ratio", "0.9", "--steps", "5", "--lr", "0.1"],
-                "steps 4, learning rate 0.2, ratio 0.5; ",
-            ),
+            (["--ratio", "0.9", "--steps", "5", "--lr", "0.1"], "steps 4, learning rate 0.2"),
             (["--epochs", "1"], "steps 4; resume it with the same"),
             (["--gpu", "t4"], "gpu left out"),
             (["--accumulate", "2"], "accumulate 1; resume it with the same"),

@@ -45,13 +45,6 @@ def test_list_of_defaults_says_where_each_comes_from(tmp_path, monkeypatch):
     assert ["steps", "20,000", "model"] in map(str.split, table)
 
 
-def test_bert_and_its_kin_have_adamw():
-    for name in ("bert-base", "distilbert", "roberta-base"):
-        known = defaults(name)
-        assert (known["optimizer"], known["learning_rate"]) == (("adamw", "model"), (2e-5, "model"))
-        assert "momentum" not in known
-
-
 def test_defaults_are_of_a_model():
     assert "list defaults needs a model" in razorctl("list", "defaults").stderr
     assert "leave it out" in razorctl("list", "models", "vit-micro").stderr

@@ -40,14 +40,8 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ("bert", CONFIG, {"output_attentions": True}, "`output_attentions` attribute is not supported"),
     ("bert", CONFIG, {"num_attention_heads": -1}, "invalid shape dimension -24"),
     ("bert", CONFIG, {"num_hidden_layers": MANY}, "num_hidden_layers = 1000000000, and 42 weights"),
-    ("bert", CONFIG, {"num_hidden_layers": 1}, "layer has [2] layers in its weights, and [1] by"),
     ("bert", CONFIG, {"num_hidden_layers": 0}, "correct num_hidden_layers in"),
-    (
-        "bert",
-        CONFIG,
-        {"hidden_size": MANY},
-        "and [1000000000] by its config); correct hidden_size in",
-    ),
+    ("bert", CONFIG, {"hidden_size": MANY}, "correct hidden_size in"),
     ("bert", CONFIG, {"pad_token_id": -1}, "pad_token_id is -1, and its embedding has 47 rows"),
     ("bert", CONFIG, {"id2label": {"x": "a"}}, "config.json"),
     ("bert", CONFIG, {"dtype": "int8"}, "torch.int8"),
@@ -59,28 +53,19 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ("vit", CONFIG, {"image_size": 10**6}, "position_embeddings is [1, 5, 24] in its weights"),
     ("vit", PROCESSOR, {"image_std": [0, 0, 0]}, PROCESSOR),
     ("clip", CONFIG, {"vision_config": {"num_hidden_layers": MANY}}, "num_hidden_layers = 10000"),
-    (
-        "siglip",
-        CONFIG,
-        {"vision_config": {"hidden_size": 32}},
-        "correct vision_config.hidden_size in",
-    ),
+    ("siglip", CONFIG, {"vision_config": {"hidden_size": 32}}, "correct vision_config.hidden_size"),
     ("segformer", CONFIG, {"depths": [1, 1, 1, MANY]}, "depths = 1000000000, and 124 weights"),
     ("timm", CONFIG, {"model_args": {"depth": MANY}}, "depth = 1000000000, and 32 weights"),
     ("timm", CONFIG, {"model_args": {"depth": 1}}, "Unexpected key(s) in state_dict"),
     ("timm", CONFIG, {"model_args": "x"}, "not a mapping"),
     ("resnet", CONFIG, {"num_classes": "x"}, "config.json"),
-]
-CASES += [
     ("bert", CONFIG, {"hidden_dropout_prob": float("nan")}, "correct hidden_dropout_prob in"),
     ("bert", CONFIG, {"vocab_size": 46}, "[46, 24] by its config); correct vocab_size in"),
     ("bert", TOKENIZER, {"padding_side": "up"}, "correct padding_side in model/tokenizer_config"),
     ("llama", CONFIG, {"tie_word_embeddings": True}, "embed_tokens.weight differ, and its config"),
     ("llama", CONFIG, {"attention_bias": True}, "correct attention_bias in"),
     ("gpt2", CONFIG, {"tie_word_embeddings": False}, "correct tie_word_embeddings in"),
-    ("gpt2", CONFIG, {"n_layer": 3}, "has [2] layers in its weights, and [3] by its config"),
     ("vit", CONFIG, {"qkv_bias": False}, "k_proj.bias is among its weights, and not in the model"),
-    ("vit", CONFIG, {"patch_size": 32}, "correct patch_size in"),
     ("vit", PROCESSOR, {"image_std": [float("nan")] * 3}, "correct image_std in"),
     ("timm", CONFIG, {"pretrained_cfg": {"classifier": "no"}}, "size mismatch for head.weight"),
 ]
@@ -198,11 +183,6 @@ WEIGHTS: dict[str, tuple[str, Callable[[Any], Any], str | None]] = {
         lambda w: {**w, "transformer.other.bias": w["transformer.ln_f.bias"].clone()},
         "left out (transformer.other)",
     ),
-    "a bias of the head": (
-        "llama",
-        lambda w: {**w, "lm_head.bias": w["lm_head.weight"][:, 0].clone()},
-        "left out (lm_head)",
-    ),
     "a pooler": (
         "bert",
         lambda w: {**w, "bert.pooler.dense.bias": w["bert.embeddings.LayerNorm.bias"].clone()},
@@ -251,7 +231,7 @@ def test_an_output_that_is_not_finite_is_refused_before_step_1(kind: str, change
     assert not Path("run", "checkpoints").exists()
 
 
-@pytest.mark.parametrize("kind", ["bert", "llama", "clip", "timm"])
+@pytest.mark.parametrize("kind", ["clip", "timm"])  # others are trained in test_kinds.py
 def test_a_good_folder_is_trained(kind: str, folders: Path):
     changed(folders / kind, CONFIG, {})
     data = commands(folders / DATA.get(kind, "photos"))

@@ -8,7 +8,7 @@ import pytest
 
 from razorctl.cli.views import common as views
 from tests.cli.commands import razorctl
-from tests.own import CLASSES, photos, table
+from tests.own import photos
 
 QUICK = ["--device", "cpu", "--steps", "2", "--batch-size", "4", "--out", "run"]
 
@@ -18,17 +18,9 @@ def truncate(file: Path) -> None:
     file.write_bytes(content[: int(len(content) * 0.6)])
 
 
-def images() -> None:
-    """A table of images."""
-    photos(Path())
-    table(Path("a.csv"), [f"{c}/{i}.jpg,{c}" for c in CLASSES for i in range(4)], "image,label")
-
-
 # Words -> the exit code and a word of the error; `tests/data/own` has every other case.
 BAD = {
     "digit": (2, "did you mean"),
-    "a.csv --label-column y": (2, "no column y, only image, label"),
-    "d --validation 1": (2, "outside [0, 1)"),
     "a.zip": (5, "a.zip is an archive; unpack it"),
     "d": (5, "1 bad row: car/0.jpg (zero bytes)"),
 }
@@ -36,7 +28,6 @@ BAD = {
 
 @pytest.mark.parametrize("words", BAD)
 def test_bad_data_are_one_sentence_and_the_exit_code(words):
-    images()
     photos(Path("d"))
     Path("d/car/0.jpg").write_bytes(b"")
     Path("a.zip").touch()

@@ -184,10 +184,7 @@ def test_masks_of_tables_are_named_by_their_images():
 
 
 BAD = {
-    "text long.txt": (
-        5,
-        "line 1 has 60 tokens, and with 64 new ones that is more than the model's",
-    ),
+    "text long.txt": (5, "line 1 has 60 tokens, and with 64 new ones"),
     "text long.txt --max-new-tokens 9": (5, "64; shorten it, or give --max-new-tokens at most 4."),
     "text longer.txt --max-new-tokens 9": (5, "is more than the model's 64; shorten it."),
     "text none.txt": (2, "none.txt does not exist; name files that do."),

@@ -138,9 +138,3 @@ def test_a_function_of_ones_own_is_refused():
     result = razorctl("profile", "mymodels:build", "--json")
     assert result.exit_code == 2
     assert_ends_with_an_error(result, "traced in Python, by razorctl.profile(model, inputs).")
-
-
-def test_columns_without_a_data_set_are_refused():
-    result = profile("--label-column", "a")
-    assert result.exit_code == 2
-    assert "--label-column is for reading a data set" in result.stderr
