@@ -88,9 +88,7 @@ def test_what_the_hub_does_not_have_is_missing(server, hub):
 def test_what_needs_a_login_is_told(server, hub, faults):
     local_hub.cache_data(server, data.find("rte"))
     faults.gated = True
-    with pytest.raises(
-        MissingError, match=r"the hub answers 401 for nyu-mll/glue; .*hf auth login"
-    ):
+    with pytest.raises(MissingError, match=r"the hub answers 401 for .* auth login"):
         data.find("rte").load()
 
 
@@ -266,10 +264,7 @@ def test_a_repository_cannot_name_other_files(path, hub):
         rows.to_parquet(snapshot / "train.parquet")
 
     local_hub.cache(hub, "dataset", "films/paths", write)
-    with pytest.raises(
-        DataError,
-        match=r"hf:films/paths has 4 bad rows: train, row 0, .* .(outside the|an address)",
-    ):
+    with pytest.raises(DataError, match=r"4 bad rows: train, row 0, .* .(outside the|an address)"):
         data.source_of(Job("vit-micro", "hf:films/paths", skip_bad=True)).load()
 
 
@@ -282,9 +277,7 @@ def test_splits_without_labels_are_not_used(hub):
 
     local_hub.cache(hub, "dataset", "films/contest", write)
     source = data.source_of(Job("bert-base", "hf:films/contest"))
-    assert source.details[0].endswith(
-        "text in sentence, label in label, without test, which has no labels"
-    )
+    assert source.details[0].endswith("label in label, without test, which has no labels")
     assert source.load().test is None
     with pytest.raises(DataError, match=r"2 bad rows: test, row 0, test, row 1 .no label: -1"):
         data.source_of(Job("bert-base", "hf:films/contest", split="train,validation,test"))

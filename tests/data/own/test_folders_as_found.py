@@ -77,9 +77,7 @@ def test_cards_that_do_not_settle_it():
     Path("d/README.md").write_text(CARD.format("- {\n"))
     assert "the header of d/README.md cannot be read" in refused("bert-base", "d")
     Path("d/README.md").write_text("no header")
-    assert "none of the splits of d is called train, only x, y; name those" in refused(
-        "bert-base", "d"
-    )
+    assert "none of the splits of d is called train, only x, y; name" in refused("bert-base", "d")
     assert loaded("d", split="x,,y") == (("neg", "pos"), [11, 1, 12])
     Path("e").mkdir()
     Path("e/README.md").write_text("A text\n\n\n" * 9)

@@ -190,10 +190,7 @@ def test_images_and_masks_without_the_other():
     picture(Path("d/images/3.png"))
     with pytest.raises(DataError) as caught:
         data.source_of(job("d"))
-    assert (
-        "d has 3 bad rows: images/1.jpg (no mask of this name), masks/2.png (no image of this "
-        in (str(caught.value))
-    )
+    assert "d has 3 bad rows: images/1.jpg (no mask of this name)" in (str(caught.value))
     assert "images/3.jpg (two images of this name)" in str(caught.value)
 
 

@@ -118,11 +118,7 @@ def test_tags_that_are_none(case):
 SPELLED = {
     "numbers": (["1", "1.0", "2", "2.0"], ("1", "2"), "'1' and '1.0' are one class, 1."),
     "truth": (["True", "false", "true", "False"], ("false", "true"), "'True' and 'true' are one"),
-    "forms of Unicode": (
-        ["café", "cafe\u0301", "bar"],
-        ("bar", "café"),
-        r"'cafe\u0301' and 'caf\xe9'",
-    ),
+    "forms of Unicode": (["café", "cafe\u0301", "bar"], ("bar", "café"), r"'cafe\u0301' and"),
     "one spelling": (["1.0", "2.0"], ("1.0", "2.0"), ""),
 }
 

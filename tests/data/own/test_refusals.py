@@ -110,8 +110,6 @@ USAGE = {
         ".csv, .tsv",
     ),
     "no such column": (rows("a b,x"), "a.csv", "column y", {"label_column": "y"}),
-    "two labels": (rows(*["a b,x,y"] * 4, header="text,label,class"), "a.csv", "label, class"),
-    "no text": (rows("1,x", "2,y", header="number,label"), "a.csv", "an image or a text"),
     "a column used twice": (
         *(rows("a b,x"), "a.csv", "used twice", {"label_column": "text", "text_column": "text"}),
     ),
@@ -123,7 +121,6 @@ USAGE = {
     "columns of a registered set": (NONE, "digits", "its own", {"label_column": "y"}),
     "images and texts": (NONE, "d", "or a text", {"image_column": "a", "text_column": "b"}),
     "texts for images": (lambda: texts(CSV), "a.csv", "vit-micro takes images"),
-    "a batch of more": (folder, "d", "than the 11 training", {"batch_size": 12}),
 }
 BAD = {
     "an archive": (Path("a.zip").touch, "a.zip", "unpack it"),

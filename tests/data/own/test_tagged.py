@@ -103,10 +103,7 @@ def test_parts_of_speech(case):
 @pytest.mark.parametrize(
     ("form", "said"),
     [
-        (
-            "{n} {w} {e} {e}",
-            "that may be the tag, 3, 4, of 2 (word0, word1, word3, ...), 3 (B-PER,",
-        ),
+        ("{n} {w} {e} {e}", "that may be the tag, 3, 4, of 2 (word0, word1, word3, ...)"),
         ("{w} {p} {c}x", "that may be the tag, 2, 3, of 1 (word0"),
     ],
 )

@@ -432,11 +432,7 @@ UNCLEAR = {
     "tags for classes": (ONE_TAG, CLASSED, "which are for token-classification"),
     "tags for images": (ONE_TAG, {"model": "vit-micro"}, "which are for token-classification, and"),
     "columns": (FLAGS, {}, "choose with --label-column, or take all with --task multi-label"),
-    "a column that is none": (
-        FLAGS,
-        {"label_column": "red,blue"},
-        "no column blue, only text",
-    ),
+    "a column that is none": (FLAGS, {"label_column": "red,blue"}, "no column blue, only"),
     "one task": (FLAGS, {"label_column": BOTH, **CLASSED}, "one column of labels fo"),
     "one column": (FLAGS, {"label_column": "red", "task": "multi-label"}, "red of a.csv has no li"),
     "smoothing": (FLAGS, {"task": "multi-label", "label_smoothing": 0.1}, "multi-label; leave it"),
