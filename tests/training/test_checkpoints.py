@@ -370,9 +370,7 @@ class TestSpoiledWeights:
 
     def test_leave_no_checkpoint_to_go_on_from_at_the_start(self, tmp_path):
         run = begin(tmp_path / "run", replace(JOB, save_every=4, evaluate_every=3), steps=2)
-        with pytest.raises(
-            RazorError, match=r"step 3, and no step is saved; train again with a low"
-        ):
+        with pytest.raises(RazorError, match="step 3, and no step is saved; train again"):
             next(run)
 
 

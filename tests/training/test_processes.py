@@ -316,9 +316,7 @@ def test_what_several_processes_cannot_do(monkeypatch):
     job = Job("vit-micro", "digits", processes=WORLD, compile=True)
     with pytest.raises(UsageError, match="steps of several processes are not compiled"):
         finetune(job, device="cpu")
-    with pytest.raises(
-        UsageError, match=r"for 4 processes, and 2 .*torchrun --nproc-per-node 4 -m"
-    ):
+    with pytest.raises(UsageError, match=r"for 4 processes, and 2 .*torchrun --nproc-per-node"):
         finetune(replace(JOB, processes=4), device="cpu")
     with pytest.raises(UsageError, match="adamw8bit cannot be sharded"):
         replace(JOB, processes=WORLD, strategy="fsdp", optimizer="adamw8bit")

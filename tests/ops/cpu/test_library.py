@@ -41,9 +41,7 @@ def test_no_kernel_is_called_but_those_whose_types_are_known():
         pytest.skip(library.state())
     names = re.findall(r"\brazorctl_(\w+)\(", SOURCES)
     assert set(names) == set(library.prototypes(SOURCES))
-    with pytest.raises(
-        LookupError, match=r"^no file in .*cpu defines int razorctl_other\(\.\.\.\)$"
-    ):
+    with pytest.raises(LookupError, match=r"^no file in .*cpu defines int"):
         library.call("other", x=torch.ones(3))
     with pytest.raises(LookupError, match="stride"):
         library.call("int8_rows", x=torch.ones(3), dtype=0)

@@ -108,9 +108,7 @@ class TestGrid:
         ]
         first = commands[1]
         assert first[:6] == [sys.executable, "-m", "razorctl", "--config", "x/comparison.toml", FT]
-        assert "--method razor --attention auto --seed 0 --strict --device cpu --json" in " ".join(
-            first
-        )
+        assert "--method razor --attention auto --seed 0 --strict --device" in " ".join(first)
         assert [at.run for at in heard] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
         assert [at.end for at in heard[:3]] == [None, None, "accuracy 0.9000"]
         assert grid.comparison.exit_code == 0
