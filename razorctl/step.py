@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +38,14 @@ def precision(job: Job, device: torch.device) -> Precision:
 
 # (model, inputs, labels, reduction as in `F.cross_entropy`) -> the loss of a micro-batch.
 Losses = Callable[[nn.Module, Any, Tensor, str], Tensor]
+
+
+@runtime_checkable
+class HasGradients(Protocol):
+    """An optimizer that has the gradients itself, as `optimizer.host_state.HostAdamW`."""
+
+    def clip(self, most: float) -> Tensor:
+        """Scales the gradients so that their norm is at most `most`; returns the norm before."""
 
 
 # (model, losses, batch, job, scaler, phase, check) -> the loss; see `forward_backward`.
@@ -111,7 +119,10 @@ def train_step(
         return processes.mean(torch.stack(shares).sum()), torch.zeros_like(shares[0])
     with phase("optimizer"):
         scaler.unscale_(optimizer)
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), job.clip_norm, foreach=True)
+        if isinstance(optimizer, HasGradients):
+            norm = optimizer.clip(job.clip_norm)
+        else:
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), job.clip_norm, foreach=True)
         if hasattr(norm, "full_tensor"):  # a DTensor; importing the class takes half a second
             norm = norm.full_tensor()
         loss = processes.mean(torch.stack(shares).sum())

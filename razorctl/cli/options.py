@@ -122,6 +122,7 @@ JOB = NAMES | _typed(
         "[N|NAMES]",
     ),
     optimizer_in_backward=_optimizer("Update a weight as soon as it has a gradient."),
+    optimizer_state=_optimizer("Memory of the state of AdamW; host frees the card of it."),
     weights=_optimizer("Dtype of the weights; bf16 is rounded stochastically."),
     task=_training("Task.", "the data set's"),
     input_size=_training("Side of an image in pixels, or tokens of a text.", "the model's"),

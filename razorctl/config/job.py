@@ -18,6 +18,7 @@ AUGMENT = ("none", "crop", "rand")
 OptimizerName = Literal["sgd", "adamw", "adamw8bit"]
 Strategy = Literal["ddp", "fsdp"]
 Weights = Literal["fp32", "bf16"]
+OptimizerState = Literal["card", "host"]
 # Defaults for models without measured ones: for all optimizers, and by optimizer.
 GENERAL = {"batch_size": 64, "steps": 1000, "augment": "none"}
 OPTIMIZERS = {
@@ -37,6 +38,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "strategy": get_args(Strategy),
     "weights": get_args(Weights),
     "optimizer": get_args(OptimizerName),
+    "optimizer_state": get_args(OptimizerState),
     "augment": AUGMENT,
     "task": TASKS,
     "metric": EVERY_FIGURE,
@@ -71,6 +73,9 @@ class Job:
             updates are rounded at random so that small ones are not lost (torchao).
         optimizer_in_backward: whether each weight is updated as soon as its gradient is computed;
             the gradient is then freed. It is not clipped, and its norm is reported as 0.
+        optimizer_state: where the state of `adamw` is: on the `card`, or on the `host`, which
+            updates masters of the weights in single precision. Each gradient then leaves the card
+            as soon as it exists.
         augment: `none`; `crop`, a random resized crop and flip of each image; `rand`, RandAugment
             too. None is `none` if a run on user data takes no image twice.
         mixup, cutmix: alpha of the Beta distribution from which the share of a second image is
@@ -138,6 +143,7 @@ class Job:
     optimizer: str | None = None
     weights: Weights = "fp32"
     optimizer_in_backward: bool = False
+    optimizer_state: OptimizerState = "card"
     input_size: int | None = None
     augment: str | None = None
     mixup: float = 0.0
@@ -274,6 +280,7 @@ class Job:
             "a batch is shared by several processes": self.processes > 1,
             "a joint budget draws anew in every step": joint_budget < 1,
             "the optimizer runs in the backward pass": self.optimizer_in_backward,
+            "the optimizer's state is on the host": self.optimizer_state == "host",
             "texts have several lengths": not one_shape,
         }
         return next((why for why, holds in reasons.items() if holds), None)

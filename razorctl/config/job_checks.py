@@ -148,6 +148,8 @@ def check_pairs(job: Any) -> None:
         weight_numbers(job.class_weights)
     if job.optimizer_in_backward:
         _check_in_backward(job)
+    if job.optimizer_state == "host":
+        _check_host_state(job)
 
 
 def _check_in_backward(job: Any) -> None:
@@ -163,6 +165,23 @@ def _check_in_backward(job: Any) -> None:
             "an optimizer in the backward pass cannot skip overflowed steps of fp16; "
             "choose --precision bf16 or fp32, or leave --optimizer-in-backward out."
         )
+
+
+def _check_host_state(job: Any) -> None:
+    """Raises UsageError for settings that optimizer state on the host does not take."""
+    excluded = {
+        "several processes": job.processes > 1,
+        "fp16, which skips overflowed steps": job.precision == "fp16",
+        "an optimizer in the backward pass": job.optimizer_in_backward,
+        "CUDA graphs": bool(job.cuda_graphs),
+        f"{job.optimizer}, but with adamw": job.optimizer not in (None, "adamw"),
+    }
+    for what, asked in excluded.items():
+        if asked:
+            raise UsageError(
+                f"optimizer state on the host does not go with {what}; change that, or choose "
+                "--optimizer-state card."
+            )
 
 
 def check_batch(job: Any, examples: int | None) -> None:

@@ -7,7 +7,7 @@ sequence stands for a text with commas: `["a", "b"]` for `"a,b"`.
 from collections.abc import Sequence
 from typing import Literal, TypedDict
 
-from razorctl.config.job import OptimizerName, Precision, Strategy, Weights
+from razorctl.config.job import OptimizerName, OptimizerState, Precision, Strategy, Weights
 from razorctl.config.recipe import Joint
 from razorctl.config.tasks import Task
 from razorctl.methods import Attention
@@ -76,6 +76,7 @@ class PlannedSettings(RecipeSettings, DataSettings, total=False):
     strategy: Strategy | None
     weights: Weights | None
     optimizer_in_backward: bool | None
+    optimizer_state: OptimizerState | None
     input_size: int | None
     augment: Augment | None
     mixup: float | None

@@ -10,6 +10,8 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from razorctl.config.job import Job
 from razorctl.errors import UsageError
+from razorctl.optimizer.host_state import HostAdamW, TracedHostAdamW
+from razorctl.optimizer.slices import BLOCK, Slices
 
 
 def check_optimizer(job: Job) -> None:
@@ -25,7 +27,11 @@ def check_optimizer(job: Job) -> None:
 
 
 def _of_torchao(job: Job) -> bool:
-    return job.optimizer == "adamw8bit" or job.weights == "bf16"
+    return job.optimizer == "adamw8bit" or (job.weights == "bf16" and not _on_host(job))
+
+
+def _on_host(job: Job) -> bool:
+    return job.optimizer_state == "host"
 
 
 def cast_weights(model: nn.Module, job: Job) -> None:
@@ -70,6 +76,8 @@ def in_backward(optimizer: Optimizer) -> None:
 def _build(model: nn.Module, job: Job) -> Optimizer:
     groups = parameter_groups(model, job)
     assert job.learning_rate is not None
+    if _on_host(job):
+        return HostAdamW(groups, job.learning_rate)
     if _of_torchao(job):
         check_optimizer(job)
         from torchao.optim import AdamW8bit, _AdamW
@@ -77,6 +85,8 @@ def _build(model: nn.Module, job: Job) -> Optimizer:
         kind = AdamW8bit if job.optimizer == "adamw8bit" else _AdamW
         rounds = job.weights == "bf16"
         rounding: Optimizer = kind(groups, job.learning_rate, bf16_stochastic_round=rounds)
+        if job.strategy != "fsdp" or job.processes == 1:  # slices are of plain tensors
+            Slices(rounding)
         return rounding
     if job.optimizer == "adamw":  # fused, since foreach allocates temporaries as large as the model
         return AdamW(groups, job.learning_rate, fused=True)
@@ -92,7 +102,9 @@ def _build(model: nn.Module, job: Job) -> Optimizer:
 
 
 def traceable_optimizer(model: nn.Module, job: Job) -> Optimizer:
-    """`build_optimizer` for traces: a stand-in allocates as much as torchao's optimizers."""
+    """`build_optimizer` for traces, with a stand-in for what fake tensors cannot run."""
+    if _on_host(job):
+        return TracedHostAdamW(parameter_groups(model, job))
     if not _of_torchao(job):
         return build_optimizer(model, job)
     optimizer = TracedAdamW(model, job)
@@ -105,15 +117,16 @@ class TracedAdamW(Optimizer):
     """Allocates as much as torchao's AdamW, whose compiled step cannot run on fake tensors.
 
     A state of `adamw8bit` has one byte per element and a scale per BLOCK elements. It is in the
-    parameter's dtype if it is small or not a multiple of BLOCK. A step restores both states of one
-    parameter at a time, in single precision.
+    parameter's dtype if it is small or not a multiple of BLOCK. A step restores both states of 8
+    bits in single precision, for one slice of a parameter at a time; other states change in place.
     """
 
-    BLOCK, SMALLEST, LEVELS = 256, 4096, 256
+    SMALLEST, LEVELS = 4096, 256
 
     def __init__(self, model: nn.Module, job: Job) -> None:
         self._eight = job.optimizer == "adamw8bit"
         super().__init__(parameter_groups(model, job), {})
+        Slices(self)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -124,20 +137,23 @@ class TracedAdamW(Optimizer):
 
     def _update(self, parameter: Tensor) -> None:
         state, count = self.state[parameter], parameter.numel()
+        names = "exp_avg", "exp_avg_sq"
+        eight = self._eight and count >= self.SMALLEST and count % BLOCK == 0
         if not state:
-            for name in ("exp_avg", "exp_avg_sq"):
-                if not self._eight or count < self.SMALLEST or count % self.BLOCK:
+            for name in names:
+                if not eight:
                     state[name] = torch.zeros_like(parameter)
                     continue
                 state[name] = torch.zeros_like(parameter, dtype=torch.uint8)
-                for what, size in (("scale", count // self.BLOCK), ("levels", self.LEVELS)):
+                for what, size in (("scale", count // BLOCK), ("levels", self.LEVELS)):
                     state[f"{name} {what}"] = parameter.new_zeros(size, dtype=torch.float32)
-        first, second = (state[name].float() for name in ("exp_avg", "exp_avg_sq"))
-        assert parameter.grad is not None
-        gradient = parameter.grad.float()
-        state["exp_avg"].copy_(first.lerp(gradient, 0.1))
-        state["exp_avg_sq"].copy_(second.lerp(gradient, 0.1))
+        first, second = (state[name].float() if eight else state[name] for name in names)
+        first.mul_(parameter.grad)
+        second.mul_(parameter.grad)
         parameter.copy_(first.div_(second))
+        if eight:
+            state["exp_avg"].copy_(first)
+            state["exp_avg_sq"].copy_(second)
 
 
 def parameter_groups(model: nn.Module, job: Job) -> list[dict[str, Any]]:

@@ -114,6 +114,7 @@ class Learner:
             if self._captured is not None:
                 self._captured.forget()  # the model may change before the next step
             self.model.zero_grad()
+            self.optimizer.zero_grad()
             state.load_transient(self.model, before)
             raise
         if self.average is not None:

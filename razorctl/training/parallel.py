@@ -130,6 +130,8 @@ def gathered(model: nn.Module, copy: nn.Module | None) -> nn.Module:
 def shard(state: Mapping[str, Any], optimizer: Optimizer) -> None:
     """Lays out the full tensors in an optimizer's state dict like its parameters. Collective."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if not any(hasattr(parameter, "to_local") for parameter in parameters):
+        return
     for number, values in state["state"].items():
         parameter = parameters[number]
         for name, value in values.items():
