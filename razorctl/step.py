@@ -44,8 +44,8 @@ Losses = Callable[[nn.Module, Any, Tensor, str], Tensor]
 class HasGradients(Protocol):
     """An optimizer that has the gradients itself, as `optimizer.host_state.HostAdamW`."""
 
-    def clip(self, most: float) -> Tensor:
-        """Scales the gradients so that their norm is at most `most`; returns the norm before."""
+    def clip(self, weights: Iterable[Tensor], most: float) -> Tensor:
+        """Scales gradients of `weights` to a norm of at most `most`; returns the norm before."""
 
 
 # (model, losses, batch, job, scaler, phase, check) -> the loss; see `forward_backward`.
@@ -120,7 +120,7 @@ def train_step(
     with phase("optimizer"):
         scaler.unscale_(optimizer)
         if isinstance(optimizer, HasGradients):
-            norm = optimizer.clip(job.clip_norm)
+            norm = optimizer.clip(model.parameters(), job.clip_norm)
         else:
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), job.clip_norm, foreach=True)
         if hasattr(norm, "full_tensor"):  # a DTensor; importing the class takes half a second

@@ -103,11 +103,12 @@ class HostAdamW(AdamW):
         return torch.cuda.stream(self._stream)
 
     @torch.no_grad()
-    def clip(self, most: float) -> Tensor:
-        """`torch.nn.utils.clip_grad_norm_` for the gradients on the host; returns their norm."""
+    def clip(self, weights: Iterable[Tensor], most: float) -> Tensor:
+        """`torch.nn.utils.clip_grad_norm_` for the gradients on the host, of all weights."""
         while self._flights:
             self._land()
-        gradients = [self._gradients[m] for m in self._weights if m in self._gradients]
+        masters = [self._masters[weight] for weight in weights if weight in self._masters]
+        gradients = [self._gradients[m] for m in masters if m in self._gradients]
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
         self._factor = torch.clamp(most / (norm + 1e-6), max=1.0)
         return norm.to(next(iter(self._masters)).device)
@@ -155,7 +156,7 @@ class HostAdamW(AdamW):
         return {**super().state_dict(), "masters": [master.detach() for master in self._weights]}
 
     @torch.no_grad()
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:  # type: ignore[override]
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         super().load_state_dict({k: v for k, v in state_dict.items() if k != "masters"})
         for master, value in zip(self._weights, state_dict["masters"], strict=True):
             master.copy_(value)
@@ -204,5 +205,5 @@ class TracedHostAdamW(Optimizer):
                 weight.copy_(weight)
         self._held.clear()
 
-    def clip(self, most: float) -> Tensor:
+    def clip(self, weights: Iterable[Tensor], most: float) -> Tensor:
         return torch.zeros(())
