@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
@@ -13,6 +13,7 @@ from razorctl.system import documents, folders
 from razorctl.system.atomic import atomic_file
 
 LIBRARIES = ("razorctl", "torch", "timm", "transformers")
+FUSED = "fused by inductor"  # of the `op` of kernels of a compiled step
 LONGEST = 10  # seconds that a process waits for another that writes the cache
 
 
@@ -25,9 +26,12 @@ class KernelWork(NamedTuple):
         bytes: bytes read and written.
         reduces: whether its results wait for sums or maxima of its operands, as in norms.
         own: whether it is a kernel of razorctl instead of PyTorch.
-        terms: terms of each sum of an int8 product; this and the rest are 0 for other kernels.
-        programs: programs of 128 x 128 sums that share an int8 product.
-        written: bytes that an int8 product writes after its last term.
+        terms: terms of each sum of an int8 product, 0 for other kernels.
+        programs: programs of 128 x 128 sums that share a product.
+        written: bytes that an int8 product writes after its last term, or that a FUSED kernel may
+            move beside `bytes`.
+        op: a name in `planning.times.instructions`, if its instructions count.
+        elements: results for each of which it issues these instructions.
     """
 
     precision: str
@@ -38,6 +42,8 @@ class KernelWork(NamedTuple):
     terms: int = 0
     programs: int = 0
     written: int = 0
+    op: str = ""
+    elements: int = 0
 
 
 class Calls(NamedTuple):
@@ -61,6 +67,7 @@ class Trace:
         workspace: the most bytes of tensors and CUDA kernels' workspaces together, minus `peak`.
         saved: bytes that a micro-batch stores for backward.
         kernels: how often each runs in a step.
+        compiled: how often each runs if torch.compile compiles the step; see `fusion`.
         fused: whether an attention kernel is fused.
         block, rest: bytes of the parameters of the largest block, and outside all blocks.
         calls: of the whole step.
@@ -75,6 +82,7 @@ class Trace:
     saved: int
     kernels: Mapping[KernelWork, int]
     fused: bool
+    compiled: Mapping[KernelWork, int] = field(default_factory=dict)
     block: int = 0
     rest: int = 0
     calls: Calls = NONE
@@ -90,11 +98,15 @@ class Trace:
         return self.peak if device == "cpu" else self.highest
 
 
+Listed = tuple[str, int, int, bool, bool, int, int, int, str, int, int]  # a kernel, how often
+
+
 @dataclass(frozen=True)
 class Traced(Trace):
     """A trace in the form that `dump` writes."""
 
-    kernels: Sequence[tuple[str, int, int, bool, bool, int, int, int, int]]  # type: ignore[assignment]
+    kernels: Sequence[Listed]  # type: ignore[assignment]
+    compiled: Sequence[Listed]  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -146,16 +158,20 @@ class Cache:
         return None
 
 
+LISTS = "kernels", "compiled"
+
+
 def dump(trace: Trace) -> dict[str, Any]:
     """A trace as a JSON value."""
-    return asdict(trace) | {"kernels": [[*kernel, n] for kernel, n in trace.kernels.items()]}
+    lists = {name: [[*kernel, n] for kernel, n in getattr(trace, name).items()] for name in LISTS}
+    return asdict(replace(trace, kernels={}, compiled={})) | lists
 
 
 def load(document: dict[str, Any]) -> Trace:
     """The inverse of `dump`."""
-    kernels = {KernelWork(*kernel): n for *kernel, n in document["kernels"]}
+    kernels = {name: {KernelWork(*kernel): n for *kernel, n in document[name]} for name in LISTS}
     calls = {name: Calls(*document[name]) for name in ("calls", "update")}
-    return Trace(**{**document, "kernels": kernels, **calls})
+    return Trace(**{**document, **kernels, **calls})
 
 
 @cache

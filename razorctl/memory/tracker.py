@@ -17,9 +17,11 @@ from torch.optim.optimizer import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from razorctl.memory.costs import caller, cost, tensors
+from razorctl.memory.costs import caller, cost
 from razorctl.memory.draws import hold_largest
 from razorctl.memory.fake import fakes
+from razorctl.memory.fusion import Fusion
+from razorctl.memory.operations import tensors
 from razorctl.memory.saved import kept_storages, tracing
 from razorctl.memory.trace_cache import Calls, KernelWork, Trace
 
@@ -48,15 +50,15 @@ def trace_step(
         forward: `forward(model, inputs)` returns the result of a micro-batch's forward pass.
         micro_batches: their number. At most two are traced; the second stands for all later ones.
     """
-    marks = list[tuple[Counter[KernelWork], Counter[str]]]()
+    marks = list[tuple[Counter[Any], Counter[Any], Counter[Any]]]()
 
     def micro(count: int) -> Iterator[Any]:
         for _ in range(count):
             for parameter in model.parameters():
                 tracker.note_gradient(parameter.grad)  # gradients from before the first pass
-            marks.append((tracker.kernels.copy(), tracker.calls.copy()))
+            marks.append(tracker.counts())
             yield inputs
-        marks.append((tracker.kernels.copy(), tracker.calls.copy()))
+        marks.append(tracker.counts())
 
     with fakes(model, inputs) as (mode, inputs), tracing(model, mode):
         run = partial(forward, model, inputs)
@@ -67,9 +69,12 @@ def trace_step(
             _make_state(updates)
         with _Tracker(model, inputs, updates) as tracker:
             step(model, micro(min(2, micro_batches)), updates)
-    (kernels, calls), (kernels_after, calls_after) = marks[-2:]  # around the last micro-batch
     untraced = max(0, micro_batches - 2)
-    all_calls = _repeated(tracker.calls, calls_after - calls, untraced)
+    # Around the last micro-batch.
+    kernels, compiled, calls = (
+        _repeated(whole, after - before, untraced)
+        for whole, before, after in zip(tracker.counts(), *marks[-2:], strict=True)
+    )
     peak = tracker.peak.total()
     return Trace(
         peak=peak,
@@ -78,10 +83,11 @@ def trace_step(
         gradients=tracker.peak[GRADIENTS],
         optimizer=tracker.peak[OPTIMIZER],
         saved=saved,
-        kernels=_repeated(tracker.kernels, kernels_after - kernels, untraced),
+        kernels=kernels,
+        compiled=compiled,
         fused=tracker.fused,
-        calls=Calls(**all_calls),
-        update=Calls(**(tracker.calls - calls_after)),
+        calls=Calls(**calls),
+        update=Calls(**(tracker.calls - marks[-1][-1])),
     )
 
 
@@ -112,7 +118,7 @@ class _Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of living storages, and the kernels that run inside the mode.
 
     peak: bytes at the highest moment, by label.
-    kernels: how often each ran.
+    kernels: how often each ran. fusion: the kernels of a compiled step.
     calls: how often the operations of each field of `Calls` were called.
     highest: the most bytes of tensors and workspaces of kernels.
     fused: whether a kernel of fused attention ran.
@@ -121,6 +127,7 @@ class _Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, model: nn.Module, inputs: Any, optimizer: Optimizer | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.kernels: Counter[KernelWork] = Counter()
+        self.fusion = Fusion()
         self.calls: Counter[str] = Counter()
         self.highest = 0
         self.fused = False
@@ -164,6 +171,8 @@ class _Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for tensor in tensors((result,)):
                 self._note(tensor)
             kernels, workspace = cost(func, args, kwargs or {}, result)
+            alone = self._label == OPTIMIZER  # never compiled with the model
+            self.fusion.note((*args, *(kwargs or {}).values()), result, kernels, alone)
         self.kernels.update(kernels)
         if kind := caller(func):
             self.calls[kind] += 1
@@ -172,6 +181,11 @@ class _Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.highest = max(self.highest, self._total + workspace)
         self.fused = self.fused or "scaled_dot_product" in func.name()
         return result
+
+    def counts(self) -> tuple[Counter[Any], Counter[Any], Counter[Any]]:
+        """Copies of what was counted so far: kernels, those of a compiled step, and calls."""
+        self.fusion.end()
+        return self.kernels.copy(), self.fusion.kernels.copy(), self.calls.copy()
 
     def _note(self, tensor: Tensor, label: str | None = None) -> None:
         """Counts the storage of a tensor once, under `label` or the current label."""
@@ -189,6 +203,7 @@ class _Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _free(self, key: int) -> None:
         freed = self._storages.pop(key)
+        self.fusion.forget(key)
         self._count(freed.label, -freed.size)
 
     def _count(self, label: str, size: int) -> None:

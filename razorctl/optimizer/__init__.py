@@ -10,6 +10,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from razorctl.config.job import Job
 from razorctl.errors import UsageError
+from razorctl.ops import kernels
 from razorctl.optimizer.host_state import HostAdamW, TracedHostAdamW
 from razorctl.optimizer.slices import BLOCK, Slices
 
@@ -91,7 +92,8 @@ def _build(model: nn.Module, job: Job) -> Optimizer:
     if job.optimizer == "adamw":  # fused, since foreach allocates temporaries as large as the model
         return AdamW(groups, job.learning_rate, fused=True)
     # No fused SGD takes the DTensors of FSDP2.
-    fused = all(p.is_cuda for p in model.parameters()) and job.strategy != "fsdp"
+    card = kernels.assumed_dot() is not None or all(p.is_cuda for p in model.parameters())
+    fused = card and job.strategy != "fsdp"
     optimizer = SGD(
         groups, job.learning_rate, momentum=job.momentum, foreach=not fused, fused=fused
     )

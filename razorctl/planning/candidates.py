@@ -94,7 +94,7 @@ class Predicted:
             step_seconds=step.likely,
             step_seconds_low=step.low,
             step_seconds_high=step.high,
-            card_seconds=on_card(trace, gpu).likely,
+            card_seconds=on_card(trace, gpu, graphs).likely,
             host_seconds=on_host(trace, gpu, graphs).likely,
             launches=launch_count(trace, gpu),
             step_seconds_vs_full=step.likely / step_seconds(full, gpu, min(graphs, 1)).likely,

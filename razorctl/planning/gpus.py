@@ -103,6 +103,7 @@ class Gpu:
             accumulation. fp32 is always there; a precision without hardware support is not.
         multiprocessors: the number of streaming multiprocessors, over which a kernel's programs are
             spread; by default products are predicted as if they filled the card.
+        clock: boost clock in hertz; by default that of the fp32 rate.
         achieved: the shares of these peaks that kernels reach, as an Achieved or a table of its
             fields. By default they are borrowed from the nearest generation that is not newer, and
             `achieved.source` names it.
@@ -117,6 +118,7 @@ class Gpu:
     rates: Mapping[str, float]
     achieved: Achieved = None  # type: ignore[assignment]
     multiprocessors: int | None = None
+    clock: float | None = None
 
     def __post_init__(self) -> None:
         if self.achieved is None:
@@ -128,6 +130,8 @@ class Gpu:
         _check_positive("bandwidth", self.bandwidth, "bytes per second")
         if self.multiprocessors is not None:
             _check_positive("multiprocessors", self.multiprocessors, "their number")
+        if self.clock is not None:
+            _check_positive("clock", self.clock, "hertz")
         if not re.fullmatch(r"[0-9]+\.[0-9]+", self.compute_capability):
             raise UsageError(
                 f"compute_capability {self.compute_capability!r} is not major.minor; "
@@ -157,6 +161,17 @@ class Gpu:
         if "int8" not in self.rates:
             return self.operations_per_second("int8")
         return self.rates["int8"] * self.achieved.of_int8(terms)
+
+    @property
+    def instructions_per_second(self) -> float:
+        """The instructions that it issues, one per lane: 128 per multiprocessor and clock.
+
+        A multiprocessor has 128 units for fp32, or 64 up to capability 8.0.
+        """
+        if self.clock is not None and self.multiprocessors is not None:
+            return 128 * self.multiprocessors * self.clock
+        few = tuple(map(int, self.compute_capability.split("."))) <= (8, 0)
+        return self.rates["fp32"] / (1 if few else 2)
 
     @property
     def bytes_per_second(self) -> float:

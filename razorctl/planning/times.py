@@ -1,28 +1,37 @@
-"""Predicted seconds of a traced step, as a range unless they rest on measurements.
+"""Predicted seconds of a traced step, as a range.
 
 The host runs ahead of the card, so a step takes the longer one of their times. The card needs the
-sum over its kernels. Each kernel takes the time of its arithmetic or of its memory traffic, the
-longer one, at the shares of the card's peaks that published measurements reach, and a launch. The
-host needs a fixed time per call and per launch.
-
-Kernels of razorctl were timed on an H200 and an H100 only, so the time of each is a range. So is
-the time of the host, since the host beside a card is unknown.
+sum over its kernels. Each kernel takes the longest of four times: of its arithmetic, of its memory
+traffic, of issuing its instructions, and of a launch. Rates are shares of the card's peaks that
+measurements reach. The host needs a fixed time per call and per launch.
 """
 
 import math
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
-from razorctl.memory.trace_cache import KernelWork, Trace
+from razorctl.memory.trace_cache import FUSED, KernelWork, Trace
 from razorctl.planning.gpus import LONG, Gpu
+from razorctl.system import documents
 
-LAUNCH = 5e-6  # least seconds of a kernel on a card
-
-# Shares of the bandwidth of copies that kernels of razorctl may reach. At most: all of it, or for
-# reductions what tuned norms reach (NVIDIA/apex pull request 1037: 1,258 of 1,382 GB/s on an A100).
-# At least: the share of a kernel with half of the bytes in flight that the bandwidth needs. An
-# H200, with the most bandwidth for its arithmetic, reached 0.38: 30.0 GB of a ViT-B/16 step in
-# 18.7 ms. Cards with less bandwidth are bound by it.
-MOST, MOST_REDUCING, LEAST = 1.0, 0.91, 0.5
+# Shares that kernels of razorctl reach of the rate of instructions and of the bandwidth of copies.
+ISSUED, MOVED = 0.75, 0.85
+# Seconds of a kernel at least; and of the second kernel of an op, which waits for all of the first.
+# On an H100 PyTorch's smallest took 2 us, sums of columns and scales 7.8 and 11.1 us.
+LAUNCH, SECOND = 2e-6, 9.4e-6
+# Seconds in which a multiprocessor fills and drains the pipeline of 128 x 128 sums: on an H100
+# products of 768 and 3,072 terms took 1.36 and 1.24 us per 1,000 terms.
+TURN = 0.5e-6
+# Seconds between two kernels that the host launches one by one; in a CUDA graph there are none.
+GAP = 1.3e-6
+# The time of a kernel relative to the predicted one, at least and at most.
+SPREAD = 0.88, 1.14
+INSTRUCTIONS = Path(__file__).parents[1] / "ops" / "triton" / "instructions.json"
+# Instructions per element of PyTorch's kernels that an H100 runs slower than their bytes and
+# products take, from their times there: attention by cuDNN (per score), copies that change the
+# order of dimensions, which divide for each, and norms, whose sums wait.
+PYTORCH = {"attention": 19, "attention gradient": 51, "strided copy": 94, "layer norm": 86}
 
 # `ops.triton.gemm` splits each sum of an int8 product among at most MOST_PARTS programs of at least
 # FEWEST_TERMS terms each: as few programs as keep the share BUSY of multiprocessors busy.
@@ -64,7 +73,7 @@ def step_seconds(trace: Trace, gpu: Gpu, graphs: int = 0) -> Seconds:
     graphs: the number of CUDA graphs that the host replays before the optimizer's update, one per
     micro-batch; 0 if it launches each kernel.
     """
-    return Seconds(*map(max, on_card(trace, gpu), on_host(trace, gpu, graphs)))
+    return Seconds(*map(max, on_card(trace, gpu, graphs), on_host(trace, gpu, graphs)))
 
 
 def split_products(trace: Trace, gpu: Gpu) -> int:
@@ -77,11 +86,11 @@ def launch_count(trace: Trace, gpu: Gpu) -> int:
     return sum(trace.kernels.values()) + SPLITS * split_products(trace, gpu)
 
 
-def on_card(trace: Trace, gpu: Gpu) -> Seconds:
-    """The seconds of the kernels of a step, one after the other."""
+def on_card(trace: Trace, gpu: Gpu, graphs: int = 0) -> Seconds:
+    """The seconds of the kernels of a step, one after the other; see `step_seconds`."""
     each = [_kernel(kernel, gpu).times(count) for kernel, count in trace.kernels.items()]
-    launching = LAUNCH * launch_count(trace, gpu)
-    return Seconds(*(launching + sum(ends) for ends in zip(*each, strict=True)))
+    gaps = 0 if graphs else GAP * launch_count(trace, gpu)
+    return Seconds(*(gaps + sum(ends) for ends in zip(*each, strict=True)))
 
 
 def on_host(trace: Trace, gpu: Gpu, graphs: int = 0) -> Seconds:
@@ -95,17 +104,45 @@ def on_host(trace: Trace, gpu: Gpu, graphs: int = 0) -> Seconds:
     return Seconds(fast * likely, likely, slow * likely)
 
 
+@cache
+def instructions() -> dict[str, dict[str, float]]:
+    """Name of a pass -> compute capability, such as "90" -> instructions of an element."""
+    counted: dict[str, dict[str, float]] = documents.parse(documents.read_bytes(INSTRUCTIONS))[
+        "per_element"
+    ]
+    return counted
+
+
+def _issued(kernel: KernelWork, gpu: Gpu) -> float:
+    """The seconds of issuing the instructions of a kernel; 0 if they are not counted."""
+    each: float = PYTORCH.get(kernel.op, 0)
+    if kernel.own and kernel.op:
+        other = f"{kernel.op.split()[0]} gelu"  # of another function, as many as of GELU
+        counted = instructions().get(kernel.op) or instructions().get(other, {})
+        card = int(gpu.compute_capability.replace(".", ""))
+        each = next((counted[c] for c in sorted(counted, key=int)[::-1] if int(c) <= card), 0)
+    return each * kernel.elements / (ISSUED * gpu.instructions_per_second)
+
+
 def _kernel(kernel: KernelWork, gpu: Gpu) -> Seconds:
-    """The seconds of a kernel without its launch."""
+    """The seconds of a kernel with its launch."""
     if kernel.precision == "int8":
         return _int8(kernel, gpu)
-    moving = kernel.bytes / gpu.bytes_per_second
+    moved = gpu.reduced_per_second if kernel.reduces else gpu.bytes_per_second
+    if kernel.op == FUSED:
+        most = (kernel.bytes + kernel.written) / (MOVED * moved)
+        return Seconds.between(max(LAUNCH, kernel.bytes / moved), max(LAUNCH, most))
     if kernel.own:
-        return Seconds.between(moving / (MOST_REDUCING if kernel.reduces else MOST), moving / LEAST)
-    if kernel.reduces:
-        moving = kernel.bytes / gpu.reduced_per_second
-    taken = max(kernel.operations / gpu.operations_per_second(kernel.precision), moving)
-    return Seconds(taken, taken, taken)
+        moved = MOVED * gpu.bytes_per_second
+    turns = TURN * math.ceil(kernel.programs / (gpu.multiprocessors or kernel.programs or 1))
+    likely = max(
+        kernel.operations / gpu.operations_per_second(kernel.precision) + turns,
+        kernel.bytes / moved,
+        _issued(kernel, gpu),
+        SECOND if kernel.own and not kernel.bytes else LAUNCH,
+    )
+    fast, slow = SPREAD
+    return Seconds(fast * likely, likely, slow * likely)
 
 
 def _int8(kernel: KernelWork, gpu: Gpu) -> Seconds:

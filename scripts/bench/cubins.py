@@ -1,21 +1,39 @@
-"""Kernels compiled for cards that are not in this machine, by the tools in Triton's wheel."""
+"""Kernels compiled for cards that are not in this machine, by the tools in Triton's wheel.
 
+    .venv/bin/python scripts/bench/cubins.py
+
+Counts the instructions that each pass over the activations of a ViT-B/16 step issues an element,
+and writes them to razorctl/ops/triton/instructions.json, by which `plan` predicts their time.
+"""
+
+import json
 import math
 import re
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 
+from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.ops.triton.launch import WARP
+from razorctl.ops.triton.recorded import Card, Launch
 from razorctl.ops.triton.variants import Variant
+from razorctl.planning import job_trace
+from razorctl.planning.times import INSTRUCTIONS
 
 _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([\w.]+)(.*?);", re.M)
+_LINE = re.compile(r"^(\.L[\w$.]*):|^\s*/\*[0-9a-f]{4,}\*/\s+(@!?U?P\w+\s+)?([A-Z]\w*)(.*?);", re.M)
+_TARGET = re.compile(r"`\((\.L[\w$.]*)\)")
+SLOW = 16  # most instructions around the call of a slow way
 _REGISTER = re.compile(r"\bR(\d+)\b")
 # Layouts of tensors over threads, and loads of tensors of pointers, in Triton's TTGIR.
 _LAYOUT = re.compile(r"^(#\w+) = #ttg\.blocked<\{(.*?)\}>", re.M)
@@ -92,6 +110,36 @@ class CompiledKernel:
             most = max(most, sum(size for _, size in loads) + sum(groups))
         return most
 
+    def issued(self, turns: int) -> int:
+        """The instructions of a warp on its longest way, with so many turns of each loop.
+
+        Without the slow ways of divisions and roots, which are called, and of a kernel without a
+        loop without the part after a guarded end, which other programs run.
+        """
+        code, labels = list[tuple[bool, str, str | None]](), dict[str, int]()
+        for label, guard, kind, rest in _LINE.findall(_sass(self.cubin)):
+            if label:
+                labels[label] = len(code)
+            else:
+                target = _TARGET.search(rest)
+                guarded = bool(guard) or rest.startswith(".U")  # by a uniform predicate
+                code.append((guarded, kind, target and target[1]))
+        jumps = {
+            i: labels.get(at or "", -1) for i, (_, kind, at) in enumerate(code) if kind == "BRA"
+        }
+        loops = [(to, i) for i, to in jumps.items() if 0 <= to < i]
+        longest = [0] * (len(code) + 1)
+        for i, (guarded, kind, _) in reversed(list(enumerate(code))):
+            ways = [longest[i + 1]]
+            if (to := jumps.get(i, -1)) > i:
+                calls = to - i <= SLOW and any(kind == "CALL" for _, kind, _ in code[i:to])
+                ways = [longest[to], *(ways if guarded and not calls else [])]
+            elif kind in ("EXIT", "RET") or to == i:
+                ways = ways if guarded and turns > 1 else [0]
+            inside = any(start <= i <= end for start, end in loops)
+            longest[i] = max(ways) + (turns if inside else 1)
+        return longest[0]
+
     @property
     def _share(self) -> float:
         """The distinct bytes that threads request, as a share of all that they request."""
@@ -157,3 +205,65 @@ def compiled(variant: Variant, capability: int) -> CompiledKernel:
         ptx=kernel.asm["ptx"],
         cubin=kernel.asm["cubin"],
     )
+
+
+# Kernel of a pass -> the turns of its loop and the elements of a program, by its constants and the
+# arguments of the launch.
+PASSES: dict[str, Callable[[Mapping[str, Any]], tuple[int, int]]] = {
+    "activation_grad_int8_kernel": lambda of: (of["ROWS"] // 2, of["ROWS"] * of["columns"]),
+    "codes_kernel": lambda of: (1, of["R"] * of["C"]),
+    "dequantize_kernel": lambda of: (1, of["R"] * of["C"]),
+    "int8_heads_kernel": lambda of: (of["ROWS"], of["ROWS"] * 3 * of["columns"]),
+    "norm_again_kernel": lambda of: (1, of["R"] * of["C"]),
+    "norm_grad_kernel": lambda of: (of["ROWS"], of["ROWS"] * of["columns"]),
+    "normalize_kernel": lambda of: (1, of["R"] * of["columns"]),
+    "quantize_bytes": lambda of: (1, of["R"] * of["C"]),
+    "quantize_tile": lambda of: (8, of["R"] * of["U"] * 8),
+    "residual_add_kernel": lambda of: (1, of["R"] * of["columns"]),
+    "row_operands_kernel": lambda of: (of["ROWS"] // of["R"], of["ROWS"] * of["columns"]),
+}
+CAPABILITIES = (75, 80, 89, 90, 120)
+
+
+def passes(launches: Iterable[Launch]) -> dict[str, Launch]:
+    """The most frequent launch of each pass, by the name of its instructions."""
+    counts = Counter[tuple[str, Any]]()
+    first: dict[tuple[str, Any], Launch] = {}
+    for launch in launches:
+        if launch.variant.kernel.__name__ in PASSES:
+            function = launch.variant.constexprs.get("FUNCTION")
+            key = " ".join(filter(None, (launch.op, function))), launch.variant.key
+            counts[key] += 1
+            first.setdefault(key, launch)
+    return {key[0]: first[key] for key, _ in reversed(counts.most_common())}
+
+
+def per_element(launch: Launch, capability: int) -> float:
+    """The instructions that a launch of a pass issues for each element, on all lanes."""
+    variant = launch.variant
+    of = {**variant.constexprs, **launch.arguments}
+    turns, elements = PASSES[variant.kernel.__name__](of)
+    return compiled(variant, capability).issued(turns) * WARP * variant.num_warps / elements
+
+
+def main() -> None:
+    table: dict[str, dict[str, float]] = {}
+    for capability in CAPABILITIES:
+        job = Job("vit-b16", "random", batch_size=128, precision="bf16", optimizer="sgd")
+        job = replace(job, learning_rate=1e-3, weight_decay=0.0)
+        if capability < 80:
+            job = replace(job, precision="fp16")
+        for ratio in (0.9, 0.97):
+            card = Card(capability)
+            launches = job_trace.launches(job, Recipe("razor", ratio), 1000, card)[card]
+            for name, launch in passes(launches).items():
+                row = table.setdefault(name, {})
+                if str(capability) not in row:
+                    row[str(capability)] = round(per_element(launch, capability), 1)
+                    print(name, capability, row[str(capability)], flush=True)
+    document = {"triton": triton.__version__, "per_element": dict(sorted(table.items()))}
+    INSTRUCTIONS.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
