@@ -157,7 +157,9 @@ def _int8(kernel: KernelWork, gpu: Gpu) -> Seconds:
     peak = gpu.int8_per_second(LONG), gpu.int8_per_second(kernel.terms)
     fast, slow = (kernel.operations / (rate * filled) for rate in peak)
     moving, writing = (size / gpu.bytes_per_second for size in (kernel.bytes, kernel.written))
-    return Seconds.between(max(fast, moving), max(slow, moving - writing) + parts * writing)
+    least = LAUNCH * (1 if parts == 1 else 1 + SPLITS)
+    ends = max(fast, moving), max(slow, moving - writing) + parts * writing
+    return Seconds.between(*(max(least, end) for end in ends))
 
 
 def _parts(kernel: KernelWork, gpu: Gpu) -> int:

@@ -133,7 +133,7 @@ def test_a_view_costs_nothing_and_a_product_its_operations():
     a, b = torch.zeros(4, 6), torch.zeros(6, 8, dtype=torch.float32)
     aten = torch.ops.aten
     assert cost(aten.t.default, (a,), {}, a.t()) == ({}, 0)
-    product = KernelWork("fp32", 2 * 4 * 6 * 8, 4 * (24 + 48 + 32))
+    product = KernelWork("fp32", 2 * 4 * 6 * 8, 4 * (24 + 48 + 32), programs=1)
     assert cost(aten.mm.default, (a, b), {}, a @ b) == ({product: 1}, 0)
 
 
@@ -207,6 +207,29 @@ def test_bytes_that_kernels_move_and_how_many_reduce(name):
         kernels = cost(operation, args, {}, operation(*args)).kernels
     assert sorted(kernel.bytes for kernel in kernels.elements()) == sorted(moved)
     assert sum(count for kernel, count in kernels.items() if kernel.reduces) == reduce
+
+
+@pytest.mark.parametrize(
+    ("copy", "elements"),
+    [
+        (lambda x: x.clone(), 0),
+        (lambda x: x.t().contiguous(), 60),
+        (lambda x: x[:, :5].contiguous(), 0),
+        (lambda x: torch.stack([x, x]), 0),
+        (lambda x: torch.cat([x.t(), x.t()]), 120),
+    ],
+)
+def test_a_copy_in_another_order_counts_its_elements(copy, elements):
+    *_, said = _costs(copy, [torch.zeros(6, 10)])[0]
+    assert [kernel.elements for kernel in said.kernels] == [elements]
+
+
+def test_an_op_says_what_it_computes_and_how_much_of_it():
+    with kernels.assumed(dot=True):
+        for name, op in ("activation_grad_int8", "activation_grad_int8 silu"), ("norm_grad",) * 2:
+            (said,), _ = _costs(getattr(OWN, name), arguments(name))
+            first = max(said.kernels, key=lambda kernel: kernel.bytes)
+            assert (first.op, first.elements) == (op, ALL * 1024)
 
 
 def test_fused_adamw_writes_no_gradient():

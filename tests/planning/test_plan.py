@@ -95,11 +95,8 @@ def test_the_document_and_the_command_say_the_same(cache, tmp_path):
         share = way["step_seconds"] / full["step_seconds"]
         assert way["step_seconds_vs_full"] == pytest.approx(share)
         assert way["launches"] > 0
-        assert way["step_seconds_low"] <= way["step_seconds"] <= way["step_seconds_high"]
+        assert way["step_seconds_low"] < way["step_seconds"] < way["step_seconds_high"]
         assert way["step_seconds"] == max(way["card_seconds"], way["host_seconds"])
-    assert full["step_seconds_low"] == full["step_seconds_high"]
-    razor = next(way["predicted"] for way in document["candidates"] if way["method"] == "razor")
-    assert razor["step_seconds_low"] < razor["step_seconds"] < razor["step_seconds_high"]
 
     file = tmp_path / "p.json"
     file.write_text(json.dumps(document))

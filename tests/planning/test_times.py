@@ -3,17 +3,22 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from razorctl.memory.trace_cache import NONE, Calls, KernelWork, Trace
+from razorctl.memory.trace_cache import FUSED, NONE, Calls, KernelWork, Trace
 from razorctl.planning import gpus, times
 from razorctl.planning.times import (
     CALL,
     DRIVER,
+    GAP,
     GRAPH,
+    ISSUED,
     LAUNCH,
+    MOVED,
     OP,
+    SECOND,
     launch_count,
     on_card,
     on_host,
@@ -29,9 +34,8 @@ def trace(kernels: dict[KernelWork, int], calls: Calls = NONE, update: Calls = N
 
 
 def taken(kernel: KernelWork, gpu: gpus.Gpu = GPU) -> times.Seconds:
-    """The seconds of a kernel on a card without its launch."""
-    one = trace({kernel: 1})
-    return times.Seconds(*(end - LAUNCH * launch_count(one, gpu) for end in on_card(one, gpu)))
+    """The seconds of a kernel on a card, in a CUDA graph."""
+    return on_card(trace({kernel: 1}), gpu, graphs=1)
 
 
 def test_a_kernel_takes_the_longer_of_arithmetic_and_memory():
@@ -45,24 +49,43 @@ def test_a_kernel_takes_the_longer_of_arithmetic_and_memory():
     )
     single, half = (GPU.operations_per_second(precision) for precision in ("fp32", "bf16"))
     moving = 3e9 / GPU.bytes_per_second
-    want = 2e12 / single + 1e12 / half + moving + 6 * LAUNCH
-    assert on_card(step, GPU) == pytest.approx([want] * 3)
-    assert on_card(step, slow) == pytest.approx([want + moving] * 3)
+    want = 2e12 / single + 1e12 / half + moving
+    assert on_card(step, GPU, 1).likely == pytest.approx(want)
+    assert on_card(step, slow, 1).likely == pytest.approx(want + moving)
     old = replace(GPU, rates={"fp32": GPU.rates["fp32"]})
-    assert on_card(step, old) == pytest.approx([3e12 / single + moving + 6 * LAUNCH] * 3)
+    assert on_card(step, old, 1).likely == pytest.approx(3e12 / single + moving)
+    low, likely, high = on_card(step, GPU)  # one launch after the other
+    assert likely == pytest.approx(want + 6 * GAP)
+    assert low < likely < high
 
 
-def test_what_reduces_is_slower_and_what_no_card_has_run_is_a_range():
-    copies, reduces, own, both = (
-        taken(KernelWork("fp32", 0, 10**9, reduces, own))
-        for own in (False, True)
-        for reduces in (False, True)
+def test_a_kernel_takes_its_bytes_its_instructions_or_a_launch():
+    def likely(size: int = 10**9, gpu: gpus.Gpu = GPU, **work: Any) -> float:
+        return taken(KernelWork("fp32", 0, size, **work), gpu).likely
+
+    assert likely() == pytest.approx(1e9 / GPU.bytes_per_second)
+    assert likely(reduces=True) == pytest.approx(1e9 / GPU.reduced_per_second)
+    assert likely(own=True) == likely(own=True, reduces=True) == pytest.approx(likely() / MOVED)
+    assert (likely(1), likely(0, own=True)) == (LAUNCH, SECOND)
+    of_gelu = times.instructions()["activation_grad_int8 gelu"]
+    grad = {"own": True, "elements": 10**9}
+    for name in ("gelu", "silu"):  # of another function, as many as of GELU
+        issued = likely(1, op=f"activation_grad_int8 {name}", **grad)
+        assert issued == pytest.approx(of_gelu["89"] * 1e9 / (ISSUED * GPU.instructions_per_second))
+    ampere = replace(GPU, compute_capability="8.6")  # counted for the next older card
+    assert likely(1, ampere, op="quantize", **grad) == pytest.approx(
+        times.instructions()["quantize"]["80"] * 1e9 / (ISSUED * GPU.instructions_per_second)
     )
-    assert copies == pytest.approx([1e9 / GPU.bytes_per_second] * 3)
-    assert reduces == pytest.approx([1e9 / GPU.reduced_per_second] * 3)
-    assert reduces.likely > 1.4 * copies.likely
-    assert (own.low, own.high) == pytest.approx((copies.low, 2 * copies.low))
-    assert own.low < both.low < own.likely < both.likely < both.high == own.high
+    assert likely(1, own=True, op="unknown", elements=10**9) == LAUNCH
+    assert likely(1, op="strided copy", elements=10**9) == pytest.approx(
+        times.PYTORCH["strided copy"] * 1e9 / (ISSUED * GPU.instructions_per_second)
+    )
+
+
+def test_what_inductor_fuses_takes_the_bytes_of_ideal_fusion_or_those_of_sums_too():
+    low, _, high = taken(KernelWork("fp32", 0, 10**9, written=10**9, op=FUSED))
+    assert low == pytest.approx(1e9 / GPU.bytes_per_second)
+    assert high == pytest.approx(2 * low / MOVED)
 
 
 def test_int8_products_are_slower_with_fewer_terms_and_programs():
@@ -115,7 +138,7 @@ def test_a_product_whose_sums_are_split_takes_two_more_launches_and_a_call():
     assert [launch_count(step, card) for card in cards] == [11, 5]
     more, few = (on_host(step, card).likely for card in cards)
     assert more - few == pytest.approx(3 * CALL + 6 * DRIVER)
-    assert on_card(trace({parted._replace(operations=0): 1}), GPU).low > 3 * LAUNCH
+    assert taken(parted._replace(operations=0)).low == 3 * LAUNCH
 
 
 def test_sums_are_split_as_the_kernels_split_them():

@@ -1,9 +1,12 @@
 """Traces of jobs' steps, against the steps themselves; to the byte where that can be measured."""
 
+import json
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
+from operator import attrgetter
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,7 +27,7 @@ from razorctl.memory.trace_cache import Trace
 from razorctl.optimizer import build_optimizer
 from razorctl.planning import gpus
 from razorctl.planning import job_trace as tracing
-from razorctl.planning.times import on_card
+from razorctl.planning.times import step_seconds
 from razorctl.step import autocast, by_logits, train_step
 from razorctl.surgery.byte_budget import sparsify_within
 from razorctl.surgery.freezing import freeze_weights
@@ -202,6 +205,7 @@ def test_on_cuda_autocast_has_probabilities_in_single_precision(small):
     here, there = (tracing.trace(job, stored, 5, device).saved for device in ("cpu", "cuda"))
     # Of each of 2 layers, which then keeps them in the precision of the next product too.
     assert there - here == 2 * (4 * heads * tokens * tokens) * 4
+    job = replace(job, optimizer="adamw")  # on a card, as there, it is fused
     assert tracing.trace(job, fused, 5, "cpu") == tracing.trace(job, fused, 5, "cuda")
 
 
@@ -225,10 +229,18 @@ def test_on_cuda_dropout_keeps_bytes_and_fused_attention_none():
 def test_operations_are_those_of_the_model():
     job = replace(JOB, model="vit-b16", batch_size=2, weight_decay=0.0, input_size=None)
     trace = tracing.trace(job, Recipe("full"), 100)
-    operations = sum(kernel.operations * n for kernel, n in trace.kernels.items())
     # 17.6 G multiplications and as many additions an image forward, twice that backward; the
-    # input of the patch embedding needs no gradient.
-    assert operations == pytest.approx(2 * 3 * 35.1e9, rel=0.02)
+    # input of the patch embedding needs no gradient. Attention runs its products once more
+    # backward, and counts 256 tokens of 197.
+    attention, scores = (
+        sum(of(kernel) * n for kernel, n in trace.kernels.items() if "attention" in kernel.op)
+        for of in (attrgetter("operations"), attrgetter("elements"))
+    )
+    assert scores == 2 * 12 * 2 * 12 * 256**2
+    assert attention == 3.5 * 4 * 64 * scores / 2
+    operations = sum(kernel.operations * n for kernel, n in trace.kernels.items()) - attention
+    products = 35.1e9 - 12 * 12 * 4 * 64 * 197**2
+    assert operations == pytest.approx(2 * 3 * products, rel=0.01)
 
 
 @cache
@@ -238,24 +250,46 @@ def large(recipe: Recipe) -> Trace:
     return tracing.trace(replace(JOB, precision="bf16", **changes), recipe, 100)
 
 
-@pytest.mark.parametrize(
-    ("ratio", "share", "bounds"),
-    [
-        (0.8, 0.35, {"rtx-3090": (0.8, 1.15), "rtx-4090": (0.7, 1), "a100-40gb": (0.8, 1.1)}),
-        (0.9, 0.3, {"rtx-3090": (0.85, 1.15), "rtx-4090": (0.75, 1), "a100-40gb": (0.85, 1.15)}),
-    ],
-)
-def test_what_razor_takes_on_a_card_is_a_range_and_what_full_takes_is_none(ratio, share, bounds):
+@pytest.mark.parametrize(("ratio", "share"), [(0.8, 0.35), (0.9, 0.3)])
+def test_razor_takes_less_memory_and_time_than_full_on_cards(ratio, share):
     full, razor = large(Recipe("full")), large(Recipe(ratio=ratio))
     assert sum(razor.kernels.values()) <= 1.6 * sum(full.kernels.values())
     assert razor.highest <= share * full.highest
+    bounds = {"rtx-3090": (0.7, 0.85), "rtx-4090": (0.65, 0.8), "a100-40gb": (0.75, 0.9)}
     for card, (least, most) in bounds.items():
-        gpu = gpus.load(card)
-        low, likely, high = on_card(razor, gpu)
-        fast, exact, slow = on_card(full, gpu)
-        assert fast == exact == slow
-        assert low <= least * exact
-        assert low < likely < high <= most * exact
+        likely = (step_seconds(trace, gpus.load(card), graphs=1).likely for trace in (razor, full))
+        assert least < next(likely) / next(likely) < most
+
+
+# Case of phases_cuda.json or step_cuda.json -> recipe, and whether the host replays graphs.
+MEASURED = {
+    "full": (Recipe("full"), False),
+    "full, CUDA graphs": (Recipe("full"), True),
+    "full, compiled": (Recipe("full"), False),
+    "checkpoint": (Recipe("checkpoint"), False),
+    "razor, CUDA graphs": (Recipe("razor", 0.9), True),
+    "razor at 0.97, CUDA graphs": (Recipe("razor", 0.97), True),
+}
+
+
+@pytest.mark.parametrize("card", ["h100-80gb", "h200"])
+def test_measured_steps_are_within_their_predicted_range(card):
+    file = {"h100-80gb": "phases_cuda", "h200": "step_cuda"}[card]
+    rows = json.loads(Path(f"scripts/bench/results/{file}.json").read_text())["rows"]
+    # Kernels of razorctl have changed since the H200 ran them: an H100 took 55.4 ms for a step.
+    since = 46.7 / 55.4 if card == "h200" else 1.0
+    compared = 0
+    for row in rows:
+        if row["case"] in MEASURED and row["step_seconds"] and row.get("precision") != "fp32":
+            recipe, graphs = MEASURED[row["case"]]
+            trace = large(recipe)
+            if row["case"] == "full, compiled":
+                trace = replace(trace, kernels=trace.compiled)
+            low, _, high = step_seconds(trace, gpus.load(card), int(graphs))
+            share = since if recipe.method == "razor" else 1.0
+            assert low <= share * row["step_seconds"] <= high, row["case"]
+            compared += 1
+    assert compared == 5
 
 
 def test_an_int8_forward_pass_is_counted(small, monkeypatch):
