@@ -103,6 +103,7 @@ ATTRIBUTES = {
     "_pack_args",
     "_parameters",
     "_register_hook_dict",
+    "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_flash_attention_for_cpu_backward",
     "_schema",
     "_softmax",
