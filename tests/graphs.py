@@ -57,7 +57,7 @@ class Graphs:
     """`captured.Graphs` where there is no card."""
 
     def __init__(self, device: torch.device) -> None:
-        self.captured = 0
+        self.captured = self.replayed = 0
 
     def warm_up(self, run: Callable[[], Any]) -> Any:
         return run()
@@ -67,4 +67,9 @@ class Graphs:
             result = run()
         recording.undo()
         self.captured += 1
-        return result, recording.replay
+
+        def replay() -> None:
+            self.replayed += 1
+            recording.replay()
+
+        return result, replay

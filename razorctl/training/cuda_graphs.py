@@ -7,13 +7,14 @@ that takes 96 ms without (scripts/bench/phases.py). `doctor` tries graphs on the
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
+from torch.utils.hooks import RemovableHandle
 
 from razorctl.config.job import Job
 from razorctl.config.recipe import Recipe
@@ -28,8 +29,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Gradients = list[Tensor | None]  # of all parameters
 
-# Micro-batches that run as they are before one is captured: they compile and time kernels.
+# Micro-batches of a kind that run before one is captured: they compile and time kernels.
 WARM_UPS = 2
+KINDS = 6  # the most kinds that are captured, and the most others
 
 
 def settle(job: Job, recipe: Recipe, device: torch.device, one_shape: bool) -> tuple[Job, str]:
@@ -90,13 +92,29 @@ class _Graph(NamedTuple):
     after: Gradients
 
 
-class CapturedPasses:
-    """`step.passes` that runs micro-batches of one kind as CUDA graphs, after the first WARM_UPS.
+@dataclass
+class _Kind:
+    """Micro-batches of one kind.
 
-    The first micro-batch of a step writes the gradients, and the others add to them, so there are
-    two graphs. If a micro-batch cannot be captured, or micro-batches have several shapes, training
-    goes on without graphs after one warning. A graph would repeat random numbers drawn on the host,
-    so a model that draws them is not captured. Results of graphs stay in memory until `forget`.
+    like: their structure, shapes and dtypes. warm: how many have run before one is captured.
+    batch: the inputs of graphs; each micro-batch is copied there.
+    """
+
+    like: Any
+    warm: int = 0
+    batch: Any = None
+    graphs: list[_Graph] = field(default_factory=list)
+
+
+class CapturedPasses:
+    """`step.passes` that runs micro-batches as CUDA graphs, after the first WARM_UPS of each kind.
+
+    A kind has one shape. The first micro-batch of a step writes the gradients, and the others add
+    to them, so there are two graphs of each kind. All share one memory for gradients: kinds after
+    the first copy theirs there. At most KINDS kinds are captured, so that rare shapes run as they
+    are. If a micro-batch cannot be captured, or shapes change all the time, training goes on
+    without graphs after one warning. A graph would repeat random numbers drawn on the host, so a
+    model that draws them is not captured. Results of graphs stay in memory until `forget`.
     """
 
     def __init__(self) -> None:
@@ -105,12 +123,12 @@ class CapturedPasses:
 
     def forget(self) -> None:
         """Frees all graphs; called when the model or the sizes of micro-batches may change."""
-        self._kind: Any = None
-        self._warm = 0
+        self._kinds: list[_Kind] = []
         self._maker: Graphs | None = None
+        self._model: nn.Module | None = None
+        self._weights: list[tuple[nn.Module, type, str, nn.Parameter, int]] = []
         self._parameters: list[nn.Parameter] = []
-        self._batch: Any = None  # the inputs of graphs; each micro-batch is copied there
-        self._graphs: list[_Graph] = []
+        self._gradients: Gradients = []  # that all graphs write
 
     def __call__(
         self,
@@ -124,24 +142,23 @@ class CapturedPasses:
     ) -> Tensor:
         passes = partial(forward_backward, model, losses, job=job, scaler=scaler)
         plain = partial(passes, batch, phase=phase, check=check)
-        if self.works and not self._alike(model, batch, job):
-            self._end("micro-batches have several shapes")
-        if not self.works:
+        kind = self._kind(model, batch, job) if self.works else None
+        if kind is None:
             return plain()
         assert self._maker is not None
-        if self._warm < WARM_UPS:
-            self._warm += 1
+        if kind.warm < WARM_UPS:
+            kind.warm += 1
             return self._maker.warm_up(plain)
         before = [parameter.grad for parameter in self._parameters]
-        graph = next((g for g in self._graphs if _same(g.before, before)), None)
+        graph = next((g for g in kind.graphs if _same(g.before, before)), None)
         if graph is None:
             if not self._lasting(before):  # the rest of a step that began without graphs
                 return self._maker.warm_up(plain)
-            graph = self._capture(passes, batch, before)
+            graph = self._capture(kind, passes, batch, before)
         if graph is None:
             return plain()
         with phase("forward"):
-            for target, source in zip(tree_leaves(self._batch), tree_leaves(batch), strict=True):
+            for target, source in zip(tree_leaves(kind.batch), tree_leaves(batch), strict=True):
                 if isinstance(source, Tensor):
                     target.copy_(source)
             graph.replay()
@@ -149,32 +166,59 @@ class CapturedPasses:
             self._set(graph.after)
         return graph.loss.clone()
 
-    def _alike(self, model: nn.Module, batch: Any, job: Job) -> bool:
-        """Whether a micro-batch has the model, shapes and dtypes of the earlier ones."""
+    def _kind(self, model: nn.Module, batch: Any, job: Job) -> _Kind | None:
+        """The kind of a micro-batch; None if it is one too many to be captured.
+
+        Graphs of weights that have other memory now are forgotten first.
+        """
+        if self._moved(model):
+            self.forget()
+            self._model, self._maker = model, Graphs(batch[1].device)
+            self._parameters = list(model.parameters())
+            self._weights = [
+                (module, type(module), name, parameter, parameter.data_ptr())
+                for module in model.modules()
+                for name, parameter in module.named_parameters(recurse=False)
+            ]
         leaves, structure = tree_flatten(batch)
         like = [(x.shape, x.dtype, x.device) if isinstance(x, Tensor) else x for x in leaves]
-        kind = model, job.accumulate, structure, like
-        if self._kind is None:
-            self._kind, self._maker = kind, Graphs(batch[1].device)
-            self._parameters = list(model.parameters())
-        return bool(self._kind == kind)
+        like = [job.accumulate, structure, like]
+        kind = next((kind for kind in self._kinds if kind.like == like), None)
+        captured = sum(bool(kind.graphs) for kind in self._kinds)
+        if kind is None:
+            if len(self._kinds) - captured == KINDS:
+                self._end(f"micro-batches have more than {KINDS} shapes")
+                return None
+            kind = _Kind(like)
+            self._kinds.append(kind)
+        return kind if kind.graphs or captured < KINDS else None
+
+    def _moved(self, model: nn.Module) -> bool:
+        """Whether the model, or the memory of its weights, is another one than before."""
+        return self._model is not model or any(
+            type(module) is not kind
+            or getattr(module, name, None) is not weight
+            or weight.data_ptr() != place
+            for module, kind, name, weight, place in self._weights
+        )
 
     def _lasting(self, gradients: Gradients) -> bool:
         """Whether gradients have the same memory in later steps."""
-        none = all(gradient is None for gradient in gradients)
-        return none or any(_same(graph.after, gradients) for graph in self._graphs)
+        graphs = (graph for kind in self._kinds for graph in kind.graphs)
+        return _none(gradients) or any(_same(graph.after, gradients) for graph in graphs)
 
     def _capture(
-        self, passes: Callable[[Any], Tensor], batch: Any, before: Gradients
+        self, kind: _Kind, passes: Callable[[Any], Tensor], batch: Any, before: Gradients
     ) -> _Graph | None:
         """Captures a micro-batch; returns None, and ends the use of graphs, if that fails."""
         assert self._maker is not None
-        if self._batch is None:
-            self._batch = tree_map_only(Tensor, torch.clone, batch)
+        if kind.batch is None:
+            kind.batch = tree_map_only(Tensor, torch.clone, batch)
         host = state.random_states(cuda=False)
+        hooks = self._share_gradients() if _none(before) else []
         try:
             with shared_by(1):  # otherwise a graph would read memory of another one
-                loss, replay = self._maker.capture(partial(passes, self._batch))
+                loss, replay = self._maker.capture(partial(passes, kind.batch))
             graph = _Graph(replay, loss, before, [p.grad for p in self._parameters])
         except torch.OutOfMemoryError:
             raise
@@ -185,14 +229,33 @@ class CapturedPasses:
             self._end(failure_reason(error))
             return None
         finally:
+            for hook in hooks:
+                hook.remove()
             drawn = _listed(host) != _listed(state.random_states(cuda=False))
             state.set_random_states(host)
         self._set(before)
         if drawn:
             self._end("the model draws random numbers on the host, which a graph would repeat")
             return None
-        self._graphs.append(graph)
+        kind.graphs.append(graph)
+        self._gradients = self._gradients or graph.after
         return graph
+
+    def _share_gradients(self) -> list[RemovableHandle]:
+        """Lets a graph that writes gradients write those that the first one wrote; the hooks."""
+
+        def move(memory: Tensor, parameter: Tensor) -> None:
+            if parameter.grad is not None and parameter.grad is not memory:
+                memory.copy_(parameter.grad)
+                parameter.grad = memory
+
+        return [
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                partial(move, memory)
+            )
+            for parameter, memory in zip(self._parameters, self._gradients, strict=False)
+            if memory is not None
+        ]
 
     def _set(self, gradients: Gradients) -> None:
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
@@ -203,6 +266,10 @@ class CapturedPasses:
         log.warning("training goes on without CUDA graphs: %s", why)
         self.works = False
         self.forget()
+
+
+def _none(gradients: Gradients) -> bool:
+    return all(gradient is None for gradient in gradients)
 
 
 def _same(some: Gradients, others: Gradients) -> bool:

@@ -7,14 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from razorctl import Recipe, data, models, sparsify
+from razorctl import Recipe, data, models, restore, sparsify
 from razorctl.config.job import Job
 from razorctl.data.own import text_lengths
 from razorctl.errors import UsageError
 from razorctl.ops import kernels
-from razorctl.training import cuda_graphs
+from razorctl.optimizer import build_optimizer
+from razorctl.training import cuda_graphs, state
 from razorctl.training.compiled import refuse_uncompilable
-from razorctl.training.cuda_graphs import WARM_UPS
+from razorctl.training.cuda_graphs import KINDS, WARM_UPS
 from razorctl.training.doctor import graphs as trial
 from razorctl.training.feed import Feed, sequenced
 from razorctl.training.learner import Learner
@@ -80,7 +81,7 @@ def trained(job: Job, recipe: Recipe, steps: int = STEPS, drop: float = 0.0):
 
 
 def assert_same(some, others) -> None:
-    torch.testing.assert_close(some, others, rtol=0, atol=0)
+    torch.testing.assert_close(some, others, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize(
@@ -113,17 +114,113 @@ def test_random_numbers_of_the_host_end_it(stand_in, caplog):
     ]
 
 
-def test_micro_batches_of_several_shapes_end_it(stand_in, caplog):
-    ends = []
-    for graph in (False, True):
-        it = learner(replace(JOB, cuda_graphs=graph), RAZOR)
-        sizes = [8] * STEPS + [6, 8]
-        found = [it.step(batches(JOB, step, rows)) for step, rows in enumerate(sizes)]
-        ends.append((torch.tensor(found), it.model.state_dict()))
-    assert_same(*ends)
-    assert said(caplog) == [
-        "training goes on without CUDA graphs: micro-batches have several shapes"
+def of_sizes(job: Job, graphed: bool, steps: list[tuple[int, ...]]):
+    """Losses, norms and weights of steps whose micro-batches have these rows; and the learner."""
+    it = learner(replace(job, cuda_graphs=graphed), RAZOR)
+    draw = torch.Generator().manual_seed(0)
+    found = [
+        it.step(
+            (torch.randn(rows, 1, 28, 28, generator=draw), torch.arange(rows) % 10)
+            for rows in sizes
+        )
+        for sizes in steps
     ]
+    return (torch.tensor(found), it.model.state_dict()), it
+
+
+def test_a_rare_shape_runs_as_it_is_and_graphs_stay(stand_in, caplog):
+    sizes = [(8,)] * STEPS + [(6,), (8,)]
+    plain, _ = of_sizes(JOB, False, sizes)
+    own, it = of_sizes(JOB, True, sizes)
+    assert_same(own, plain)
+    assert (stand_in[0].captured, stand_in[0].replayed) == (1, STEPS - WARM_UPS + 1)
+    assert it._captured.works
+    assert said(caplog) == []
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_each_kind_is_warmed_up_and_all_write_the_same_gradients(precision, stand_in, caplog):
+    """Micro-batches of a step may be of several kinds."""
+    job = replace(JOB, accumulate=2, precision=precision)
+    sizes = [(4, 4), (6, 6), (4, 4), (6, 6), (4, 4), (6, 6), (4, 6), (6, 4), (6, 6), (4, 4)]
+    plain, _ = of_sizes(job, False, sizes)
+    own, it = of_sizes(job, True, sizes)
+    assert_same(own, plain)
+    (made,) = stand_in
+    # Two micro-batches of each kind warm it up, those of steps 1 and 2.
+    assert (made.captured, made.replayed) == (4, 2 * (len(sizes) - 2))
+    graphs_of_kinds = [kind.graphs for kind in it._captured._kinds]
+    assert [len(each) for each in graphs_of_kinds] == [2, 2]
+    memories = {tuple(map(id, graph.after)) for each in graphs_of_kinds for graph in each}
+    assert len(memories) == 1
+    assert said(caplog) == []
+
+
+def test_kinds_beyond_the_most_run_as_they_are(stand_in, caplog, monkeypatch):
+    monkeypatch.setattr(cuda_graphs, "KINDS", 1)
+    sizes = [(8,)] * STEPS + [(6,)] * STEPS + [(8,)]
+    plain, _ = of_sizes(JOB, False, sizes)
+    own, it = of_sizes(JOB, True, sizes)
+    assert_same(own, plain)
+    assert (stand_in[0].captured, stand_in[0].replayed) == (1, STEPS - WARM_UPS + 1)
+    assert it._captured.works
+
+
+def test_shapes_that_change_all_the_time_end_it(stand_in, caplog):
+    sizes = [(rows,) for rows in range(2, 2 + KINDS + 2)]
+    plain, _ = of_sizes(JOB, False, sizes)
+    own, it = of_sizes(JOB, True, sizes)
+    assert_same(own, plain)
+    assert not it._captured.works
+    assert said(caplog) == [
+        "training goes on without CUDA graphs: micro-batches have more than 6 shapes"
+    ]
+
+
+def moved_data(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+
+
+MOVES = {
+    "assign": lambda model: model.load_state_dict(
+        {name: tensor.clone() for name, tensor in model.state_dict().items()}, assign=True
+    ),
+    "data": moved_data,
+    "restore": restore,
+}
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_weights_in_other_memory_are_captured_anew(move, stand_in, caplog):
+    found = []
+    for graphed in (False, True):
+        it = learner(replace(JOB, cuda_graphs=graphed, momentum=0.0), RAZOR)
+        losses = [it.step(batches(JOB, step)) for step in range(STEPS)]
+        MOVES[move](it.model)
+        it.optimizer = build_optimizer(it.model, it.job)
+        losses += [it.step(batches(JOB, step)) for step in range(STEPS)]
+        found.append((torch.tensor(losses), it.model.state_dict()))
+    assert_same(*found)
+    assert [made.captured for made in stand_in] == [1, 1]
+    assert said(caplog) == []
+
+
+def test_weights_that_change_in_place_keep_their_graphs(stand_in, tmp_path):
+    """As those of a checkpoint that is loaded, or of an average, do."""
+    found = []
+    for graphed in (False, True):
+        it = learner(replace(JOB, cuda_graphs=graphed, ema=0.5), RAZOR)
+        losses = [it.step(batches(JOB, step)) for step in range(STEPS)]
+        state.write(tmp_path, *it.snapshot())
+        losses += [it.step(batches(JOB, step)) for step in range(2)]
+        it.load(tmp_path)
+        it.begin()
+        losses += [it.step(batches(JOB, step)) for step in range(2)]
+        found.append((torch.tensor(losses), it.model.state_dict()))
+    assert_same(*found)
+    assert_same(losses[-2:], losses[-4:-2])
+    assert [made.captured for made in stand_in] == [1]
 
 
 def test_conversations_have_one_shape(stand_in, caplog, tmp_path, monkeypatch):
