@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -63,7 +64,10 @@ class Graphs:
         return run()
 
     def capture(self, run: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        with Recording() as recording:
+        capturing = patch.object(torch.cuda, "is_current_stream_capturing", return_value=True)
+        refused = RuntimeError("Cannot call CUDAGeneratorImpl::current_seed during capture")
+        reading = patch.object(torch, "get_rng_state", side_effect=refused)
+        with capturing, reading, Recording() as recording:
             result = run()
         recording.undo()
         self.captured += 1

@@ -111,8 +111,10 @@ class Job:
         workers: processes that load rows ahead; None is 8, or the number of cores, on CUDA, else 0.
         compile: whether training steps run through torch.compile.
         cuda_graphs: whether forward and backward passes are captured as CUDA graphs, compiled or
-            not; None as `eager_reason` says. Evaluations and updates cannot use the memory of
-            graphs. No plan counts that: on an H100 the peak rose by 0.6 % at most.
+            not; None as `eager_reason` says. Texts are then padded to one of at most six lengths,
+            multiples of 64 tokens or the longest. Joined texts fill a fixed number of sequences.
+            Evaluations and updates cannot use the memory of graphs. No plan counts that: on an H100
+            the peak rose by 0.6 % at most.
         activation_memory_budget: the largest share of the saved bytes that torch.compile keeps; it
             recomputes the rest. In (0, 1]; None is 1. No plan predicts these bytes.
         image_column, text_column, label_column: the columns to use; None detects them. A pair of
@@ -268,10 +270,10 @@ class Job:
         """Whether micro-batches become CUDA graphs without torch.compile."""
         return bool(self.cuda_graphs) and not self.compile
 
-    def eager_reason(self, joint_budget: float, one_shape: bool) -> str | None:
+    def eager_reason(self, joint_budget: float) -> str | None:
         """Why steps on CUDA are not captured by default; None if they are.
 
-        joint_budget: of the recipe. one_shape: whether all micro-batches have the same shapes.
+        joint_budget: of the recipe.
         """
         steps = FEWEST_CAPTURED if self.steps is None else self.steps
         reasons = {
@@ -281,7 +283,6 @@ class Job:
             "a joint budget draws anew in every step": joint_budget < 1,
             "the optimizer runs in the backward pass": self.optimizer_in_backward,
             "the optimizer's state is on the host": self.optimizer_state == "host",
-            "texts have several lengths": not one_shape,
         }
         return next((why for why, holds in reasons.items() if holds), None)
 

@@ -70,18 +70,20 @@ class Model:
             else is read, and no network.
         augmented: (model, input size, `Job.augment`) -> a function like the result of `transform`,
             with changes drawn from the default generators; None if inputs are never augmented.
-        padded: like `transform`, but all inputs have the input size, as compiled steps and CUDA
-            graphs need; None if they always have it, and for packed texts.
+        padded: (model, input size, widths, sequences) -> like the result of `transform`, but all
+            inputs have one of these widths in tokens, as compiled steps and CUDA graphs need.
+            Joined texts have the first, and a multiple of these sequences, else 0. None if inputs
+            always have one shape.
         trained: like `transform`, with the random changes that training needs, as for masked
             language models; None if there are none.
         sequences: (rows, input size, `Progress`) -> the rows that `transform` takes, with the
             tokens of texts; None if it takes rows as they are.
-        cut: (rows, input size) -> the number of these texts that will be cut; None if none are, or
-            if `sequences` reports it.
+        lengths: (rows, input size) -> the tokens of these texts, of long ones of their beginning;
+            None if no text is cut, or if `sequences` reports it.
         writer: (model) -> a `Writer` for a causal language model; None for other models.
         packed: (`Job.packing`) -> the model for conversations; None if it never takes them.
         sample: (row of `sequences`) -> what the model reads; None if all parts are trained.
-        longest: (input size) -> the most tokens of a text.
+        longest: (input size) -> the most tokens of a text; None for images.
         decode: (tokens) -> their text; None for images.
         packs: whether it separates the texts of one sequence.
         files: (whether weights are read) -> the files of the pretrained model that are read.
@@ -105,10 +107,12 @@ class Model:
     load: Callable[[Path, int | None], tuple["nn.Module", Callable[[Rows], Rows]]]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     augmented: Callable[["nn.Module", int | None, str], Callable[[Rows], Rows]] | None = None
-    padded: Callable[["nn.Module", int | None], Callable[[Rows], Rows]] | None = None
+    padded: (
+        Callable[["nn.Module", int | None, Sequence[int], int], Callable[[Rows], Rows]] | None
+    ) = None
     trained: Callable[["nn.Module", int | None], Callable[[Rows], Rows]] | None = None
     sequences: Callable[[Any, int | None, Progress], Any] | None = None
-    cut: Callable[[Rows, int | None], int] | None = None
+    lengths: Callable[[Rows, int | None], Sequence[int]] | None = None
     writer: Callable[["nn.Module"], "Writer"] | None = None
     packed: Callable[[bool], "Model"] | None = None
     sample: Callable[[Mapping[str, Sequence[int]]], RenderedChat] | None = None

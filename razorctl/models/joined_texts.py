@@ -7,44 +7,87 @@ attend to another.
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 MULTIPLE = 8  # tokens; kernels of matrix products are made for multiples of it
+BUCKET, BUCKETS = 64, 6  # tokens, and the most widths of texts in CUDA graphs
 PAYS = 0.8  # the share of the padded tokens at which packing is the default
 ROUNDING, ROUNDED = 1e-3, 3e-2  # of the largest logit, in single and in half precision
 GROUPED = 50  # batches whose rows are sorted by length if texts are not packed
 SAMPLE = 64  # micro-batches from which the gain is estimated
 
 
-def rounded(tokens: int, most: int) -> int:
-    """Tokens rounded up to MULTIPLE, and at most `most`."""
-    return max(tokens, min(most, -(-tokens // MULTIPLE) * MULTIPLE))
+def rounded(tokens: int, most: int, widths: Sequence[int] = ()) -> int:
+    """Tokens rounded up to one of some widths, else to MULTIPLE, and at most `most`.
+
+    widths: ascending.
+    """
+    wider = next((width for width in widths if width >= tokens), None)
+    return max(tokens, min(most, wider or -(-tokens // MULTIPLE) * MULTIPLE))
 
 
-def layout(lengths: Sequence[int], most: int) -> tuple[list[list[int]], int]:
+def buckets(lengths: Iterable[int], most: int) -> tuple[int, ...]:
+    """At most BUCKETS widths to which texts of these lengths are padded, in ascending order.
+
+    They are multiples of BUCKET, and the last one may be `most`. If there are more, the two are
+    joined that then have the fewest more tokens of padding.
+    """
+    count = Counter(min(most, -(-length // BUCKET) * BUCKET) for length in lengths)
+    while len(count) > BUCKETS:
+        pairs = pairwise(sorted(count))
+        lower, upper = min(pairs, key=lambda pair: count[pair[0]] * (pair[1] - pair[0]))
+        count[upper] += count.pop(lower)
+    return tuple(sorted(count))
+
+
+def layout(
+    lengths: Sequence[int], most: int, shape: tuple[int, int] | None = None
+) -> tuple[list[list[int]], int]:
     """The sequences of a micro-batch, each as indices of its texts, and their width in tokens.
 
-    Tries the widths that share all tokens evenly over some number of sequences, and takes the one
-    with the fewest tokens in all. Longer texts are placed first (first fit, decreasing). No
-    sequence is longer than `most`, and there are no more tokens than in the padded micro-batch.
+    Longer texts are placed first (first fit, decreasing). No sequence is longer than `most`, and
+    there are no more tokens than in the padded micro-batch.
 
-    lengths: the tokens of each text, at most `most`.
+    Args:
+        lengths: the tokens of each text, at most `most`.
+        shape: as of `fewest_tokens`, for CUDA graphs: the number of sequences is a multiple of
+            that there, or that of texts. Some sequences may be empty.
     """
-    order = sorted(range(len(lengths)), key=lambda text: -lengths[text])
-    longest, total = max(lengths), sum(lengths)
-    best: tuple[list[list[int]], int] | None = None
-    for count in range(1, len(lengths) + 1):
+    count, width = shape or fewest_tokens([lengths], max(lengths), most)
+    rows = _first_fit(lengths, width)
+    wanted = min(len(lengths), -(-len(rows) // count) * count)
+    return rows + [[] for _ in range(wanted - len(rows))], width
+
+
+def fewest_tokens(
+    micro_batches: Sequence[Sequence[int]], longest: int, most: int
+) -> tuple[int, int]:
+    """The number and the width of sequences into which each micro-batch fits.
+
+    Tries the widths that share all tokens of the largest micro-batch evenly over some number of
+    sequences, and takes the one with the fewest tokens in all.
+
+    Args:
+        micro_batches: the tokens of each of their texts.
+        longest: the tokens of a text for which there is room.
+        most: the most tokens of a sequence.
+    """
+    total, texts = max(map(sum, micro_batches)), max(map(len, micro_batches))
+    best: tuple[int, int] | None = None
+    for count in range(1, texts + 1):
         width = rounded(max(longest, math.ceil(total / count)), most)
         if width > most:
             continue
-        rows = _first_fit(order, lengths, width)
+        rows = max(len(_first_fit(lengths, width)) for lengths in micro_batches)
         # Among equal ones the narrowest, with the least attention.
-        if best is None or len(rows) * width <= len(best[0]) * best[1]:
+        if best is None or rows * width <= best[0] * best[1]:
             best = rows, width
         if width == rounded(longest, most):
             break
@@ -52,10 +95,10 @@ def layout(lengths: Sequence[int], most: int) -> tuple[list[list[int]], int]:
     return best
 
 
-def _first_fit(order: Sequence[int], lengths: Sequence[int], width: int) -> list[list[int]]:
+def _first_fit(lengths: Sequence[int], width: int) -> list[list[int]]:
     rows: list[list[int]] = []
     room: list[int] = []
-    for text in order:
+    for text in sorted(range(len(lengths)), key=lambda text: -lengths[text]):
         row = next((row for row, left in enumerate(room) if left >= lengths[text]), len(rows))
         if row == len(rows):
             rows.append([])
@@ -102,25 +145,44 @@ class Gain:
         return rows, min(most, rounded(math.ceil(tokens / rows), most))
 
 
-def gain(lengths: Sequence[int], micro_batch: int, most: int, batch_size: int = 0) -> Gain:
-    """The gain of packing texts of these lengths; batch_size: 0 for the micro-batch's."""
-    draw = random.Random(0)
-    size = min(micro_batch, len(lengths))
-    drawn = [draw.sample(range(len(lengths)), size) for _ in range(SAMPLE)]
+def drawn(lengths: Sequence[int], micro_batch: int, most: int) -> list[list[int]]:
+    """The tokens of texts in SAMPLE micro-batches, always the same ones."""
+    draw, cut = random.Random(0), [min(length, most) for length in lengths]
+    return [draw.sample(cut, min(micro_batch, len(cut))) for _ in range(SAMPLE)]
+
+
+def gain(
+    lengths: Sequence[int], micro_batch: int, most: int, batch_size: int = 0, graphs: bool = False
+) -> Gain:
+    """The gain of packing texts of these lengths.
+
+    Args:
+        lengths: of all texts.
+        micro_batch: texts in each.
+        most: the most tokens of a text.
+        batch_size: 0 for the micro-batch's.
+        graphs: whether micro-batches have the few shapes that CUDA graphs take.
+    """
+    some = drawn(lengths, micro_batch, most)
+    every, size = [min(length, most) for length in lengths], len(some[0])
+    widths: tuple[int, ...] = ()
+    shape = None
+    if graphs:
+        widths = buckets(every, rounded(max(every), most))
+        shape = fewest_tokens(some, max(every), most)
     padded = packed = read = 0
-    for texts in drawn:
-        own = [min(lengths[text], most) for text in texts]
-        rows, width = layout(own, most)
+    for own in some:
+        rows, width = layout(own, most, shape)
         read += sum(own)
-        padded += len(own) * rounded(max(own), most)
+        padded += len(own) * rounded(max(own), most, widths)
         packed += len(rows) * width
     pool, grouped = GROUPED * (batch_size or size), 0
-    every = draw.sample([min(length, most) for length in lengths], len(lengths))
+    every = random.Random(0).sample(every, len(every))
     for start in range(0, len(every), pool):
         ordered = sorted(every[start : start + pool])
         for at in range(0, len(ordered), size):
             part = ordered[at : at + size]
-            grouped += len(part) * rounded(part[-1], most)
+            grouped += len(part) * rounded(part[-1], most, widths)
     epoch = len(lengths) / (SAMPLE * size)
     return Gain(round(epoch * read), round(epoch * padded), round(epoch * packed), grouped)
 

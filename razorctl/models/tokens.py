@@ -1,7 +1,7 @@
 """Turns texts into tokens, and tokens into inputs and labels of language models."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
@@ -100,10 +100,11 @@ def are(count: int) -> str:
     return f"{count:,} {'is' if count == 1 else 'are'}"
 
 
-def cut_texts(tokenizer: Any, tokens: int, rows: Rows) -> int:
-    """The number of texts, pairs of texts or lists of tokens with more than `tokens` tokens.
+def text_lengths(tokenizer: Any, tokens: int, rows: Rows) -> list[int]:
+    """The tokens of texts, pairs of texts or lists of tokens.
 
-    Only the beginning of long texts is read. It has more tokens too, unless it is white space.
+    Only the beginning of long texts is read. It has more than `tokens` tokens too, unless it is
+    white space.
     """
     most = LONGEST * tokens
     if "tokens" in rows:
@@ -112,7 +113,7 @@ def cut_texts(tokenizer: Any, tokens: int, rows: Rows) -> int:
         names, split = [name for name in ("text", "text_pair") if name in rows], False
         parts = [[text[:most] for text in rows[name]] for name in names]
     found = tokenizer(*parts, is_split_into_words=split, verbose=False)
-    return sum(len(ids) > tokens for ids in found["input_ids"])
+    return [*map(len, found["input_ids"])]
 
 
 def around(tokenizer: Any) -> tuple[list[int], list[int]]:
@@ -230,15 +231,17 @@ def causal_inputs(
     *,
     tokens: int | None = None,
     packing: bool | None = None,
-    fixed: bool = False,
+    widths: Sequence[int] = (),
+    sequences: int = 0,
 ) -> Rows:
     """Inputs and labels for predicting the next token.
 
     rows: of `token_blocks`, `single_texts` or `chats.conversation_tokens`. The label at a position
     is the next token, or NO_LABEL. Rows of several lengths are padded on the right to the longest,
-    rounded up to MULTIPLE and at most `tokens`, or all to `tokens` if `fixed`; they then have an
+    `rounded` to one of `widths` or to MULTIPLE, and at most to `tokens`; they then have an
     `attention_mask`. With `packing` a sequence holds several rows, and has `position_ids`; there
-    are fewer sequences than rows.
+    are fewer sequences than rows. With `widths` they have the first of these, and their number is a
+    multiple of `sequences`.
     """
     import torch
 
@@ -247,14 +250,12 @@ def causal_inputs(
     labels = [[*said[1:], NO_LABEL] for said in own]
     lengths = [*map(len, every)]
     groups, length = [[row] for row in range(len(every))], max(lengths)
+    most = tokens or sys.maxsize
     if packing:
-        groups, length = layout(lengths, tokens or sys.maxsize)
-    elif fixed:
-        assert tokens is not None
-        length = tokens
-    elif "labels" in rows or packing is not None:
-        length = rounded(length, tokens or sys.maxsize)
-    padded = not packing and (fixed or any(own < length for own in lengths))
+        groups, length = layout(lengths, most, (sequences, widths[0]) if widths else None)
+    elif widths or "labels" in rows or packing is not None:
+        length = rounded(length, most, widths)
+    padded = not packing and (bool(widths) or any(own < length for own in lengths))
     filler = tokenizer.pad_token_id or 0
     found: Rows = {"inputs": [], "labels": []}
     for group in groups:

@@ -14,9 +14,9 @@ def job_facts(job: Job) -> dict[str, Any]:
     """The facts about a job's model and data set that planning needs.
 
     Returns `defaults`, the model's settings of a Job; the numbers of `classes` and
-    `train_examples`; the `lengths` of texts; whether micro-batches have `one_shape`; and whether an
-    encoder `classifies_texts`. Raises UsageError for unknown names and for a data set that the
-    model cannot take, and DataError for a data set that cannot be used.
+    `train_examples`; the `lengths` of texts; and whether an encoder `classifies_texts`. Raises
+    UsageError for unknown names and for a data set that the model cannot take, and DataError for a
+    data set that cannot be used.
     """
     from razorctl import data, models
     from razorctl.data.own import text_lengths
@@ -28,7 +28,6 @@ def job_facts(job: Job) -> dict[str, Any]:
         "classes": source.classes,
         "train_examples": source.train_examples,
         "lengths": text_lengths.sample_lengths(job, family, source),
-        "one_shape": text_lengths.have_one_shape(job, family, source),
         "classifies_texts": encodes and family.task == "classification",
     }
 

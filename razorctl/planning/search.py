@@ -63,7 +63,9 @@ class Search:
         part = "" if recipe is None else recipe.part
         self.job = job.resolved(self.facts["defaults"], self.examples, part)
         if self.facts["lengths"] is not None:
-            self.job, _ = self.facts["lengths"].resolve(self.job)
+            graphs = replace(self.job, cuda_graphs=self._captures(recipe or Recipe()))
+            packing = self.facts["lengths"].resolve(graphs)[0].packing
+            self.job = replace(self.job, packing=packing)
         self.gpu, self.budget, self.recipe = gpu, budget, recipe
         self.candidates: dict[tuple[Recipe, int], Candidate] = {}
         self.reasons: dict[str, list[str]] = {}
@@ -104,7 +106,7 @@ class Search:
         """Whether a run on the card captures CUDA graphs."""
         if self.job.cuda_graphs is not None:
             return self.job.cuda_graphs
-        return self.job.eager_reason(recipe.joint_budget, self.facts["one_shape"]) is None
+        return self.job.eager_reason(recipe.joint_budget) is None
 
     def needed_bytes(self, recipe: Recipe) -> int:
         """Bytes that the card must have free for a recipe in one pass; traces nothing else."""
@@ -138,7 +140,9 @@ class Search:
         lengths = self.facts["lengths"]
         if lengths is None:
             return None
-        gained: Gain | None = lengths.resolve(replace(self.job, accumulate=way.accumulate))[1]
+        graphs = self._captures(way.recipe)
+        job = replace(self.job, accumulate=way.accumulate, cuda_graphs=graphs)
+        gained: Gain | None = lengths.resolve(job)[1]
         return gained
 
     def average_share(self, way: Candidate) -> float:
@@ -147,7 +151,7 @@ class Search:
         An average micro-batch has as many tokens as remain after packing or grouping.
         """
         gain, job = self.gain(way), replace(self.job, accumulate=way.accumulate)
-        if gain is None or job.cuda_graphs or not self.examples:
+        if gain is None or not self.examples:
             return 1.0
         assert job.packing is not None
         rows, tokens = gain.average(

@@ -34,17 +34,14 @@ WARM_UPS = 2
 KINDS = 6  # the most kinds that are captured, and the most others
 
 
-def settle(job: Job, recipe: Recipe, device: torch.device, one_shape: bool) -> tuple[Job, str]:
-    """A resolved job with `cuda_graphs`, and a note if its steps run without them; "" if not.
-
-    one_shape: as of `Job.eager_reason`.
-    """
+def settle(job: Job, recipe: Recipe, device: torch.device) -> tuple[Job, str]:
+    """A resolved job with `cuda_graphs`, and a note if its steps run without them; "" if not."""
     if device.type != "cuda":
         note = "CUDA graphs need a CUDA device; steps run without." if job.cuda_graphs else ""
         return replace(job, cuda_graphs=False), note
     if job.cuda_graphs is not None:
         return job, ""
-    why = job.eager_reason(recipe.joint_budget, one_shape)
+    why = job.eager_reason(recipe.joint_budget)
     note = "" if why is None or job.compile else f"CUDA graphs are not used, since {why}."
     return replace(job, cuda_graphs=why is None), note
 

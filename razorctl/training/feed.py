@@ -1,6 +1,6 @@
 """The rows of a run as batches that its model takes."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,6 @@ from razorctl import data, models, units
 from razorctl.config.job import Job
 from razorctl.data.own import text_lengths
 from razorctl.data.own.splitting import digested
-from razorctl.models.joined_texts import rounded
 from razorctl.models.tokens import are
 from razorctl.step import label_count
 from razorctl.training.loading import Loading, cached, in_order, moved
@@ -35,10 +34,10 @@ def sequenced(
 
 def cut_texts(rows: Any, family: models.Model, job: Job) -> tuple[str, ...]:
     """A note on training texts that are cut, by packed.SAMPLE of them; none if these are not."""
-    if family.cut is None:
+    if family.lengths is None or family.longest is None:
         return ()
-    some = rows.select(range(0, len(rows), -(-len(rows) // text_lengths.SAMPLE)))
-    cut = family.cut(some[:], job.input_size)
+    some, most = text_lengths.sample(rows), family.longest(job.input_size)
+    cut = sum(length > most for length in family.lengths(some[:], job.input_size))
     of = units.count(len(some), "training text")
     if len(some) < len(rows):
         of += f" of {len(rows):,}"
@@ -87,11 +86,14 @@ class Feed:
         transform = training_transform = family.transform(model, job.input_size)
         if family.trained is not None:
             training_transform = family.trained(model, job.input_size)
-        apart = text_lengths.of_rows(splits.train, family, job) if job.packing is False else None
-        # Or each length is compiled. Texts grouped by length are, since padding them costs more.
-        if family.padded is not None and (job.cuda_graphs or (job.compile and apart is None)):
-            size = job.input_size if apart is None else rounded(max(apart.tokens), apart.most)
-            training_transform = family.padded(model, size)
+        lengths: Sequence[int] | None = None
+        if job.packing is False:
+            lengths = text_lengths.of_rows(splits.train, family, job).tokens
+        # Or each length is compiled. Texts apart are, since padding them costs more.
+        apart = job.packing is not None
+        if family.padded is not None and (job.cuda_graphs or (job.compile and not apart)):
+            shapes = text_lengths.few_shapes(splits.train, family, job)
+            training_transform = family.padded(model, job.input_size, *shapes)
         if job.augment != "none":
             assert family.augmented is not None
             assert job.augment is not None
@@ -101,7 +103,7 @@ class Feed:
         keeps = family.modality == "image"  # the padding of texts depends on the micro-batch
         if keeps and not drawn:
             training_rows = cached(training_rows, job, device)
-        self.loading = Loading(training_rows, job, device, drawn, apart.tokens if apart else None)
+        self.loading = Loading(training_rows, job, device, drawn, lengths)
         self.mix = mixing(job, len(splits.classes))
         self.standard = Standard()
         if job.task == "regression":

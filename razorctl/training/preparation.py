@@ -118,11 +118,10 @@ class PreparedRun:
         self.usual_epochs = by_rows.epochs(count)
         job = job.resolved(family.defaults, count, recipe.part)
         self.packing, asked = None, bool(job.packing)
-        one_shape = text_lengths.have_one_shape(job, family, source)
+        job, note = cuda_graphs.settle(job, recipe, device)
+        self.notes = (*self.notes, *filter(None, [note]))
         if text_lengths.has_texts_apart(job, source):
             job, self.packing = text_lengths.of_rows(splits.train, family, job).resolve(job)
-        job, note = cuda_graphs.settle(job, recipe, device, one_shape)
-        self.notes = (*self.notes, *filter(None, [note]))
         self.job = job
         assert job.metric is not None
         self.metric = job.metric

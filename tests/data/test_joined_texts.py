@@ -1,5 +1,6 @@
 """Packing: the layout of sequences, their labels, and the same gradient as of padded texts."""
 
+import itertools
 import math
 import random
 from types import SimpleNamespace
@@ -40,8 +41,9 @@ def rows(lengths=LENGTHS, prompt=3):
     return {"input_ids": ids, "labels": labels}
 
 
-def batch(packed, most=64, **made):
-    found = tokens.causal_inputs(TOKENIZER, made or rows(), tokens=most, packing=packed)
+def batch(packed, most=64, shapes=((), 0), **made):
+    options = {"tokens": most, "packing": packed, "widths": shapes[0], "sequences": shapes[1]}
+    found = tokens.causal_inputs(TOKENIZER, made or rows(), **options)
     stacked = {
         name: torch.stack([own[name] for own in found["inputs"]]) for name in found["inputs"][0]
     }
@@ -101,9 +103,9 @@ def model(name):
     return MODELS[name]().train()
 
 
-def gradient(net, packed, dtype=None):
+def gradient(net, packed, dtype=None, shapes=((), 0)):
     """The loss of all answers and its gradient, as a step computes them."""
-    inputs, labels = batch(packed)
+    inputs, labels = batch(packed, shapes=shapes)
     net.zero_grad()
     with torch.autocast("cpu", dtype=dtype or torch.bfloat16, enabled=dtype is not None):
         loss = losses_of(net(**inputs).logits, labels, JOB, "sum") / (labels != -100).sum()
@@ -118,6 +120,60 @@ def test_the_gradient_is_that_of_padded_texts(name):
     (padded, expected), (packed, found) = gradient(net, False), gradient(net, True)
     assert packed == pytest.approx(padded, rel=1e-6)
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-6 * expected.abs().max())
+
+
+# Widths, multiples of sequences, and the shape of the batch.
+SHAPES = {
+    "padded": (False, ((32, 48), 0), (6, 32)),
+    "padded more": (False, ((8, 48), 0), (6, 48)),
+    "joined": (True, ((48,), 4), (4, 48)),  # two sequences are empty
+    "more sequences": (True, ((32,), 2), (4, 32)),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", MODELS)
+def test_the_gradient_is_the_same_in_a_shape_for_graphs(name, shape):
+    net = model(name)
+    packed, shapes, wanted = SHAPES[shape]
+    inputs, _ = batch(packed, shapes=shapes)
+    assert inputs["input_ids"].shape == wanted
+    (loss, expected), (padded, found) = gradient(net, packed), gradient(net, packed, shapes=shapes)
+    assert padded == pytest.approx(loss, rel=1e-6)
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6 * expected.abs().max())
+
+
+def test_widths_for_graphs_are_few_and_cost_the_fewest_tokens():
+    assert joined_texts.buckets([1, 64, 65, 200], 1000) == (64, 128, 256)
+    assert joined_texts.buckets([1, 90], 100) == (64, 100)
+    draw = random.Random(0)
+    lengths = [min(1000, int(draw.expovariate(1 / 200)) + 1) for _ in range(500)]
+    widths = joined_texts.buckets(lengths, 1000)
+    assert len(widths) == 6
+    assert widths[-1] == joined_texts.rounded(max(lengths), 1000, widths)
+    assert all(width % 64 == 0 or width == 1000 for width in widths)
+
+    def cost(widths):
+        return sum(joined_texts.rounded(length, 1000, widths) for length in lengths)
+
+    every = sorted(
+        {joined_texts.rounded(length, 1000, [*range(64, 1024, 64)]) for length in lengths}
+    )
+    least = min(cost((*some, widths[-1])) for some in itertools.combinations(every[:-1], 5))
+    assert cost(every) < least <= cost(widths) < 1.05 * least
+
+
+def test_a_shape_of_joined_texts_has_room_for_drawn_micro_batches():
+    draw = random.Random(0)
+    lengths = [draw.randint(1, 60) for _ in range(300)]
+    some = joined_texts.drawn(lengths, 8, 64)
+    count, width = joined_texts.fewest_tokens(some, max(lengths), 64)
+    assert {len(joined_texts.layout(own, 64, (count, width))[0]) for own in some} == {count}
+    full = joined_texts.layout([60] * 8, 64, (count, width))[0]
+    assert sum(map(len, full)) == 8
+    assert len(full) == 8  # and no more than texts, though that is no multiple
+    tight = max(len(rows) * own for rows, own in (joined_texts.layout(own, 64) for own in some))
+    assert tight <= count * width < 8 * 64
 
 
 @pytest.mark.parametrize("attention", ["auto", "stored", "flash"])
@@ -221,6 +277,10 @@ def test_the_gain_is_that_of_the_layouts():
         assert rows == (math.ceil(computed * 8 / 100 / 64) if packed else 8)
         assert tokens <= 64
         assert 0 <= rows * tokens - computed * 8 / 100 < 9 * rows
+    graphs = joined_texts.gain([8] * 90 + [64] * 10, 8, 64, graphs=True)
+    assert graphs.texts == mixed.texts
+    assert mixed.packed < graphs.packed < graphs.padded == 6400
+    assert mixed.grouped < graphs.grouped == 6400
 
 
 def test_batches_are_grouped_by_length():

@@ -165,9 +165,13 @@ def test_long_conversations_are_cut_and_counted(chatty, caplog):
 
 def test_cut_texts_are_counted(bert):
     texts = ["the cat sat", "the cat sat on", " ".join(WORDS)]
-    assert tokens.cut_texts(bert, 5, {"text": texts}) == 2
-    assert tokens.cut_texts(bert, 5, {"text": ["the", "the cat"], "text_pair": ["cat", "sat"]}) == 1
-    assert tokens.cut_texts(bert, 5, {"tokens": [text.split() for text in texts]}) == 2
+
+    def cut(**rows):
+        return [length > 5 for length in tokens.text_lengths(bert, 5, rows)]
+
+    assert sum(cut(text=texts)) == 2
+    assert sum(cut(text=["the", "the cat"], text_pair=["cat", "sat"])) == 1
+    assert sum(cut(tokens=[text.split() for text in texts])) == 2
 
 
 def test_only_answers_have_labels_in_plain_words_too(bpe):

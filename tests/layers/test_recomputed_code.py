@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from razorctl import Recipe, restore, sparsify
 from razorctl.errors import UsageError
 from razorctl.layers.base import LayerSettings
 from razorctl.layers.kinds.linear import Linear
+from razorctl.layers.recompute import replayed_state
 from razorctl.layers.recompute.attention import AttentionAgain
 from razorctl.memory.saved import kept_storages, traced_bytes
 from razorctl.rules.quantized import Quantized
@@ -212,3 +214,38 @@ def test_attention_stays_stock_under_a_loose_byte_budget(caplog):
     sparsify_within(model, Recipe(ratio=0.5), inputs, full=full // 2)  # rules of a larger ratio
     assert any(isinstance(m, AttentionAgain) for m in model.modules())
     assert not any(map(reruns.attached, model.modules()))
+
+
+def test_a_cuda_graph_has_code_that_draws_nothing_on_the_card(monkeypatch):
+    """A capture cannot read the state of the card's generator; the runs before it could."""
+    card, states, capturing = torch.device("cuda"), [0], [False]
+
+    def random_state(device):
+        if capturing[0] and device == card:
+            raise RuntimeError("Cannot call CUDAGeneratorImpl::current_seed during capture")
+        return torch.tensor(states if device == card else [0])
+
+    monkeypatch.setattr(replayed_state, "random_state", random_state)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    owner, argument = nn.Linear(2, 2), SimpleNamespace(device=card)
+
+    def run(draws):
+        context = replayed_state.Context(owner, "owner", (), [argument])
+        states[0] += draws
+        context.end()
+        return [device.type for _, device in context.random]
+
+    def captured():
+        capturing[0] = True
+        try:
+            return run(0)
+        finally:
+            capturing[0] = False
+
+    with pytest.raises(RuntimeError, match="current_seed"):
+        captured()  # which no run has come before
+    assert run(0) == ["cpu", "cuda"]
+    assert captured() == captured() == ["cpu"]
+    assert run(1) == ["cpu", "cuda"]
+    with pytest.raises(RuntimeError, match="current_seed"):
+        captured()

@@ -49,7 +49,7 @@ class MadeUpSearch(Search):
     ):
         self.job = Job("made", "up", batch_size=16, steps=1, precision="bf16")
         self.budget, self.ways, self.overhead, self.spread = budget, ways, overhead, spread
-        self.recipe, self.facts = None, {"classifies_texts": True, "one_shape": True}
+        self.recipe, self.facts = None, {"classifies_texts": True}
         self.candidates, self.reasons, self._reasons = {}, {}, []
 
     _exact = WAYS[:2]

@@ -9,7 +9,6 @@ from torch import nn
 
 from razorctl import Recipe, data, models, restore, sparsify
 from razorctl.config.job import Job
-from razorctl.data.own import text_lengths
 from razorctl.errors import UsageError
 from razorctl.ops import kernels
 from razorctl.optimizer import build_optimizer
@@ -223,35 +222,68 @@ def test_weights_that_change_in_place_keep_their_graphs(stand_in, tmp_path):
     assert [made.captured for made in stand_in] == [1]
 
 
-def test_conversations_have_one_shape(stand_in, caplog, tmp_path, monkeypatch):
+def conversations(few: int) -> str:
+    """Prompts with answers of 1 to 180 words, and few of one length."""
+    rows = [{"prompt": f"w{n}", "completion": "w1 " * (1 + n * few % 180)} for n in range(64)]
+    return "\n".join(map(json.dumps, rows))
+
+
+def labeled(few: int) -> str:
+    rows = (f"{'w1 ' * (1 + n * few % 180)},{'ab'[n % 2]}\n" for n in range(64))
+    return "text,label\n" + "".join(rows)
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "packing", "widths", "recipe"),
+    [
+        ("llama", "a.jsonl", False, {64, 128, 184}, Recipe("full")),
+        ("llama", "a.jsonl", True, {184}, Recipe("full")),
+        ("llama", "a.jsonl", True, {184}, RAZOR),
+        ("bert", "a.csv", None, {128, 192}, Recipe("full")),
+        ("bert", "a.csv", None, {128, 192}, RAZOR),
+    ],
+)
+def test_texts_have_few_shapes(
+    model, name, packing, widths, recipe, stand_in, caplog, tmp_path, monkeypatch
+):
+    """Texts are padded more for graphs; that changes no loss and no gradient but by rounding."""
     monkeypatch.chdir(tmp_path)
-    kinds.decoders(tmp_path)
-    rows = [{"prompt": f"w{n}", "completion": "w1 " * (1 + n % 20)} for n in range(32)]
-    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    job = replace(JOB, model="llama", dataset="a.jsonl", task="causal-lm", input_size=64)
-    for graphed in (False, True):
+    kinds.build(tmp_path)
+    config = tmp_path / model / "config.json"
+    config.write_text(config.read_text().replace('_embeddings": 64', '_embeddings": 192'))
+    (tmp_path / name).write_text(conversations(23) if "json" in name else labeled(23))
+    job = Job(model, name, input_size=192, batch_size=8, steps=24, packing=packing)
+    job = replace(job, precision="fp32", optimizer="sgd", learning_rate=0.01)
+    found = {}
+    for kind in ("plain", "padded", "graphs"):
         family, source = data.pair(job)
-        splits = sequenced(source.load(), family.fed(None), job, lambda _: None)
-        texts = text_lengths.of_rows(splits.train, family, job)
-        own, _ = texts.resolve(replace(job, cuda_graphs=graphed).resolved(family.defaults, 28))
-        assert own.packing is not graphed  # packed unless graphs need one shape
-        family = family.fed(own.packing)
+        splits = sequenced(source.load(), family.fed(packing), job, lambda _: None)
+        own = replace(job, cuda_graphs=kind != "plain").resolved(family.defaults, 64)
+        family = family.fed(packing)
         torch.manual_seed(0)
-        model = family.bare(0, 64)
-        sparsify(model, RAZOR)
-        feed = Feed(model, own, family, splits, torch.device("cpu"))
-        it = Learner(model, own, family.logits, torch.device("cpu"))
-        shapes, steps = set(), feed.loading.batches()
-        for _ in range(STEPS):
+        net = family.bare(len(splits.classes), 192)
+        for module in net.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        sparsify(net, recipe)
+        feed = Feed(net, own, family, splits, torch.device("cpu"))
+        it = Learner(net, replace(own, cuda_graphs=kind == "graphs"), family.logits, feed.device)
+        shapes, losses, steps = set(), [], feed.loading.batches()
+        for _ in range(24):
             batches = [*next(steps)]
-            shapes.add(batches[0]["labels"].shape)
-            it.step(map(feed.trained, batches), feed.total(batches))
-        assert (len(shapes) == 1) is graphed
-    assert shapes == {(8, 24)}  # as the longest conversation, not as the input size
-    assert stand_in[0].captured == 1
+            shapes.add(batches[0]["inputs"]["input_ids"].shape)
+            losses.append(it.step(map(feed.trained, batches), feed.total(batches)))
+        found[kind] = torch.tensor(losses), net.state_dict(), shapes
+    plain, padded = found["plain"], found["padded"]
+    assert_same(found["graphs"][:2], padded[:2])
+    if recipe.method == "full":  # razor rounds by tiles, where padding is
+        torch.testing.assert_close(padded[:2], plain[:2], rtol=1e-4, atol=1e-5)
+    assert {width for _, width in padded[2]} == widths
+    assert len(plain[2]) > len(padded[2]) <= KINDS
+    (made,) = stand_in
+    assert made.captured <= len(padded[2])
+    assert made.replayed >= 24 - (WARM_UPS + 1) * len(padded[2])
     assert said(caplog) == []
-    with pytest.raises(UsageError, match="leave --packing or --cuda-graphs out"):
-        texts.resolve(replace(own, packing=True))
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -341,26 +373,23 @@ def test_doctor_tries_a_graph(wrong, state, found, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("job", "joint_budget", "one_shape", "why"),
+    ("job", "joint_budget", "why"),
     [
-        ({}, 1.0, True, ""),
-        ({"compile": True}, 1.0, True, ""),
-        ({"steps": 19}, 1.0, True, "a run of 19 steps is too short"),
-        ({"processes": 2}, 1.0, True, "several processes"),
-        ({"optimizer_in_backward": True}, 1.0, True, "in the backward pass"),
-        ({}, 0.5, True, "a joint budget"),
-        ({}, 1.0, False, "several lengths"),
+        ({}, 1.0, ""),
+        ({"compile": True}, 1.0, ""),
+        ({"steps": 19}, 1.0, "a run of 19 steps is too short"),
+        ({"processes": 2}, 1.0, "several processes"),
+        ({"optimizer_in_backward": True}, 1.0, "in the backward pass"),
+        ({}, 0.5, "a joint budget"),
     ],
 )
-def test_graphs_are_the_default_on_a_card(job, joint_budget, one_shape, why):
+def test_graphs_are_the_default_on_a_card(job, joint_budget, why):
     job = replace(JOB, **{"steps": 20, "cuda_graphs": None, **job})
     recipe = Recipe(joint_budget=joint_budget)
-    settled, note = cuda_graphs.settle(job, recipe, torch.device("cuda"), one_shape)
+    settled, note = cuda_graphs.settle(job, recipe, torch.device("cuda"))
     assert settled.captured is (why == "" and not job.compile)
     assert (why in note) if why else note == ""
-    asked, note = cuda_graphs.settle(
-        replace(job, cuda_graphs=False), recipe, torch.device("cuda"), True
-    )
+    asked, note = cuda_graphs.settle(replace(job, cuda_graphs=False), recipe, torch.device("cuda"))
     assert (asked.cuda_graphs, note) == (False, "")
 
 
@@ -384,25 +413,3 @@ def test_a_lack_of_memory_gives_up_graphs_first(stand_in):
     for step in range(STEPS):
         it.step(batches(job, step))
     assert not stand_in
-
-
-@pytest.mark.parametrize(
-    ("model", "name", "content", "one"),
-    [
-        ("vit-micro", "digits", "", True),
-        ("llama", "texts.txt", "", True),
-        ("llama", "chats.jsonl", "", False),
-        ("bert", "a.csv", "text,label\nw1,a\nw2 w3,b\n" * 10, False),
-    ],
-)
-def test_images_and_blocks_of_tokens_have_one_shape(
-    model, name, content, one, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    kinds.build(tmp_path)
-    if content:
-        (tmp_path / name).write_text(content)
-    task = "causal-lm" if model == "llama" else None
-    job = Job(model, name, task=task, input_size=None if model == "vit-micro" else 16)
-    family, source = data.pair(job)
-    assert text_lengths.have_one_shape(job, family, source) is one

@@ -8,7 +8,16 @@ from razorctl.config.job import Job
 from razorctl.data.source import Source
 from razorctl.errors import MissingError, UsageError
 from razorctl.models import Model
-from razorctl.models.joined_texts import Gain, gain
+from razorctl.models.joined_texts import (
+    BUCKET,
+    BUCKETS,
+    Gain,
+    buckets,
+    drawn,
+    fewest_tokens,
+    gain,
+    rounded,
+)
 
 SAMPLE = 1000  # rows that a plan tokenizes
 
@@ -33,21 +42,15 @@ class TextLengths:
         """A resolved job with `packing`, and what that gains, None if lengths are not known.
 
         Without lengths a job whose model is able to is packed. Raises UsageError if the job asks
-        for what the model is not able to, or CUDA graphs, which take batches of one shape.
+        for what the model is not able to.
         """
         if not self.able:
             job = without_joining(job, asked=bool(job.packing))
-        if job.cuda_graphs:
-            if job.packing:
-                raise UsageError(
-                    "packed sequences make batches of several shapes, which CUDA graphs cannot "
-                    "take; leave --packing or --cuda-graphs out."
-                )
-            job = replace(job, packing=False)
         gained = None
         if self.tokens:
             assert job.batch_size is not None
-            part = gain(self.tokens, job.micro_batch, self.most, job.batch_size)
+            sizes = job.micro_batch, self.most, job.batch_size
+            part = gain(self.tokens, *sizes, graphs=bool(job.cuda_graphs))
             gained = Gain(*(round(tokens / self.share) for tokens in astuple(part)))
         if job.packing is not None:
             return job, gained
@@ -72,11 +75,6 @@ def has_texts_apart(job: Job, source: Source) -> bool:
     return source.conversations or job.packing is not None
 
 
-def have_one_shape(job: Job, family: Model, source: Source) -> bool:
-    """Whether all micro-batches have the same shapes, as images and blocks of tokens do."""
-    return family.fed(job.packing).padded is None and not has_texts_apart(job, source)
-
-
 def of_rows(rows: Any, family: Model, job: Job) -> TextLengths:
     """The lengths of rows of `Model.sequences`."""
     import pyarrow.compute as pc
@@ -85,6 +83,35 @@ def of_rows(rows: Any, family: Model, job: Job) -> TextLengths:
     ids = rows.with_format("arrow")[:].column("input_ids")
     lengths: list[int] = pc.list_value_length(ids).to_pylist()
     return TextLengths(lengths, family.longest(job.input_size), family.packs())
+
+
+def few_shapes(rows: Any, family: Model, job: Job) -> tuple[Sequence[int], int]:
+    """The widths in tokens of micro-batches that are compiled or captured, and their sequences.
+
+    The number of sequences is a multiple of that, for joined texts alone; else it is 0.
+    rows: of training, as of `Model.sequences`. job: a resolved one, for whose model texts are
+    `padded`.
+    """
+    assert family.longest is not None
+    most = family.longest(job.input_size)
+    if job.packing is None:
+        if job.compile or most <= BUCKET * BUCKETS:
+            return (most,) if job.compile else buckets(range(1, most + 1), most), 0
+        assert family.lengths is not None
+        some = drawn(family.lengths(sample(rows)[:], job.input_size), job.micro_batch, most)
+        return buckets([most, *map(max, some)], most), 0
+    lengths = of_rows(rows, family, job).tokens
+    longest = min(max(lengths), most)
+    if job.packing:
+        sequences, width = fewest_tokens(drawn(lengths, job.micro_batch, most), longest, most)
+        return (width,), sequences
+    last = rounded(longest, most)
+    return (last,) if job.compile else buckets(lengths, last), 0
+
+
+def sample(rows: Any) -> Any:
+    """Some rows, at most SAMPLE."""
+    return rows.select(range(0, len(rows), -(-len(rows) // SAMPLE)))
 
 
 def sample_lengths(job: Job, family: Model, source: Source) -> TextLengths | None:
@@ -101,7 +128,7 @@ def sample_lengths(job: Job, family: Model, source: Source) -> TextLengths | Non
     make = family.fed(job.packing).sequences
     assert make is not None
     rows: Any = source.load().train
-    some = rows.select(range(0, len(rows), -(-len(rows) // SAMPLE)))
+    some = sample(rows)
     try:
         made = make(some, job.input_size, lambda _: None)
     except MissingError:

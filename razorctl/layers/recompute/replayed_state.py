@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from enum import Enum
 from inspect import signature
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,9 @@ PLACES = ("layer_idx", "layer_id")
 Buffer = tuple[nn.Module, str]
 NOTHING = torch.empty(0, device="meta")
 HALF = 16  # bits of an element in half precision
+# Owners whose last first run has drawn no random numbers on a card. The capture of a CUDA graph
+# cannot read the state of these, so only such owners are captured.
+_quiet: WeakSet[nn.Module] = WeakSet()
 
 
 def unknown(leaves: Iterable[Any]) -> str:
@@ -146,7 +150,9 @@ class Context:
         self.owner, self.name, self.parts = owner, name, parts
         self.given = [t for t in tensors if isinstance(t, nn.Parameter)]
         places = tuple(dict.fromkeys((torch.device("cpu"), *(t.device for t in tensors))))
-        self.random = [(random_state(device), device) for device in places]
+        quiet = owner in _quiet and torch.cuda.is_current_stream_capturing()
+        read = [device for device in places if device.type == "cpu" or not quiet]
+        self.random = [(random_state(device), device) for device in read]
         self.autocast = [
             (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
             for kind in dict.fromkeys(device.type for device in places)
@@ -155,7 +161,13 @@ class Context:
         self._changed = watching_buffers(owner)
 
     def end(self) -> None:
-        """Ends the first run: notes the versions of weights, and the changed buffers."""
+        """Ends the first run: notes the versions of weights, changed buffers, and draws."""
+        on_card = [each for each in self.random if each[1].type == "cuda"]
+        if on_card:
+            drawn = any(
+                state.tolist() != random_state(device).tolist() for state, device in on_card
+            )
+            (_quiet.discard if drawn else _quiet.add)(self.owner)
         self.buffers = self._changed()
         del self._changed
         apart = {id(p) for part in self.parts for p in part.parameters()}

@@ -9,7 +9,7 @@ from razorctl import units
 from razorctl.config.tasks import Task
 from razorctl.models import Model, Rows, prepared
 from razorctl.models.joined_texts import rounded
-from razorctl.models.tokens import around, cut_texts, unframed
+from razorctl.models.tokens import around, text_lengths, unframed
 from razorctl.models.transformers.pretrained_files import (
     PretrainedFiles,
     has_argument,
@@ -49,12 +49,12 @@ def logits(model: "nn.Module", inputs: "Mapping[str, Tensor]") -> "Tensor":
     return output
 
 
-def tokenized(tokenizer: Any, tokens: int, fixed: bool, rows: Rows) -> Rows:
-    """Texts padded to one length: the longest, `rounded`, or `tokens` if `fixed`."""
+def tokenized(tokenizer: Any, tokens: int, widths: Sequence[int], rows: Rows) -> Rows:
+    """Texts padded to one length: the longest, `rounded` with these widths."""
     texts, pairs = map(unframed(tokenizer, *around(tokenizer)), rows["text"]), rows.get("text_pair")
     batch = tokenizer([*texts], pairs, truncation=True, max_length=tokens)
     longest = max(map(len, batch["input_ids"]))
-    length = tokens if fixed else rounded(longest, tokens)
+    length = rounded(longest, tokens, widths)
     batch = tokenizer.pad(batch, padding="max_length", max_length=length, return_tensors="pt")
     inputs = [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
     return prepared(inputs, rows)
@@ -81,7 +81,7 @@ def load(folder: Path, input_size: int | None = None) -> tuple["nn.Module", Call
     saved = PretrainedFiles(str(folder), folder)
     model = saved.built(AutoModelForSequenceClassification)
     length = saved.length(input_size, TOKENS)
-    return model, partial(tokenized, _tokenizer(saved, model), length, False)
+    return model, partial(tokenized, _tokenizer(saved, model), length, ())
 
 
 def _tokenizer(pretrained: PretrainedFiles, model: Any) -> Any:
@@ -147,14 +147,14 @@ def classifier(
         )
 
     def transform(
-        fixed: bool, model: "nn.Module", input_size: int | None = None
+        model: "nn.Module", input_size: int | None, widths: Sequence[int] = (), _: int = 0
     ) -> Callable[[Rows], Rows]:
         """A function from rows of texts or text pairs to the model's inputs.
 
-        They have up to `input_size` tokens, and exactly as many if `fixed`. Raises MissingError if
-        the tokenizer cannot be found, and DataError if it cannot be used.
+        They have up to `input_size` tokens. Raises MissingError if the tokenizer cannot be found,
+        and DataError if it cannot be used.
         """
-        return partial(tokenized, _tokenizer(pretrained, model), length(input_size), fixed)
+        return partial(tokenized, _tokenizer(pretrained, model), length(input_size), widths)
 
     return Model(
         name=pretrained.name,
@@ -163,14 +163,15 @@ def classifier(
         task=task,
         build=build,
         bare=bare,
-        transform=partial(transform, False),
+        transform=transform,
         example=partial(example, length),
         logits=logits,
         save=partial(save, pretrained, TOKENS, task),
         load=load,
         defaults=defaults,
-        padded=partial(transform, True),
-        cut=lambda rows, size: cut_texts(pretrained.tokenizer, length(size), rows),
+        padded=transform,
+        longest=length,
+        lengths=lambda rows, size: text_lengths(pretrained.tokenizer, length(size), rows),
         check=partial(check, pretrained, FRESH),
         decode=lambda tokens: pretrained.tokenizer.decode(tokens),
     )

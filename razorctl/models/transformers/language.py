@@ -54,12 +54,13 @@ def language_model(
         return pretrained.built(_auto(task))
 
     def transform(
-        fixed: bool, _: "nn.Module", input_size: int | None = None
+        _: "nn.Module", input_size: int | None, widths: Sequence[int] = (), sequences: int = 0
     ) -> Callable[[Rows], Rows]:
         own = pretrained.tokenizer
         if causal:
             size = pretrained.length(input_size, TOKENS)
-            return partial(tokens.causal_inputs, own, tokens=size, packing=packing, fixed=fixed)
+            make = partial(tokens.causal_inputs, own, tokens=size, packing=packing)
+            return partial(make, widths=widths, sequences=sequences)
         return partial(tokens.masked_inputs, own, True)
 
     def trained(_: "nn.Module", input_size: int | None = None) -> Callable[[Rows], Rows]:
@@ -81,13 +82,13 @@ def language_model(
         task=task,
         build=build,
         bare=bare,
-        transform=partial(transform, False),
+        transform=transform,
         example=partial(_example, pretrained, packing),
         logits=classification.logits,
         save=partial(_save, pretrained, packing, task),
         load=partial(load, task),
         defaults=defaults,
-        padded=partial(transform, True) if packing is False else None,
+        padded=None if packing is None else transform,
         trained=None if causal else trained,
         sequences=sequences,
         writer=writing if causal else None,

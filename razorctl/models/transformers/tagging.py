@@ -9,7 +9,7 @@ from razorctl.config.tasks import NO_LABEL, Task
 from razorctl.errors import UsageError
 from razorctl.models import Model, Rows
 from razorctl.models.joined_texts import rounded
-from razorctl.models.tokens import cut_texts
+from razorctl.models.tokens import text_lengths
 from razorctl.models.transformers import classification
 from razorctl.models.transformers.classification import FRESH, TOKENS
 from razorctl.models.transformers.pretrained_files import PretrainedFiles
@@ -25,7 +25,7 @@ def words_of(rows: Rows) -> list[list[str]]:
     return rows["tokens"] if "tokens" in rows else [text.split() for text in rows["text"]]
 
 
-def tagged(tokenizer: Any, tokens: int, fixed: bool, rows: Rows) -> Rows:
+def tagged(tokenizer: Any, tokens: int, widths: Sequence[int], rows: Rows) -> Rows:
     """Tokens split into a tokenizer's pieces, padded as by `classification.tokenized`.
 
     The first piece of a token gets its label; all other pieces get NO_LABEL. Tokens with pieces
@@ -37,7 +37,7 @@ def tagged(tokenizer: Any, tokens: int, fixed: bool, rows: Rows) -> Rows:
     found = tokenizer(words_of(rows), is_split_into_words=True, truncation=True, max_length=tokens)
     firsts = [_first_pieces(found.word_ids(row)) for row in range(len(found["input_ids"]))]
     longest = max(map(len, firsts))
-    length = tokens if fixed else rounded(longest, tokens)
+    length = rounded(longest, tokens, widths)
     batch = tokenizer.pad(found, padding="max_length", max_length=length, return_tensors="pt")
     inputs = [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
     words = torch.full((len(firsts), length), -1)
@@ -104,9 +104,9 @@ def tagger(pretrained: PretrainedFiles, summary: str, defaults: Mapping[str, Any
         return pretrained.built(_auto(), FRESH, num_labels=classes)
 
     def transform(
-        fixed: bool, _: "nn.Module", input_size: int | None = None
+        model: "nn.Module", input_size: int | None, widths: Sequence[int] = (), _: int = 0
     ) -> Callable[[Rows], Rows]:
-        return partial(tagged, _tokenizer(pretrained), length(input_size), fixed)
+        return partial(tagged, _tokenizer(pretrained), length(input_size), widths)
 
     return Model(
         name=pretrained.name,
@@ -115,14 +115,15 @@ def tagger(pretrained: PretrainedFiles, summary: str, defaults: Mapping[str, Any
         task=TASK,
         build=build,
         bare=bare,
-        transform=partial(transform, False),
+        transform=transform,
         example=partial(classification.example, length),
         logits=classification.logits,
         save=partial(classification.save, pretrained, TOKENS, TASK),
         load=load,
         defaults=defaults,
-        padded=partial(transform, True),
-        cut=lambda rows, size: cut_texts(_tokenizer(pretrained), length(size), rows),
+        padded=transform,
+        longest=length,
+        lengths=lambda rows, size: text_lengths(_tokenizer(pretrained), length(size), rows),
         check=partial(classification.check, pretrained, FRESH),
         decode=lambda tokens: pretrained.tokenizer.decode(tokens),
     )
