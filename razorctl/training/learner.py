@@ -1,9 +1,11 @@
 """A model, its optimizer, schedule and loss scaling, which take steps and are saved together."""
 
+import gc
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +21,9 @@ from razorctl.training.compiled import Trial
 from razorctl.training.cuda_graphs import CapturedPasses
 from razorctl.training.recovery import Relief, parted
 
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 PARTS = ("optimizer", "scheduler", "scaler", "trial")  # have a state dict each
 
 
@@ -61,6 +66,19 @@ class Learner:
         """The highest learning rate of the next step."""
         return max(float(group["lr"]) for group in self.optimizer.param_groups)
 
+    def beside_graphs(self, evaluate: Callable[[], T]) -> T:
+        """Returns `evaluate()`; frees the CUDA graphs first if it runs out of memory with them."""
+        try:
+            return evaluate()
+        except torch.OutOfMemoryError:
+            if self._captured is None:
+                raise
+        log.warning("out of memory in an evaluation; from now on, steps run without CUDA graphs.")
+        self._captured = None
+        gc.collect()  # only now, since the error held what its frames held
+        torch.cuda.empty_cache()
+        return evaluate()
+
     @property
     def evaluated(self) -> nn.Module:
         """The model that is evaluated and exported: the average if there is one."""
@@ -68,6 +86,7 @@ class Learner:
 
     def end(self) -> None:
         """Called after the last step: the model gets the weights that are exported."""
+        self._captured = None  # what is evaluated then needs memory too
         if self.average is not None:
             self.model.load_state_dict(self.average.model.state_dict())
             self.average = None

@@ -222,7 +222,7 @@ class Run(PreparedRun, Iterator[Step]):
 
     def _evaluated(self, taken: Step) -> Step:
         """The step with the figures of an evaluation after it."""
-        figures = (evaluation := self.evaluation()).figures
+        figures = (evaluation := self.learner.beside_graphs(self.evaluation)).figures
         accuracy, test_loss = figures.get("accuracy"), figures.get("loss")
         taken = replace(taken, accuracy=accuracy, test_loss=test_loss, metrics=figures)
         if self._is_best(taken):

@@ -10,6 +10,7 @@ from torch import nn
 from razorctl import Recipe, data, models, restore, sparsify
 from razorctl.config.job import Job
 from razorctl.errors import UsageError
+from razorctl.layers.random_state import random_state
 from razorctl.ops import kernels
 from razorctl.optimizer import build_optimizer
 from razorctl.training import cuda_graphs, state
@@ -398,6 +399,77 @@ def test_a_run_on_a_cpu_that_asks_for_graphs_says_that_it_has_none(tmp_path):
     assert "CUDA graphs need a CUDA device; steps run without." in run.notes
     plain = finetune(JOB, RAZOR, out=tmp_path / "plain", device="cpu")
     assert [step.loss for step in run] == [step.loss for step in plain]
+
+
+@pytest.fixture
+def graphs_on_a_cpu(monkeypatch):
+    """Runs keep `cuda_graphs`."""
+    monkeypatch.setattr(cuda_graphs, "settle", lambda job, recipe, device: (job, ""))
+
+
+@pytest.mark.parametrize("where", ["capture", "replay", "evaluation"])
+def test_a_run_short_of_memory_with_graphs_goes_on_without(
+    where, stand_in, caplog, tmp_path, monkeypatch, graphs_on_a_cpu
+):
+    job = replace(JOB, evaluate_every=4)
+    plain = [*finetune(job, RAZOR, out=tmp_path / "plain", device="cpu")]
+    caplog.clear()
+    run = finetune(replace(job, cuda_graphs=True), RAZOR, out=tmp_path / "run", device="cpu")
+    evaluate, capture, failed = type(run).evaluation, graphs.Graphs.capture, []
+
+    def short(*_):
+        failed.append(True)
+        raise torch.OutOfMemoryError
+
+    def evaluation(self, rows=None):
+        if self.learner._captured is not None:
+            short()
+        return evaluate(self, rows)
+
+    if where == "capture":
+        monkeypatch.setattr(graphs.Graphs, "capture", short)
+    elif where == "replay":
+        monkeypatch.setattr(
+            graphs.Graphs, "capture", lambda self, run: (capture(self, run)[0], short)
+        )
+    else:
+        monkeypatch.setattr(type(run), "evaluation", evaluation)
+    found = [*run]
+    assert [(step.loss, step.metrics) for step in found] == [
+        (step.loss, step.metrics) for step in plain
+    ]
+    assert failed == [True]
+    happened = "in an evaluation" if where == "evaluation" else f"at step {WARM_UPS + 1}"
+    assert said(caplog) == [
+        f"out of memory {happened}; from now on, steps run without CUDA graphs."
+    ]
+
+
+def test_dropout_inside_attention_is_not_captured(stand_in, caplog, tmp_path, monkeypatch):
+    """Its seeds are drawn on the host, to be drawn again in the backward pass."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(RuntimeError, match="dropout inside attention"):
+        random_state(torch.device("cuda"))
+    monkeypatch.undo()
+    monkeypatch.setattr(cuda_graphs, "Graphs", graphs.Graphs)
+    monkeypatch.chdir(tmp_path)
+    kinds.build(tmp_path)
+    family, found = models.find("./bert", "classification"), []
+    for graphed in (False, True):
+        job = replace(JOB, cuda_graphs=graphed).resolved(family.defaults, 100)
+        torch.manual_seed(0)
+        net = family.bare(10, 16)
+        for name, module in net.named_modules():
+            if isinstance(module, nn.Dropout) and "attention.self" not in name:
+                module.p = 0.0
+        sparsify(net, RAZOR)
+        it = Learner(net, job, family.logits, torch.device("cpu"))
+        ids = torch.arange(8 * 16).view(8, 16) % 40
+        batch = {"input_ids": ids, "attention_mask": (ids < 30).long()}, torch.arange(8)
+        found.append(torch.tensor([it.step([batch]) for _ in range(STEPS)]))
+    assert_same(*found)
+    (line,) = said(caplog)
+    assert "training goes on without CUDA graphs: " in line
 
 
 def test_a_lack_of_memory_gives_up_graphs_first(stand_in):
