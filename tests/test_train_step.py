@@ -3,6 +3,7 @@
 import copy
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -170,3 +171,32 @@ def test_weights_in_bf16_stay_tied_and_buffers_as_they_are():
 def test_what_does_not_go_together_is_refused(settings, sentence):
     with pytest.raises(UsageError, match=sentence):
         replace(JOB, **({"precision": "auto"} | settings))
+
+
+@pytest.mark.parametrize("most", [0.01, 1e9])
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, partial(torch.optim.SGD, momentum=0.9)])
+def test_a_fused_optimizer_clips_as_it_updates(kind, most, monkeypatch):
+    """As after a pass over the gradients; a weight without a gradient stays as it is."""
+    found, passes = [], []
+    whole = torch.nn.utils.clip_grad_norm_
+    monkeypatch.setattr(
+        torch.nn.utils,
+        "clip_grad_norm_",
+        lambda *args, **how: passes.append(1) or whole(*args, **how),
+    )
+    for fused in (False, True):
+        model = net()
+        model.register_parameter("unused", nn.Parameter(torch.ones(3)))
+        optimizer = kind(model.parameters(), lr=0.1, fused=fused, foreach=False)
+        scaler, draw = torch.amp.GradScaler("cpu", enabled=False), torch.Generator().manual_seed(0)
+        norms = []
+        for _ in range(3):
+            batch = torch.randn(4, 5, generator=draw), torch.randint(7, (4,), generator=draw)
+            job = replace(JOB, clip_norm=most)
+            norms.append(
+                train_step(model, by_logits(call, job), [batch], optimizer, job, scaler)[1]
+            )
+        found.append((torch.stack(norms), model.state_dict()))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-7)
+    assert (found[1][1]["unused"] == 1).all()
+    assert len(passes) == 3

@@ -48,7 +48,7 @@ class HostAdamW(AdamW):
         self._buffers: dict[Tensor, Tensor] = {}  # master -> gradient or new weight, pinned
         self._gradients: dict[Tensor, Tensor] = {}  # master -> sum of the micro-batches so far
         self._flights: deque[_Flight] = deque()
-        self._factor: Tensor | None = None
+        self.grad_scale: Tensor | None = None  # by which AdamW divides gradients as it reads them
         self._stream: torch.cuda.Stream | None = None
         masters = [
             {**group, "params": [self._adopted(weight) for weight in group["params"]]}
@@ -110,7 +110,7 @@ class HostAdamW(AdamW):
         masters = [self._masters[weight] for weight in weights if weight in self._masters]
         gradients = [self._gradients[m] for m in masters if m in self._gradients]
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
-        self._factor = torch.clamp(most / (norm + 1e-6), max=1.0)
+        self.grad_scale = ((norm + 1e-6) / most).clamp(min=1)
         return norm.to(next(iter(self._masters)).device)
 
     @torch.no_grad()
@@ -129,12 +129,10 @@ class HostAdamW(AdamW):
             self.param_groups = groups
         if self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
-        self._factor = None
+        self.grad_scale = None
 
     def _update(self, master: Tensor, gradient: Tensor) -> None:
         master.grad = gradient.float()
-        if self._factor is not None:
-            master.grad.mul_(self._factor)
         super().step()
         master.grad = None
         self._send(master)
@@ -149,7 +147,7 @@ class HostAdamW(AdamW):
         while self._flights:
             self._land()
         self._gradients.clear()
-        self._factor = None
+        self.grad_scale = None
 
     def state_dict(self) -> dict[str, Any]:
         """As of AdamW, with the masters, which have more bits than weights in bf16."""
