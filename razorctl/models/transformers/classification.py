@@ -147,7 +147,7 @@ def classifier(
         )
 
     def transform(
-        model: "nn.Module", input_size: int | None, widths: Sequence[int] = (), _: int = 0
+        model: "nn.Module", input_size: int | None = None, widths: Sequence[int] = (), _: int = 0
     ) -> Callable[[Rows], Rows]:
         """A function from rows of texts or text pairs to the model's inputs.
 

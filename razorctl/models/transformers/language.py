@@ -54,14 +54,13 @@ def language_model(
         return pretrained.built(_auto(task))
 
     def transform(
-        _: "nn.Module", input_size: int | None, widths: Sequence[int] = (), sequences: int = 0
+        _: "nn.Module", input_size: int | None = None, widths: Sequence[int] = (), count: int = 0
     ) -> Callable[[Rows], Rows]:
-        own = pretrained.tokenizer
-        if causal:
-            size = pretrained.length(input_size, TOKENS)
-            make = partial(tokens.causal_inputs, own, tokens=size, packing=packing)
-            return partial(make, widths=widths, sequences=sequences)
-        return partial(tokens.masked_inputs, own, True)
+        if not causal:
+            return partial(tokens.masked_inputs, pretrained.tokenizer, True)
+        size = pretrained.length(input_size, TOKENS)
+        make = partial(tokens.causal_inputs, pretrained.tokenizer, tokens=size, packing=packing)
+        return partial(make, widths=widths, sequences=count)
 
     def trained(_: "nn.Module", input_size: int | None = None) -> Callable[[Rows], Rows]:
         return partial(tokens.masked_inputs, pretrained.tokenizer, False)

@@ -104,7 +104,7 @@ def tagger(pretrained: PretrainedFiles, summary: str, defaults: Mapping[str, Any
         return pretrained.built(_auto(), FRESH, num_labels=classes)
 
     def transform(
-        model: "nn.Module", input_size: int | None, widths: Sequence[int] = (), _: int = 0
+        model: "nn.Module", input_size: int | None = None, widths: Sequence[int] = (), _: int = 0
     ) -> Callable[[Rows], Rows]:
         return partial(tagged, _tokenizer(pretrained), length(input_size), widths)
 
