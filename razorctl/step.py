@@ -145,7 +145,7 @@ def clip(model: nn.Module, optimizer: Optimizer, job: Job, scaler: torch.amp.Gra
         return torch.nn.utils.clip_grad_norm_(parameters, most, foreach=True)
     gradients = [p.grad for p in parameters if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
-    optimizer.grad_scale = ((norm + 1e-6) / most).clamp(min=1)  # type: ignore[attr-defined]
+    optimizer.grad_scale = ((norm.float() + 1e-6) / most).clamp(min=1)  # type: ignore[attr-defined]
     return norm
 
 

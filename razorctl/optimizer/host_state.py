@@ -110,7 +110,7 @@ class HostAdamW(AdamW):
         masters = [self._masters[weight] for weight in weights if weight in self._masters]
         gradients = [self._gradients[m] for m in masters if m in self._gradients]
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
-        self.grad_scale = ((norm + 1e-6) / most).clamp(min=1)
+        self.grad_scale = ((norm.float() + 1e-6) / most).clamp(min=1)
         return norm.to(next(iter(self._masters)).device)
 
     @torch.no_grad()
