@@ -5,8 +5,8 @@ that takes 96 ms without (scripts/bench/phases.py). `doctor` tries graphs on the
 """
 
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
-from torch.utils.hooks import RemovableHandle
 
 from razorctl.config.job import Job
 from razorctl.config.recipe import Recipe
@@ -140,20 +139,14 @@ class CapturedPasses:
         passes = partial(forward_backward, model, losses, job=job, scaler=scaler)
         plain = partial(passes, batch, phase=phase, check=check)
         kind = self._kind(model, batch, job) if self.works else None
-        if kind is None:
-            return plain()
-        assert self._maker is not None
-        if kind.warm < WARM_UPS:
-            kind.warm += 1
-            return self._maker.warm_up(plain)
+        if kind is None or kind.warm < WARM_UPS:
+            return self._eager(kind, plain)
         before = [parameter.grad for parameter in self._parameters]
         graph = next((g for g in kind.graphs if _same(g.before, before)), None)
-        if graph is None:
-            if not self._lasting(before):  # the rest of a step that began without graphs
-                return self._maker.warm_up(plain)
+        if graph is None and self._lasting(before):
             graph = self._capture(kind, passes, batch, before)
         if graph is None:
-            return plain()
+            return self._eager(kind, plain)
         with phase("forward"):
             for target, source in zip(tree_leaves(kind.batch), tree_leaves(batch), strict=True):
                 if isinstance(source, Tensor):
@@ -199,10 +192,21 @@ class CapturedPasses:
             for module, kind, name, weight, place in self._weights
         )
 
+    def _eager(self, kind: _Kind | None, plain: Callable[[], Tensor]) -> Tensor:
+        """Runs a micro-batch as it is."""
+        if kind is not None:
+            kind.warm += 1
+        with self._shared():
+            return plain() if self._maker is None else self._maker.warm_up(plain)
+
     def _lasting(self, gradients: Gradients) -> bool:
-        """Whether gradients have the same memory in later steps."""
+        """Whether gradients have the same memory in later steps.
+
+        They do not in the rest of a step that began before the first graph.
+        """
         graphs = (graph for kind in self._kinds for graph in kind.graphs)
-        return _none(gradients) or any(_same(graph.after, gradients) for graph in graphs)
+        none = all(gradient is None for gradient in gradients)
+        return none or any(_same(graph.after, gradients) for graph in graphs)
 
     def _capture(
         self, kind: _Kind, passes: Callable[[Any], Tensor], batch: Any, before: Gradients
@@ -212,9 +216,8 @@ class CapturedPasses:
         if kind.batch is None:
             kind.batch = tree_map_only(Tensor, torch.clone, batch)
         host = state.random_states(cuda=False)
-        hooks = self._share_gradients() if _none(before) else []
         try:
-            with shared_by(1):  # otherwise a graph would read memory of another one
+            with shared_by(1), self._shared():  # a graph would read copies of weights of another
                 loss, replay = self._maker.capture(partial(passes, kind.batch))
             graph = _Graph(replay, loss, before, [p.grad for p in self._parameters])
         except torch.OutOfMemoryError:
@@ -226,8 +229,6 @@ class CapturedPasses:
             self._end(failure_reason(error))
             return None
         finally:
-            for hook in hooks:
-                hook.remove()
             drawn = _listed(host) != _listed(state.random_states(cuda=False))
             state.set_random_states(host)
         self._set(before)
@@ -238,21 +239,27 @@ class CapturedPasses:
         self._gradients = self._gradients or graph.after
         return graph
 
-    def _share_gradients(self) -> list[RemovableHandle]:
-        """Lets a graph that writes gradients write those that the first one wrote; the hooks."""
+    @contextmanager
+    def _shared(self) -> Iterator[None]:
+        """Inside the block gradients are in the memory to which the first graph wrote them."""
 
         def move(memory: Tensor, parameter: Tensor) -> None:
             if parameter.grad is not None and parameter.grad is not memory:
                 memory.copy_(parameter.grad)
                 parameter.grad = memory
 
-        return [
+        hooks = [
             parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 partial(move, memory)
             )
             for parameter, memory in zip(self._parameters, self._gradients, strict=False)
             if memory is not None
         ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def _set(self, gradients: Gradients) -> None:
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
@@ -263,10 +270,6 @@ class CapturedPasses:
         log.warning("training goes on without CUDA graphs: %s", why)
         self.works = False
         self.forget()
-
-
-def _none(gradients: Gradients) -> bool:
-    return all(gradient is None for gradient in gradients)
 
 
 def _same(some: Gradients, others: Gradients) -> bool:
