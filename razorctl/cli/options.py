@@ -105,7 +105,7 @@ JOB = NAMES | _typed(
     learning_rate=_optimizer(
         "Highest learning rate.", BY_MODEL, "RATE", flag="--lr", envvar="RAZORCTL_LR"
     ),
-    optimizer=_optimizer("Optimizer; adamw8bit keeps its state in 8 bits.", BY_MODEL),
+    optimizer=_optimizer("Optimizer; adamw8bit stores its state in 8 bits.", BY_MODEL),
     weight_decay=_optimizer("Weight decay, of all but biases and norms.", BY_MODEL, "RATE"),
     layer_decay=_optimizer(
         "Factor of the learning rate per layer below the last.", metavar="FACTOR"
@@ -196,7 +196,7 @@ RECIPE = _typed(
         "Share of parameter blocks with a gradient in a step, in (0, 1].", metavar="SHARE"
     ),
     joint=_recipe("Blocks that the joint budget draws; branches suit text encoders."),
-    attention=_recipe("What attention keeps for backward; auto: by method."),
+    attention=_recipe("What attention stores for backward; auto: by method."),
     mean_correction=_recipe("Keep each column's mean exactly; prune the rest."),
     unbiased=_recipe("Scale the gradients of drawn columns and blocks by 1 / p.", BY_METHOD),
     int8_weight_grad=_recipe("Compute weight gradients of linear layers in int8.", BY_METHOD),

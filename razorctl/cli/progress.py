@@ -28,7 +28,7 @@ from razorctl.training import run_files, rundir
 from razorctl.training.checkpoints import left
 from razorctl.training.signals import noted
 from razorctl.training.trackers import tracked
-from razorctl.units import count, duration, size
+from razorctl.units import against, count, duration, size
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -148,11 +148,12 @@ def _progress(*columns: ProgressColumn) -> Progress:
 
 def _bar(run: "Run", steps: Iterable["Step"]) -> None:
     """Trains under a live bar that fits 80 columns."""
+    less = against(run.saved_bytes, run.full_saved_bytes)
     columns = (
         MofNCompleteColumn(),
         BarColumn(bar_width=None),
         TextColumn("loss {task.fields[loss]} {task.fields[figures]}"),
-        TextColumn(f"[green]kept {view.activations_kept(run)}"),
+        TextColumn(f"[green]stored {size(run.saved_bytes)}, {less}"),
         TextColumn("{task.fields[rate]}/s"),
         TimeRemainingColumn(compact=True),
     )

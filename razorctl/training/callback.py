@@ -74,7 +74,7 @@ class RazorCallback(TrainerCallback):  # type: ignore[misc]
         sparsify_within(model, self.recipe, batch, full=full, **run)
         self.saved_bytes = saved_bytes(model, batch, **run)
         share = units.percent(self.saved_bytes / full)
-        log.info("keeps %s for backward, %s of full's", units.size(self.saved_bytes), share)
+        log.info("stores %s for backward, %s of full's", units.size(self.saved_bytes), share)
         return True
 
     def _at_first_call(

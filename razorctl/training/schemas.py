@@ -85,7 +85,7 @@ class RunResult:
                 f"best step {self.best_step} is none of its {units.count(self.steps, 'step')}"
             )
         if self.full_saved_bytes < 1 or self.saved_bytes < 0:
-            raise ValueError("it keeps no bytes")
+            raise ValueError("it stores no bytes")
 
 
 @dataclass(frozen=True)

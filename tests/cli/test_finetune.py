@@ -30,7 +30,7 @@ def test_table_goes_to_stdout():
     result = finetune("--ratio", "0.8")
     assert result.exit_code == 0, result.stderr
     assert f"vit-micro on digits: {DEFAULT_METHOD}, ratio 0.8" in result.stdout
-    for row in ("kept for backward", "full fine-tuning keeps", "step", "epoch", "test accuracy"):
+    for row in ("stored for backward", "full fine-tuning stores", "step", "epoch", "test accuracy"):
         assert row in result.stdout
     assert "peak" not in result.stdout  # not measured on a CPU, so not shown
     (run,) = Path("runs").iterdir()
@@ -38,7 +38,7 @@ def test_table_goes_to_stdout():
         "vit-micro on digits: razor, ratio 0.8, batch 16, 3 steps, on cpu",
         f"run directory: {run}",
         "0.03 epochs, fp32, lr 0.2",
-        "activations kept for backward: 807 KiB; full fine-tuning keeps 4.6 MiB",
+        "activations stored for backward: 807 KiB; full fine-tuning stores 4.6 MiB",
     ]
     assert str(run / "model.safetensors") in result.stdout
     assert (run / "model.safetensors").exists()
@@ -61,7 +61,7 @@ def test_a_terminal_shows_what_is_done_and_then_a_bar_of_80_columns(monkeypatch)
     seen = [next(i for i, line in enumerate(lines) if part in line) for part in parts]
     assert seen == sorted(seen)
     frame = [line for line in lines if "3/3" in line][-1]
-    for part in ("loss ", "acc 0.", "kept 457 KiB", "90 % less", "/s", "00:00"):
+    for part in ("loss ", "acc 0.", "stored 457 KiB", "90 % less", "/s", "00:00"):
         assert part in frame
     assert "…" not in frame
 

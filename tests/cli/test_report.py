@@ -117,12 +117,12 @@ def test_all_is_there(whole):
     assert found.texts["h1"] == ["vit-micro on digits"]
     advice = "Take razor 0.9: 0.2 points below full (1 seed), 10 % of its memory"
     assert any(text.startswith(advice) for text in found.texts["p"])
-    assert found.texts["th"][:4] == ["", "method", "kept, tracedMiB", "of full%"]
+    assert found.texts["th"][:4] == ["", "method", "stored, tracedMiB", "of full%"]
     cells = found.texts["td"]
     assert (cells[:2], cells[9:11]) == (["*", "full"], ["*", "razor 0.9"])
     assert "91.00 ± 1.41" in cells[:9]
     assert found.values("img", "alt") == [
-        "kept, traced (MiB) by step (s)",
+        "stored, traced (MiB) by step (s)",
         "training loss over steps, training loss over seconds, "
         "accuracy (%) over steps, accuracy (%) over seconds",
     ]
@@ -175,7 +175,7 @@ def test_plots_have_the_figures_of_the_table_in_its_units(monkeypatch):
     worse = write("w", "backrazor", saved=1 << 21, step=2.0, accuracies=(None, 0.25))
     page(str(write("a", saved=1 << 20)), str(worse))
     (points, *names), (panels,) = drawn
-    assert names == ["step (s)", "kept, traced (MiB)"]
+    assert names == ["step (s)", "stored, traced (MiB)"]
     assert [*map(tuple, points)] == [
         ("full: 90.00 %", 1.0, 1.0, True),
         ("backrazor 0.9: 25.00 %", 2.0, 2.0, False),

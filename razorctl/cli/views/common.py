@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _LossyStream:
-    """A stream that drops what it cannot write: its reader has gone, or the disk is full."""
+    """A stream that drops failed writes, as when its reader has ended or the disk is full."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -65,24 +65,27 @@ EVERY = 30.0  # longest silence in seconds where there is no live display
 
 
 def figure(value: float | None) -> str:
-    """A figure of an evaluation, or a dash for None, which stands for one that is not finite."""
+    """A figure with four decimals; a dash for None, which a document has for infinity and NaN."""
     return "-" if value is None else f"{value:.4f}"
 
 
 def predicted_duration(predicted: dict[str, Any], steps: float = 1) -> str:
-    """The predicted time of a number of steps, from the least to the most if they differ."""
-    low, high = (steps * predicted[f"step_seconds_{end}"] for end in ("low", "high"))
-    return units.between(low, high)
+    """The predicted time of some steps, such as "2 h", or "1 h to 2 h" if the prediction is one."""
+    low, high = predicted["step_seconds_low"], predicted["step_seconds_high"]
+    return units.between(steps * low, steps * high)
 
 
 def epochs_of(steps: int, per_epoch: int) -> float:
-    """The epochs of a number of steps, to two digits or the whole number."""
+    """The epochs of some steps, rounded: 0.25, 2.5 or 25."""
     epochs = steps / per_epoch
     return round(epochs, 2 if epochs < 1 else 1 if epochs < 10 else None)
 
 
 def run_length(job: Mapping[str, Any], per_epoch: int | None) -> str:
-    """The length of a run, by the settings of its job and the steps of an epoch, if known."""
+    """The length of a run, such as "3 epochs, 120 steps".
+
+    job: its settings, of which one or both may be None. per_epoch: the steps of an epoch, if known.
+    """
     epochs, steps = job["epochs"], job["steps"]
     if steps and per_epoch:
         epochs = epochs_of(steps, per_epoch)
@@ -92,12 +95,13 @@ def run_length(job: Mapping[str, Any], per_epoch: int | None) -> str:
 
 
 def packing_summary(gain: Mapping[str, int], packing: bool) -> str:
-    """The tokens that an epoch computes, and would compute in the other way.
+    """The tokens of an epoch with joined texts, and without.
 
-    gain: a `models.joined_texts.Gain`. packing: whether texts are packed.
+    gain: a `models.joined_texts.Gain`. packing: whether texts are joined.
     """
-    names = ("packed", "padded", "grouped")
-    packed, padded, grouped = (units.count(gain[name], "token") for name in names)
+    packed, padded, grouped = (
+        units.count(gain[name], "token") for name in ("packed", "padded", "grouped")
+    )
     if packing:
         share = units.percent(gain["packed"] / gain["padded"])
         return f"packed: an epoch has {packed}, {share} of the {padded} with padding"
@@ -105,16 +109,15 @@ def packing_summary(gain: Mapping[str, int], packing: bool) -> str:
 
 
 def title(model: str, dataset: str) -> str:
-    """A model and a data set; paths inside the working directory are relative."""
+    """A model and a data set; a path inside the working directory is written as ./PATH."""
     return f"{_relative(model)} on {_relative(dataset)}"
 
 
 def _relative(name: str) -> str:
-    """A name, which for a path inside the working directory is relative to that."""
     with suppress(OSError):
-        place, here = Path(name), Path.cwd()
-        if place.is_absolute() and place != here and place.is_relative_to(here):
-            return f"./{place.relative_to(here)}"
+        path, here = Path(name), Path.cwd()
+        if path.is_absolute() and path != here and path.is_relative_to(here):
+            return f"./{path.relative_to(here)}"
     return name
 
 
@@ -126,12 +129,11 @@ def recipe_summary(recipe: dict[str, Any]) -> str:
     if METHODS[text].has_ratio:
         text += f", ratio {recipe['ratio']:g}"
     if recipe["joint_budget"] < 1:
-        what = recipe["joint"] if recipe["joint"] == "branches" else "joint budget"
+        what = "branches" if recipe["joint"] == "branches" else "joint budget"
         text += f", {what} {recipe['joint_budget']:g}"
-    for name, words in (("lora", "LoRA"), ("activation_checkpointing", "checkpointing")):
-        if recipe[name]:
-            text += f", {words}"
-    return text
+    if recipe["lora"]:
+        text += ", LoRA"
+    return f"{text}, checkpointing" if recipe["activation_checkpointing"] else text
 
 
 def mute() -> None:
@@ -146,8 +148,24 @@ def unmute() -> None:
         sys.stdout, sys.stderr = _muted.pop()
 
 
+def line(text: str) -> None:
+    """Prints a line on stdout, however narrow the terminal."""
+    out.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def facts_table(*styles: str) -> "Table":
+    """A table without heads: names in bold, then columns of these styles."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_header=False)
+    for style in ("bold", *styles):
+        table.add_column(style=style)
+    return table
+
+
 def error(message: str) -> None:
-    """Prints an error on stderr, on one line however narrow the terminal."""
+    """Prints an error on stderr, as one line."""
     err.print("[bold red]error:[/]", escape(message), highlight=False, soft_wrap=True)
 
 
@@ -164,19 +182,19 @@ def say(text: str) -> None:
 
 
 def table_width(table: "Table") -> int:
-    """The columns of a terminal that a table needs without breaking a line."""
+    """The width of a terminal, in characters, that shows a table without broken lines."""
     from rich.measure import Measurement
 
     return Measurement.get(out, out.options.update(width=1000), table).maximum
 
 
 def note(sentence: str) -> None:
-    """Prints a note on stderr, about something that the user may not have meant."""
+    """Prints a note on stderr, as one line."""
     err.print("[bold yellow]note:[/]", escape(sentence), highlight=False, soft_wrap=True)
 
 
 class Pulse:
-    """Repeats on stderr what is being done, after every silence of EVERY seconds."""
+    """Repeats a text on stderr after EVERY seconds without a line."""
 
     def __init__(self, text: str = "") -> None:
         self.text = text
@@ -216,7 +234,7 @@ class Pulse:
 
 @contextmanager
 def hide_messages(*, unless: bool) -> Iterator[None]:
-    """Prints nothing on stderr inside the block, unless `unless` is true."""
+    """Hides messages on stderr inside the block, unless `unless` is true."""
     before, err.quiet = err.quiet, err.quiet or not unless
     try:
         yield
@@ -225,18 +243,19 @@ def hide_messages(*, unless: bool) -> Iterator[None]:
 
 
 def live() -> bool:
-    """Whether bars are shown: on a terminal, unless messages are hidden.
+    """Whether bars are shown: on a terminal, if messages are not hidden.
 
-    A notebook gets lines, since rich's bars need widgets there, which many notebooks lack.
+    A notebook gets lines, since the bars of rich need ipywidgets there.
     """
     return err.is_interactive and not (err.is_jupyter or err.quiet)
 
 
 @contextmanager
 def status(text: str) -> Iterator[Callable[[str], None]]:
-    """Shows what is being done inside the block; yields the function that changes the text.
+    """Shows a text while the block runs; yields the function that changes the text.
 
-    Without a terminal, a first message is printed at once and any other only after EVERY seconds.
+    Without a terminal, the first message of a command is printed at once, and later ones after
+    EVERY seconds.
     """
     if live():
         with err.status(f"{text} ...") as status:

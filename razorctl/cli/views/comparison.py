@@ -13,7 +13,7 @@ from razorctl.config.tasks import LEAST
 from razorctl.training.comparing.advice import sentence
 from razorctl.units import count, percent
 
-MEMORY = {"peak_bytes": "peak", "saved_bytes": "kept"}
+MEMORY = {"peak_bytes": "peak", "saved_bytes": "stored"}
 MIB, GIB = ("MiB", 2.0**20), ("GiB", 2.0**30)
 _SHARES = {"f1": "F1", "micro_f1": "micro F1", "mean_average_precision": "mAP"}
 _SHARES |= {"mean_iou": "mean IoU", "top5_accuracy": "top-5 accuracy"}
@@ -28,16 +28,16 @@ SCORES = {  # figure -> as in Columns
     **{figure: (f"{head}\n%", 0.01, "{:.2f}") for figure, head in _SHARES.items()},
     **{figure: (f"{head}\nx 100", 0.01, "{:.2f}") for figure, head in _CORRELATIONS.items()},
 }
-LABEL = 14  # least columns of a terminal for a label; a longer one is folded
-# Columns that a narrow terminal leaves out, in this order.
+LABEL = 14  # characters of a label before it is folded
+# Columns that are left out on a narrow terminal, in this order.
 SPARE = ("epoch_seconds", "speedup_vs_full", "time_to_target", "memory_vs_full")
-Columns = dict[str, tuple[str, float, str]]  # figure -> head, size of its unit, and format
+Columns = dict[str, tuple[str, float, str]]  # figure -> (head, size of its unit, format)
 
 
 def show(document: dict[str, Any], memories: dict[str, str] | None = None) -> None:
     """Prints the table of `compare`: a row for each method, the best figures in bold.
 
-    memories: as of `columns_of`; by default the column by which memory is compared.
+    memories: as in `columns_of`; None is the column of `document["memory"]`.
     """
     memory = document["memory"]
     columns = columns_of(document, memories or {memory: MEMORY[memory]})
@@ -52,20 +52,22 @@ def show(document: dict[str, Any], memories: dict[str, str] | None = None) -> No
     views.out.print(table, "", sep="\n")
     for row in document["rows"]:
         if row["error"] is not None:
-            views.out.print(
-                f"{row['label']}: {row['error']}", style="red", highlight=False, markup=False
-            )
+            text = f"{row['label']}: {row['error']}"
+            views.out.print(text, style="red", highlight=False, markup=False)
     notes = explanation(document, of_target="time_to_target" in columns)
     if left_out:
         notes += f"Left out for width: {', '.join(left_out)}; --json has all."
     views.out.print(notes, style="dim", highlight=False)
     views.out.print(sentence(document["take"]), highlight=False, markup=False)
     if document["command"] is not None:
-        views.out.print(document["command"], soft_wrap=True, highlight=False, markup=False)
+        views.line(document["command"])
 
 
 def columns_of(document: dict[str, Any], memories: dict[str, str]) -> Columns:
-    """The columns of a comparison; memories: the columns of memory, with their heads."""
+    """The columns of a comparison.
+
+    memories: "saved_bytes", "peak_bytes" or both, with their heads.
+    """
     rows, columns = document["rows"], Columns()
     if len({row["steps"] for row in rows} - {None}) > 1:
         columns["steps"] = ("steps", 1.0, "{:,.0f}")
@@ -81,7 +83,7 @@ def columns_of(document: dict[str, Any], memories: dict[str, str]) -> Columns:
 
 
 def cell(row: dict[str, Any], name: str, columns: Columns) -> str:
-    """A figure of a row in the format of its column; a dash if there is none."""
+    """A value of a row in the format of its column; a dash for None."""
     _, unit, form = columns[name]
     text = "-" if row[name] is None else form.format(row[name] / unit)
     if name == "score" and row["score_std"] is not None:
@@ -90,10 +92,13 @@ def cell(row: dict[str, Any], name: str, columns: Columns) -> str:
 
 
 def explanation(document: dict[str, Any], of_target: bool) -> str:
-    """The meaning of the table's marks and columns; of_target: whether it has that column."""
+    """The explanation of the table's marks and columns.
+
+    of_target: whether it has the column "target".
+    """
     target, rows = document["target"], document["rows"]
     measured = document["memory"] == "peak_bytes"
-    memory = "measured peak of a step" if measured else "kept for backward, traced"
+    memory = "measured peak of a step" if measured else "stored for backward, traced"
     if not measured and any(row["compile"] for row in rows):
         memory += " without compiling"
     if not measured and any(row["activation_memory_budget"] is not None for row in rows):
@@ -117,7 +122,7 @@ def title(document: dict[str, Any]) -> str:
 
 
 def shared_settings(document: dict[str, Any]) -> str:
-    """The settings that all runs have in common, in a few words."""
+    """The settings that all runs have in common, such as "batch 64, 100 steps, fp32, 2 seeds"."""
     shared, words = document["shared"], []
     if "batch_size" in shared:
         words.append(f"batch {shared['batch_size']}")
@@ -133,7 +138,7 @@ def shared_settings(document: dict[str, Any]) -> str:
 
 
 def _table(document: dict[str, Any], columns: Columns) -> Table:
-    """The table, with a row for each row of the document."""
+    """The table of the rows of the document."""
     table = Table(
         title=escape(f"{title(document)}, {shared_settings(document)}"),
         title_justify="left",
@@ -158,14 +163,14 @@ def _table(document: dict[str, Any], columns: Columns) -> Table:
 def _column(
     rows: list[dict[str, Any]], name: str, head: str, *units: tuple[str, float]
 ) -> tuple[str, float, str]:
-    """Head, size and format of a column in the largest unit that its largest figure exceeds."""
+    """The head, unit and format of a column; its largest value is at least 1 in the unit."""
     largest = max((row[name] for row in rows if row[name] is not None), default=0)
     unit, size = next((u for u in reversed(units) if largest >= u[1]), units[0])
     return f"{head}\n{unit}", size, "{:,.1f}" if size == units[0][1] else "{:,.2f}"
 
 
 def show_csv(document: dict[str, Any]) -> None:
-    """Prints the rows as CSV, with all columns that are no lists."""
+    """Prints the rows as CSV, without columns of lists."""
     rows = document["rows"]
     names = [name for name, value in rows[0].items() if not isinstance(value, list)]
     writer = csv.DictWriter(Lines(data_stream()), names, extrasaction="ignore")

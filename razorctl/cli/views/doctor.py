@@ -15,7 +15,7 @@ MARKS = {"ok": Text("ok", "green"), "note": Text("note", "yellow"), "problem": T
 
 
 def show(checks: "Sequence[Check]") -> None:
-    """Prints a row for each check with its remedy; versions share a row, and so do kernels."""
+    """Prints a row for each check with its mend; all versions are one row, as are all kernels."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, style="bold")

@@ -1,11 +1,8 @@
-"""The output of `finetune`: the header, the settings of the run, and the closing table."""
+"""The output of `finetune`: the header, the settings of the run, and the table of its result."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
-
-from rich import box
-from rich.table import Table
 
 from razorctl.cli.views import common as views
 from razorctl.cli.views.common import (
@@ -24,13 +21,15 @@ from razorctl.units import against, count, duration, size
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from rich.table import Table
+
     from razorctl.training.run import Run
 
 
 def show_header(job: Job, recipe: Recipe, out: "Path | None", device: str | None) -> None:
-    """Prints a line or two with all that is known before anything is loaded.
+    """Prints the settings that are known before anything is loaded, and the run directory.
 
-    out: the run directory; None if there will be none.
+    out: the run directory; None for a dry run.
     """
     title = f"{views.title(job.model, job.dataset)}: {recipe_summary(asdict(recipe))}"
     views.say(", ".join([title, *_settings(job, device)]))
@@ -39,16 +38,17 @@ def show_header(job: Job, recipe: Recipe, out: "Path | None", device: str | None
 
 
 def show_settings(run: "Run", job: Job, header_device: str | None, device: str) -> None:
-    """Prints the settings that the header of `job` lacked, and the bytes of activations kept.
+    """Prints the settings that the header lacked, and the bytes stored for backward.
 
     Args:
         run: the prepared run.
-        job: what the header showed.
-        header_device: the device that the header showed, if any.
-        device: the device of the run.
+        job: the job of the header.
+        header_device: the device of the header, if it had one.
+        device: the name of the run's device.
     """
     printed = _settings(job, header_device)
-    new = [words for words in _settings(run.job, device, _epochs(run)) if words not in printed]
+    epochs = epochs_of(run.job.steps or 0, run.steps_per_epoch)
+    new = [words for words in _settings(run.job, device, epochs) if words not in printed]
     if run.predicted is not None:
         left = (run.job.steps or 0) - len(run.history)
         average = run.predicted.get("average_share", 1.0)
@@ -56,12 +56,12 @@ def show_settings(run: "Run", job: Job, header_device: str | None, device: str) 
     if new:
         views.say(", ".join(new))
     views.say(
-        f"activations kept for backward: {size(run.saved_bytes)}; full fine-tuning keeps "
+        f"activations stored for backward: {size(run.saved_bytes)}; full fine-tuning stores "
         f"{size(run.full_saved_bytes)}"
     )
     if run.packing is not None:
         views.say(packing_summary(asdict(run.packing), bool(run.job.packing)))
-    if (epochs := _epochs(run)) > MANY:
+    if epochs > MANY:
         views.note(
             f"the run has {count(epochs, 'epoch')}; for this number of rows, --epochs "
             f"{run.usual_epochs:g} is usual."
@@ -73,7 +73,7 @@ def show_settings(run: "Run", job: Job, header_device: str | None, device: str) 
 
 
 def show_sample(sample: RenderedChat) -> None:
-    """Prints a conversation as the model reads it, with marks around what is trained."""
+    """Prints a conversation as the model reads it; [[ ]] mark the text that is trained."""
     if not sample.templated:
         views.note(
             "the tokenizer has no chat template; conversations are written as below, and the "
@@ -86,33 +86,22 @@ def show_sample(sample: RenderedChat) -> None:
 
 
 def show_dry_run(result: Mapping[str, Any]) -> None:
-    """Prints rows as they are learned, and the end of a dry run."""
+    """Prints the first training rows as text, and that nothing was trained."""
     for number, row in enumerate(result["rows"], 1):
-        views.out.print(f"row {number}: {row}", soft_wrap=True, highlight=False, markup=False)
-    views.out.print(
-        f"dry run of {views.title(result['model'], result['dataset'])}: nothing was trained, and "
-        "nothing was written.",
-        soft_wrap=True,
-        highlight=False,
-        markup=False,
-    )
+        views.line(f"row {number}: {row}")
+    title = views.title(result["model"], result["dataset"])
+    views.line(f"dry run of {title}: nothing was trained, and nothing was written.")
 
 
 def show_time_left(step_seconds: float, steps: int) -> None:
-    """Prints the time that a number of steps will take, by the time of the first ones."""
+    """Prints the time of `steps` more steps, by the seconds of a step."""
     views.say(f"about {duration(step_seconds * steps)} left: a step takes {duration(step_seconds)}")
 
 
-def _epochs(run: "Run") -> float:
-    """The epochs of a run."""
-    assert run.job.steps is not None
-    return epochs_of(run.job.steps, run.steps_per_epoch)
-
-
 def _settings(job: Job, device: str | None, epochs: float | None = None) -> list[str]:
-    """The settings of a job that are known, in words.
+    """The settings of a job in words, without those that are None.
 
-    epochs: the epochs that its steps come to, if known.
+    epochs: shown in place of the job's.
     """
     epochs = job.epochs if epochs is None else epochs
     words = []
@@ -139,26 +128,18 @@ def _settings(job: Job, device: str | None, epochs: float | None = None) -> list
     return words
 
 
-def activations_kept(run: "Run") -> str:
-    """The bytes that a step keeps for backward, compared with full fine-tuning."""
-    return f"{size(run.saved_bytes)}, {against(run.saved_bytes, run.full_saved_bytes)}"
-
-
 def show(result: dict[str, Any]) -> None:
-    """Prints the closing table of `finetune`."""
+    """Prints the table of a finished run."""
     title = f"{views.title(result['model'], result['dataset'])}: {recipe_summary(result['recipe'])}"
-    views.out.print(title, soft_wrap=True, highlight=False, markup=False)
-    table = Table(box=box.SIMPLE_HEAD, show_header=False)
-    table.add_column(style="bold")
-    table.add_column()
-    table.add_column(style="dim")
-    kept, full = result["saved_bytes"], result["full_saved_bytes"]
+    views.line(title)
+    table = views.facts_table("", "dim")
+    stored, full = result["saved_bytes"], result["full_saved_bytes"]
     predicted = result["predicted"] or {}
-    remark = against(kept, full)
+    remark = against(stored, full)
     if result["compiled"]:
         remark += ", without compiling"
-    table.add_row("kept for backward", size(kept), remark)
-    table.add_row("full fine-tuning keeps", size(full))
+    table.add_row("stored for backward", size(stored), remark)
+    table.add_row("full fine-tuning stores", size(full))
     if result["peak_bytes"] is not None:
         table.add_row("peak of a step", size(result["peak_bytes"]), "allocated")
     if predicted:
@@ -189,11 +170,11 @@ def show(result: dict[str, Any]) -> None:
         files = [f"{files[0]} (of step {result['best_step']:,}, the best)"]
         files.append(f"last weights: {result['weights']}")
     for line in files:
-        views.out.print(line, soft_wrap=True, highlight=False, markup=False)
+        views.line(line)
 
 
-def _add_figure(table: Table, name: str, result: dict[str, Any]) -> None:
-    """Adds a figure of the best weights, and of the last weights if they are others."""
+def _add_figure(table: "Table", name: str, result: dict[str, Any]) -> None:
+    """Adds a figure of the best weights, and of the last weights if the best are older."""
     evaluations = [(result["metrics"], "")]
     if result["best_weights"] != result["weights"]:
         best = result.get("best_metrics") or {}  # an older razorctl wrote none

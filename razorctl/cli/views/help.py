@@ -1,6 +1,6 @@
 """Help pages: an example, the most used options, and the others in panels.
 
-typer's own page has five columns for an option, so at 80 it cuts flags and choices.
+typer's own page has five columns for an option, which cuts flags and choices at a width of 80.
 """
 
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ from rich.text import Text
 
 from razorctl.cli.views import common as views
 
-WIDEST = 120  # most columns of a page
-LEFT = 32  # most columns for flags; longer flags have a line of their own
+WIDEST = 120  # most characters of a line
+LEFT = 32  # most characters of flags; longer flags are on a separate line
 FIRST = "Options"
 DEFAULT, BY_MODEL = "[default: ", "[default: by model]"
 OF_MODEL = "by model: see `razorctl list defaults MODEL DATASET`"
@@ -30,8 +30,8 @@ def show(command: Any, ctx: Any) -> None:
     """Prints the help of a command or of the application."""
     width = min(views.out.width, WIDEST)
     for part in _page(command, ctx, width):
-        wrapped = isinstance(part, Text)  # also an example, which is to be copied
-        views.out.print(part, highlight=False, width=width, soft_wrap=wrapped)
+        unbroken = isinstance(part, Text)  # such as an example, which users copy
+        views.out.print(part, highlight=False, width=width, soft_wrap=unbroken)
 
 
 def _page(command: Any, ctx: Any, width: int) -> Iterator[RenderableType]:
@@ -51,7 +51,7 @@ def _wrapped(paragraph: str, width: int) -> str:
 
 
 def _panels(command: Any, ctx: Any) -> dict[str, list[Row]]:
-    """The rows of each panel, by its name and in order."""
+    """Panel -> its rows, in the order of the page."""
     panels: dict[str, list[Row]] = {"Arguments": [], FIRST: []}
     for each in command.get_params(ctx):
         if each.param_type_name == "argument":
@@ -74,7 +74,7 @@ def _flags(option: Any) -> Text:
 
 
 def _about(parameter: Any, ctx: Any) -> str:
-    """The help of a parameter with its default, which a file of settings may set."""
+    """The help of a parameter with its default, or with the value of the file of settings."""
     about = render(parameter.help or "", emoji=False).plain
     value = ctx.lookup_default(parameter.name, call=False)
     if value is not None:
@@ -86,7 +86,7 @@ def _about(parameter: Any, ctx: Any) -> str:
 
 
 def _panel(name: str, rows: list[Row], width: int) -> Panel:
-    """A box with rows in two columns; flags that are too long are above their help."""
+    """A box with two columns, flags and help; long flags are above their help."""
     most = min(LEFT, (width - 4) // 2)
     left = max((size for flags, _ in rows if (size := flags.cell_len) <= most), default=0)
     parts: list[RenderableType] = []
@@ -96,8 +96,8 @@ def _panel(name: str, rows: list[Row], width: int) -> Panel:
         line = Table.grid(expand=True, padding=(0, 2, 0, 0))
         line.add_column(width=left)
         line.add_column(ratio=1, overflow="fold")
-        meaning, default, rest = about.partition(DEFAULT)
-        line.add_row("" if above else flags, Text.assemble(meaning, (default + rest, "dim")))
+        text, default, value = about.partition(DEFAULT)
+        line.add_row("" if above else flags, Text.assemble(text, (default + value, "dim")))
         parts.append(line)
     if any(about.endswith(BY_MODEL) for _, about in rows):
         parts.append(Text(OF_MODEL, "dim"))

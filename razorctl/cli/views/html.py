@@ -1,4 +1,4 @@
-"""The output of a command as HTML for notebooks: its tables, in colors that suit any theme."""
+"""The output of a command as HTML, for notebooks and reports, in colors that suit any theme."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -40,11 +40,11 @@ HEAD = """<!DOCTYPE html>
 
 
 class RecordingConsole(CleanConsole):
-    """A console that shows nothing and records what it is to print."""
+    """A console that records what is printed, and shows nothing."""
 
     def __init__(self, width: int) -> None:
         super().__init__(file=io.StringIO(), width=width, force_jupyter=False, color_system=None)
-        self.printed: list[tuple[Any, str | None]] = []  # each with its style
+        self.printed: list[tuple[Any, str | None]] = []  # (object, style)
 
     def print(
         self, *shown: Any, style: Any = None, markup: bool | None = None, **settings: Any
@@ -61,7 +61,7 @@ class RecordingConsole(CleanConsole):
 
 
 def record(show: Callable[[], object], width: int = WIDE) -> RecordingConsole:
-    """Calls a view and returns the record of what it prints on stdout."""
+    """The console with the record of what a view prints on stdout."""
     before, views.out = views.out, RecordingConsole(width)
     try:
         show()
@@ -71,7 +71,7 @@ def record(show: Callable[[], object], width: int = WIDE) -> RecordingConsole:
 
 
 def page(show: Callable[[], object], plots: Sequence[str] = ()) -> str:
-    """The output of a view and <img> elements of plots, as self-contained HTML."""
+    """The output of a view, and the <img> elements of plots, as one element with its style."""
     parts = "\n".join([STYLE, body(show), *plots])
     return clean(f'<div class="razorctl">{parts}</div>')
 
@@ -86,7 +86,7 @@ def body(show: Callable[[], object]) -> str:
 
 
 def whole(title: str, parts: Sequence[str]) -> str:
-    """A page of its own, which loads nothing; parts: its HTML, below the title."""
+    """A whole page, which loads no other files; parts: the HTML below its title."""
     heading = f"<h1>{escape(title)}</h1>"
     above = [HEAD, f"<title>{escape(title)}</title>", STYLE, '<body class="razorctl">', heading]
     return "\n".join([*above, *parts, "</body>", "</html>", ""])

@@ -10,7 +10,7 @@ from razorctl.units import count
 
 
 def show(groups: dict[str, dict[str, str]], brief: bool) -> None:
-    """Prints all names by group; `brief`: one line for each name, and no recipes."""
+    """Prints all names by group; brief: one line for each name, and no recipes."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     if brief:
         table.add_column(style="dim", no_wrap=True)

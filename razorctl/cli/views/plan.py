@@ -1,4 +1,4 @@
-"""The output of `plan`: the ways to run a job, and the one to take; progress of planning."""
+"""The output of `plan`: the ways to run a job, the chosen one, and the progress of planning."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from razorctl.cli.views import common as views
 from razorctl.cli.views.common import packing_summary, predicted_duration, run_length
 from razorctl.units import duration, percent, size
 
-MUCH = 1.2  # times as long as the card, of a host that is worth a word
+MUCH = 1.2  # times the card's seconds: a host that takes longer gets a sentence
 
 if TYPE_CHECKING:
     from razorctl.planning.plan import Plan
@@ -19,39 +19,45 @@ if TYPE_CHECKING:
 
 @contextmanager
 def planning(card: str, budget: int, source: str) -> Iterator[Callable[[str], None]]:
-    """Shows what is planned inside the block; yields the function that names what is traced."""
+    """Shows a text while the block plans; yields the function that names the traced way."""
     text = f"planning for {card}, {size(budget)} {source}"
     with views.status(text) as update:
         yield lambda way: update(f"{text}: tracing {way}")
 
 
 def say_choice(planned: "Plan") -> None:
-    """Prints the way that `finetune` takes from a plan."""
+    """Prints the way of a plan that `finetune` takes."""
     card = f"{planned.gpu.name}, {size(planned.budget)}"
     views.say(f"planned for {card}: {planned.chosen.label}, {planned.reason}.")
 
 
 def show(plan: dict[str, Any], explain: bool) -> None:
-    """Prints the table of `plan`, from its JSON document, the choice, and the command."""
+    """Prints the document of a plan: the ways, the choice and its command.
+
+    explain: also print the steps of the choice.
+    """
     show_ways(plan)
     if explain:
         for i, line in enumerate(plan["explanation"], start=1):
             views.out.print(f"{i}. {line}", highlight=False)
         views.out.print()
     if plan["packing"] is not None:
-        said = packing_summary(plan["packing"], bool(plan["job"]["packing"]))
+        tokens = packing_summary(plan["packing"], bool(plan["job"]["packing"]))
         share = percent(plan["chosen"]["predicted"]["average_share"])
         views.out.print(
-            f"{said}; an average step takes {share} of the predicted time of the longest.",
+            f"{tokens}; an average step takes {share} of the predicted time of the longest.",
             highlight=False,
         )
     choice = f"> {plan['chosen']['label']}: {plan['reason']}."
-    views.out.print(" ".join((choice, *_others(plan), *_host(plan))), highlight=False)
-    views.out.print(plan["command"], soft_wrap=True, highlight=False, markup=False)
+    views.out.print(" ".join([choice, *_others(plan), *_host(plan)]), highlight=False)
+    views.line(plan["command"])
 
 
 def show_ways(document: Mapping[str, Any]) -> None:
-    """Prints a row for each way to run a job, from the document of a plan or of NoFitError."""
+    """Prints a row for each way to run a job.
+
+    document: that of a plan, or `NoFitError.document`.
+    """
     job, gpu, budget = document["job"], document["gpu"], document["budget_bytes"]
     cards = f" on each of {job['processes']}, {job['strategy']}" if job["processes"] > 1 else ""
     title = (
@@ -64,15 +70,15 @@ def show_ways(document: Mapping[str, Any]) -> None:
         title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
     )
     table.add_column("  GiB")
-    for name in ("model", "kept", "other", "needs", "room", "step", "run"):
+    for name in ("model", "stored", "other", "needs", "room", "step", "run"):
         table.add_column(name, justify="right", no_wrap=True)
     chosen = document.get("chosen")
     for entry in document["candidates"]:
         predicted = entry["predicted"]
         fixed = sum(predicted[f"{part}_bytes"] for part in ("weights", "gradients", "optimizer"))
         needs = predicted["peak_bytes"] + predicted["reserve_bytes"]
-        kept = predicted["peak_bytes"] - fixed - predicted["transient_bytes"]
-        figures = (fixed, kept, needs - fixed - kept, needs, budget - needs)
+        stored = predicted["peak_bytes"] - fixed - predicted["transient_bytes"]
+        figures = (fixed, stored, needs - fixed - stored, needs, budget - needs)
         table.add_row(
             ("> " if entry == chosen else "  ") + entry["label"] + ("" if entry["exact"] else " ≈"),
             *(f"{figure / 2**30:.2f}" for figure in figures),
@@ -90,7 +96,7 @@ def show_ways(document: Mapping[str, Any]) -> None:
     views.out.print(
         f"All predicted{remarks}. Times are ranges where no measurement exists; of all GPUs, "
         "an H100 and an H200 have run the kernels of razorctl. ≈: approximate gradient. "
-        "model: weights, gradients and optimizer state. kept: activations for backward. other: "
+        "model: weights, gradients and optimizer state. stored: activations for backward. other: "
         f"inputs, temporaries, and {reserve} for context and fragmentation. room: memory left.",
         highlight=False,
         style="dim",
@@ -98,12 +104,12 @@ def show_ways(document: Mapping[str, Any]) -> None:
 
 
 def _narrow(times: str) -> str:
-    """A range in two units, such as 1 h 6 min to 1 h 10 min, on two lines to save width."""
+    """A range of times on two lines, so that its column is narrow."""
     return times.replace(" to ", "\nto ")
 
 
 def _others(plan: dict[str, Any]) -> list[str]:
-    """The choices of the other preferences, and their speed."""
+    """A sentence on the choice of each other preference."""
     chosen, words = plan["chosen"], []
     if plan["others"] and all(entry == chosen for entry in plan["others"].values()):
         return ["Every --prefer chooses it."]
@@ -119,12 +125,12 @@ def _others(plan: dict[str, Any]) -> list[str]:
 
 
 def _host(plan: dict[str, Any]) -> Iterator[str]:
-    """A sentence on the host where it takes longer for a step than the card."""
+    """Advises CUDA graphs if the host takes MUCH longer for a step than the card."""
     predicted, job = plan["chosen"]["predicted"], plan["job"]
     host, card = predicted["host_seconds"], predicted["card_seconds"]
-    drawn = plan["chosen"]["recipe"]["joint_budget"] < 1
-    alone = job["processes"] > 1 or job["optimizer_in_backward"] or drawn
-    if host > MUCH * card and not (alone or job["cuda_graphs"] or job["compile"]):
+    draws = plan["chosen"]["recipe"]["joint_budget"] < 1
+    refused = job["processes"] > 1 or job["optimizer_in_backward"] or draws
+    if host > MUCH * card and not (refused or job["cuda_graphs"] or job["compile"]):
         yield (
             f"The host takes {duration(host)} for a step, and the card {duration(card)}: "
             "--cuda-graphs launches all of it at once."

@@ -1,4 +1,4 @@
-"""The plots of a report, as <img> elements that hold their SVG and so need no file beside them."""
+"""The plots of a report, as <img> elements that contain their SVG."""
 
 import io
 from base64 import b64encode
@@ -17,7 +17,7 @@ Row = tuple[str, Sequence[Curve]]  # the label of a row, and the curves of its s
 
 
 class Point(NamedTuple):
-    """A row in the plot of memory against time; front: whether it is on the Pareto front."""
+    """A row in the plot of memory over time; front: whether it is on the Pareto front."""
 
     label: str
     time: float
@@ -26,7 +26,7 @@ class Point(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """The curves of a figure, `name`, over `steps` or `seconds`."""
+    """The curves of the figure `name` over `steps` or `seconds`."""
 
     name: str
     over: str
@@ -34,12 +34,13 @@ class Panel(NamedTuple):
 
 
 def memory_time(points: Sequence[Point], time: str, memory: str) -> str:
-    """Memory against step time; `time` and `memory` are the names of the axes."""
+    """Plots memory over step time; `time` and `memory` are the names of the axes."""
     with _style():
         figure = _figure(1.1 * WIDTH, 1.2 * HEIGHT)
         axes = figure.add_subplot(xlabel=time, ylabel=memory)
-        for label, *at, front in points:
-            axes.plot(*at, ls="", ms=8, fillstyle="full" if front else "none", label=label)
+        for point in points:
+            fill = "full" if point.front else "none"
+            axes.plot(point.time, point.memory, ls="", ms=8, fillstyle=fill, label=point.label)
         axes.margins(0.1)
         axes.set_ylim(bottom=0)
         figure.legend(loc="upper left", bbox_to_anchor=(1, 1))
@@ -47,26 +48,22 @@ def memory_time(points: Sequence[Point], time: str, memory: str) -> str:
 
 
 def curves(panels: Sequence[Panel]) -> str:
-    """Panels of the same rows, two side by side: their mean curves, and thin ones of the seeds."""
+    """Plots panels, two side by side, with a thick mean curve and thin curves of the seeds."""
     with _style():
         high = (len(panels) + 1) // 2
         figure = _figure(2 * WIDTH, high * HEIGHT)
         for number, (name, over, rows) in enumerate(panels, 1):
             axes = figure.add_subplot(high, 2, number, xlabel=over, ylabel=name)
             for nth, (label, seeds) in enumerate(rows):
-                middle = mean_curve(seeds)
-                few: dict[str, Any] = {} if len(middle.values) <= MARKED else {"marker": ""}
-                wide = 1.5 if nth else 3.2  # of exact methods, later ones may cover the first
-                (line,) = axes.plot(
-                    getattr(middle, over), middle.values, lw=wide, ms=4, label=label, **few
-                )
+                mean = mean_curve(seeds)
+                wide = 1.5 if nth else 3.2  # a later curve may cover the first one exactly
+                (line,) = axes.plot(getattr(mean, over), mean.values, lw=wide, ms=4, label=label)
+                style: dict[str, Any] = {"color": line.get_color(), "ls": line.get_linestyle()}
+                if len(mean.values) > MARKED:
+                    line.set_marker("")
                 for curve in seeds if len(seeds) > 1 else ():
-                    style: dict[str, Any] = {
-                        "color": line.get_color(),
-                        "ls": line.get_linestyle(),
-                        "marker": "",
-                    }
-                    axes.plot(getattr(curve, over), curve.values, lw=0.6, alpha=0.45, **style)
+                    x = getattr(curve, over)
+                    axes.plot(x, curve.values, lw=0.6, alpha=0.45, marker="", **style)
             axes.set_xlim(left=0)
         if len(panels[0].rows) > 1:
             lines, labels = axes.get_legend_handles_labels()
@@ -75,14 +72,14 @@ def curves(panels: Sequence[Panel]) -> str:
 
 
 def _style() -> Any:
-    """The context in which plots are drawn; rows differ in their colors, then in dashes too."""
+    """The context in which plots are drawn; rows differ in color, more rows also in dashes."""
     import matplotlib as mpl  # here: it is slow, and few commands plot
     from cycler import cycler
 
-    kinds = cycler(ls=["-", "--", ":", "-."]) + cycler(marker=["o", "s", "^", "D"])
+    dashes = cycler(ls=["-", "--", ":", "-."]) + cycler(marker=["o", "s", "^", "D"])
     return mpl.rc_context(
         {
-            "axes.prop_cycle": kinds * mpl.rcParamsDefault["axes.prop_cycle"],
+            "axes.prop_cycle": dashes * mpl.rcParamsDefault["axes.prop_cycle"],
             "axes.grid": True,
             "grid.alpha": 0.4,
             "axes.spines.top": False,
@@ -102,7 +99,7 @@ def _figure(width: float, height: float) -> "Figure":
 
 
 def _image(figure: "Figure", words: str) -> str:
-    """The <img> element of a figure; words: what it shows."""
+    """The <img> element of a figure; words: its text for readers who do not see it."""
     svg = io.BytesIO()
     figure.savefig(svg, format="svg", metadata={"Date": None}, bbox_inches="tight")  # with legend
     data = b64encode(svg.getvalue()).decode()

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from razorctl.training.predicting.labels import LabelSet, Prediction
 
 Row = TypeVar("Row")
-BETWEEN = "|"  # labels of a cell
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a formula of a spreadsheet begins with
+BETWEEN = "|"  # between the labels in a cell
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of formulas in spreadsheets
 
 
 @dataclass(frozen=True)
 class RowFormat:
-    """The format of a kind of rows: the columns and cells of CSV, and the object of JSON."""
+    """How rows of one kind are written: the columns and cells of CSV, and the object of JSON."""
 
     columns: Sequence[str]
     cells: Callable[[Any], Sequence[Any]]
@@ -28,18 +28,12 @@ class RowFormat:
 def fields_format(*columns: str) -> RowFormat:
     """The format of rows that are dataclasses with the fields `columns`."""
 
-    def cells(row: Any) -> list[Any]:
-        values = (getattr(row, column) for column in columns)
-        return [
-            f"{value:.6g}"
-            if isinstance(value, float)
-            else " ".join(value)
-            if isinstance(value, tuple)
-            else value
-            for value in values
-        ]
+    def cell(value: Any) -> Any:
+        if isinstance(value, float):
+            return f"{value:.6g}"
+        return " ".join(value) if isinstance(value, tuple) else value
 
-    return RowFormat(columns, cells, asdict)
+    return RowFormat(columns, lambda row: [cell(getattr(row, name)) for name in columns], asdict)
 
 
 def labels_format(classes: Sequence[str], top: int, every: bool) -> RowFormat:
@@ -92,11 +86,7 @@ def write_csv(
 ) -> None:
     """Writes a header and a line for each row.
 
-    Args:
-        stream: where to write.
-        rows: rows of the format.
-        row_format: says how.
-        spreadsheet: write an apostrophe before texts that a spreadsheet would take for a formula.
+    spreadsheet: write ' before cells that a spreadsheet would run as a formula.
     """
     writer = csv.writer(Lines(stream))
     writer.writerow(row_format.columns)
@@ -112,7 +102,7 @@ def _inert(cell: Any) -> Any:
 def write_json(
     stream: TextIO, rows: Iterable[Any], row_format: RowFormat, document: Mapping[str, Any]
 ) -> None:
-    """Writes a document with an object for each row in its `predictions`."""
+    """Writes the document with an object for each row in its `predictions`."""
     head = documents.text({**document, "predictions": []}, indent=2)
     stream.write(head.removesuffix("]\n}"))
     between = "\n"

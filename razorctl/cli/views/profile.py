@@ -11,9 +11,9 @@ from razorctl.cli.views.common import recipe_summary
 from razorctl.registry import starred
 from razorctl.units import duration, percent, size
 
-Bytes = dict[tuple[str, ...], tuple[int, int]]  # labels -> bytes kept, and kept in full
-NAME = 16  # least columns of a terminal for the name of a module
-LARGEST = 15  # modules with a row of their own, counting a module of all blocks as one
+Bytes = dict[tuple[str, ...], tuple[int, int]]  # labels -> (bytes stored, the same of `full`)
+NAME = 16  # least characters of the name of a module
+LARGEST = 15  # rows of modules; the same module of all blocks is one row
 PHASES = {
     "data_s": "making and moving a random batch",
     "forward_s": "with the loss, without packing",
@@ -27,7 +27,7 @@ COMPILED = {"forward_s": "with the loss and packing", "sampling_s": "in forward"
 def show(result: dict[str, Any]) -> None:
     """Prints the tables of `profile`: bytes by layer kind and by module, peak, time by phase.
 
-    Of an nn.Module there are only bytes.
+    The document of an nn.Module has only bytes by module.
     """
     if "phases" not in result:
         _show_module(result)
@@ -44,10 +44,10 @@ def show(result: dict[str, Any]) -> None:
     text = f"{title}: {', '.join(words)}, on {result['device']}"
     views.out.print(text, highlight=False, markup=False)
     views.out.print(f"packing and int8 GEMMs: {result['kernels']}", highlight=False, markup=False)
-    kept, full = result["by_kind"], result["by_kind_full"]
+    stored, full = result["by_kind"], result["by_kind_full"]
     by_size = sorted(full, key=full.__getitem__, reverse=True)
-    kinds: Bytes = {(kind,): (kept[kind], full[kind]) for kind in by_size}
-    title = f"activations kept, traced{eager}"
+    kinds: Bytes = {(kind,): (stored[kind], full[kind]) for kind in by_size}
+    title = f"activations stored, traced{eager}"
     _show_bytes(title, ("kind of layer",), kinds)
     _show_bytes("by module", ("module", "", "kind"), _largest(result["rows"], "kind"))
     _show_peaks(result["peak_bytes"], eager)
@@ -55,7 +55,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 def _show_peaks(peaks: dict[str, int | None], eager: str) -> None:
-    """Prints the peaks of a step that were traced (with the remark `eager`) and measured."""
+    """Prints the peaks of a step; eager: a remark on the traced one."""
     table = _table("peak of a step", "", "bytes")
     for name, count in peaks.items():
         if count is not None:
@@ -82,22 +82,18 @@ def _show_times(result: dict[str, Any]) -> None:
 
 def _show_module(result: dict[str, Any]) -> None:
     """Prints the table of bytes of an nn.Module."""
-    views.out.print(
-        f"{result['model']}: {recipe_summary(result['recipe'])}, {result['precision']}",
-        highlight=False,
-        markup=False,
-    )
-    title = "activations kept, traced"
-    _show_bytes(title, ("module", "", "class"), _largest(result["rows"], "type"))
+    text = f"{result['model']}: {recipe_summary(result['recipe'])}, {result['precision']}"
+    views.out.print(text, highlight=False, markup=False)
+    rows = _largest(result["rows"], "type")
+    _show_bytes("activations stored, traced", ("module", "", "class"), rows)
 
 
 def _largest(rows: list[dict[str, Any]], key: str) -> Bytes:
-    """The sums of the LARGEST groups of `rows` by name, number and `key`, and of all others.
+    """The bytes of the LARGEST groups of rows, and of all other rows.
 
-    A group has the modules whose names differ only in numbers, as those of blocks do; with the key
-    `type`, their last names must be equal too.
-
-    key: `kind` of layer, or `type` for the class in an nn.Module.
+    Modules whose names differ in numbers alone are a group, such as blocks.0.fc and blocks.1.fc.
+    key: "kind" (of layer), or "type" (class), by which a group must agree too. With "type" the last
+    parts of names must be equal: 0.0 and 1.0 are a group, 0.0 and 0.1 are none.
     """
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
@@ -124,8 +120,8 @@ def _sums(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
 
 
 def _show_bytes(title: str, labels: tuple[str, ...], entries: Bytes) -> None:
-    """Prints a row for each entry and one for their sum, in the columns that the width allows."""
-    columns = (*labels, "full", "kept", "smaller", "share")
+    """Prints a row for each entry and their sum; a narrow terminal gets fewer columns."""
+    columns = (*labels, "full", "stored", "smaller", "share")
     last = ("kind", "class")
     for left_out in ((), last, (*last, "share"), (*last, "share", "smaller")):
         shown = [name for name in columns if name not in left_out]
@@ -140,7 +136,7 @@ def _show_bytes(title: str, labels: tuple[str, ...], entries: Bytes) -> None:
 def _bytes_table(
     title: str, shown: Sequence[str], columns: Sequence[str], entries: Bytes, room: int
 ) -> Table:
-    """The columns `shown` of a table of bytes, with names of at most `room` characters."""
+    """The table of the columns `shown`, with names of at most `room` characters."""
     total = _sums(entries.values())
     table = _table(title, *shown)
 
@@ -156,15 +152,15 @@ def _bytes_table(
     return table
 
 
-def _figures(kept: int, full: int, total: int) -> tuple[str, ...]:
-    times = f"{full / kept:.1f}x" if full and kept else "-"
-    return size(full), size(kept), times, percent(kept / total) if total else "-"
+def _figures(stored: int, full: int, total: int) -> tuple[str, ...]:
+    times = f"{full / stored:.1f}x" if full and stored else "-"
+    return size(full), size(stored), times, percent(stored / total) if total else "-"
 
 
 def _table(title: str, *columns: str) -> Table:
-    """A table with figures aligned to the right."""
+    """A table whose columns of figures are aligned to the right."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True)
     for name in columns:
-        figures = name in ("full", "kept", "smaller", "share", "bytes", "time")
+        figures = name in ("full", "stored", "smaller", "share", "bytes", "time")
         table.add_column(name, justify="right" if figures else "left", no_wrap=bool(name))
     return table

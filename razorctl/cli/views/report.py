@@ -1,4 +1,4 @@
-"""The report of `compare --html`: one self-contained HTML file."""
+"""The report of `compare --html`: an HTML file that loads no others."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from razorctl.training.comparing.curves import losses, scores
 from razorctl.training.comparing.finished_run import FinishedRun
 from razorctl.training.rundir import CONFIG
 
-MEMORY = {"saved_bytes": "kept, traced", "peak_bytes": "peak, measured"}
+MEMORY = {"saved_bytes": "stored, traced", "peak_bytes": "peak, measured"}
 PLOTS = (
     "Memory and time: less is better on both axes; filled points are on the Pareto front. Curves: "
     "thick is the mean over several seeds, thin are single seeds; seconds count training steps "
@@ -36,14 +36,14 @@ def write(
     commands: Sequence[Command],
     replace: bool = False,
 ) -> None:
-    """Writes the report of a comparison, whole or not at all; raises OSError if it cannot.
+    """Writes the report of a comparison atomically; raises OSError if it cannot be written.
 
     Args:
-        file: the new file, or one that is to be replaced.
+        file: the file to write.
         document: the JSON document of the comparison.
         comparison: the runs.
-        commands: commands that repeat it; those of single runs are added.
-        replace: whether a file may be replaced.
+        commands: commands that repeat the comparison; commands of single runs are added.
+        replace: whether an existing file is replaced.
     """
     text = render(dict(document), comparison, commands)
     with atomic_file(file, replace, "--html") as partial:
@@ -67,7 +67,7 @@ def render(document: dict[str, Any], comparison: Comparison, commands: Sequence[
 
 
 def _show_details(document: dict[str, Any], groups: Groups) -> None:
-    """Prints how plots are read, the figures of classes, the environment and the settings."""
+    """Prints an explanation of the plots, figures by class, the environment and the settings."""
     views.out.print(PLOTS)
     classes.show_compared(groups)
     runs = [run for _, group in groups for run in group]
@@ -77,24 +77,25 @@ def _show_details(document: dict[str, Any], groups: Groups) -> None:
 
 
 def _show_facts(title: str, facts: Mapping[str, Any]) -> None:
-    """Prints a table of names and values; one that is None is left out."""
+    """Prints a table of names and values, without values that are None."""
     rows = Table(title=title, show_header=False)
     for name, value in facts.items():
         if value is not None:
-            word = ("no", "yes")[value] if isinstance(value, bool) else str(value)
-            rows.add_row(Text(name), Text(word))
+            if isinstance(value, bool):
+                value = "yes" if value else "no"
+            rows.add_row(Text(name), Text(str(value)))
     views.out.print(rows)
 
 
 def _memories(document: dict[str, Any]) -> dict[str, str]:
-    """The heads of traced and of measured memory, each if there is any."""
+    """The columns of memory that a row has a value in, with their heads; at least one."""
     rows = document["rows"]
     memories = {n: head for n, head in MEMORY.items() if any(row[n] is not None for row in rows)}
     return memories or {"saved_bytes": MEMORY["saved_bytes"]}
 
 
 def _groups(comparison: Comparison) -> Groups:
-    """The rows that have runs."""
+    """The entries with runs."""
     return [(entry.label, entry.runs) for entry in comparison.entries if entry.runs]
 
 
@@ -147,7 +148,7 @@ def comparison_plots(document: dict[str, Any], comparison: Comparison) -> list[s
 
 
 def _environment(runs: Sequence[FinishedRun]) -> dict[str, str]:
-    """The environment of the runs: name -> all values that any run has."""
+    """The environment of the runs: name -> the values of all runs, with commas."""
     names = dict.fromkeys(name for run in runs for name in run.environment)
     table = {}
     for name in names:

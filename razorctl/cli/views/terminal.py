@@ -1,4 +1,4 @@
-"""Text for a terminal, without control characters and characters that it cannot show."""
+"""Text for a terminal: without control characters, and in the encoding of the terminal."""
 
 import codecs
 import logging
@@ -15,8 +15,7 @@ from rich.segment import Segment
 from razorctl.errors import UsageError
 
 STAND_IN = "\N{REPLACEMENT CHARACTER}"
-# C0 without tabs and line feeds, C1, separators of lines, marks of text direction, and surrogates,
-# which no encoding has.
+# C0 without tabs and line feeds, C1, line separators, marks of text direction, and surrogates.
 CONTROLS = str.maketrans(
     dict.fromkeys(
         (
@@ -28,13 +27,13 @@ CONTROLS = str.maketrans(
         STAND_IN,
     )
 )
-# Characters that we print -> substitutes for an encoding that lacks them.
+# Character that razorctl prints -> its substitute in an encoding without it.
 SIGNS = {"≈": "~", "×": "x", "±": "+-", "…": "...", "─": "-", "−": "-", "→": "->"}  # noqa: RUF001
 LOSSY = "razorctl.signs"  # the error handler that `safe_streams` sets
 
 
 def clean(text: str) -> str:
-    """A text whose control characters are replaced."""
+    """The text with STAND_IN for each control character."""
     return text.translate(CONTROLS)
 
 
@@ -50,7 +49,7 @@ class CleanConsole(Console):
 
 
 class _LogHandler(logging.Handler):
-    """A handler that prints log records if no other handler is set."""
+    """Prints log records."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
@@ -62,17 +61,17 @@ class _LogHandler(logging.Handler):
 
 @contextmanager
 def safe_streams(say: Callable[[str], None], error: Callable[[str], None]) -> Iterator[None]:
-    """Inside the block, stdout and stderr substitute the characters that their encoding lacks.
+    """Makes stdout and stderr safe inside the block.
 
-    A stdout that takes no more ends the block with exit code 1, without a word if it is a pipe
-    whose reader has gone.
+    They substitute characters that their encoding lacks; `data_stream` does not. A failed write to
+    stdout ends the block with exit code 1, and prints an error unless stdout is a closed pipe.
 
-    say: prints log records and warnings of libraries. Data go to `data_stream` instead, which
-    substitutes nothing. error: prints an error.
+    say: prints log records and warnings of libraries. error: prints an error.
     """
     codecs.register_error(LOSSY, _substitute)
-    both: tuple[Any, ...] = (sys.stdout, sys.stderr)
-    streams = {stream: stream.errors for stream in both if _has_encoding(stream)}
+    streams: dict[Any, str] = {
+        stream: stream.errors for stream in (sys.stdout, sys.stderr) if _has_encoding(stream)
+    }
     last, logging.lastResort = logging.lastResort, _LogHandler(say)
     stock = warnings.showwarning
 
@@ -110,7 +109,7 @@ def safe_streams(say: Callable[[str], None], error: Callable[[str], None]) -> It
 
 
 class _Output:
-    """Standard output; a write that fails is the last one, and ends the process."""
+    """Standard output; a failed write ends the process."""
 
     def __init__(self, stream: Any, error: Callable[[str], None]) -> None:
         self._stream, self._error = stream, error
@@ -128,7 +127,7 @@ class _Output:
         try:
             return act(*args)
         except OSError as failure:
-            with suppress(OSError, ValueError):  # what is left is dropped, not tried once more
+            with suppress(OSError, ValueError):  # drops the text in its buffer
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
             if not isinstance(failure, BrokenPipeError):
                 self._error(f"cannot write stdout ({failure.strerror}); make room, or redirect it.")
@@ -141,7 +140,7 @@ def _flush() -> None:
 
 
 class _DataStream:
-    """Standard output for data: unchanged, but on a terminal without control characters."""
+    """Standard output for data: unchanged, except for control characters on a terminal."""
 
     def __init__(self, stream: Any) -> None:
         self._stream, self._terminal = stream, stream.isatty()

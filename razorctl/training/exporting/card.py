@@ -159,7 +159,7 @@ def _origin(trained: Trained, library: str, ask: bool) -> tuple[str | None, str 
 
 def _rows(trained: Trained, model: str, dataset: str, recipe: Recipe) -> Mapping[str, str]:
     result, job = trained.result, trained.job
-    kept, full = result["saved_bytes"], result["full_saved_bytes"]
+    stored, full = result["saved_bytes"], result["full_saved_bytes"]
     rows = {
         "model": model,
         "data": dataset,
@@ -168,7 +168,7 @@ def _rows(trained: Trained, model: str, dataset: str, recipe: Recipe) -> Mapping
         **({"ratio": f"{recipe.ratio:g}"} if METHODS[recipe.method].has_ratio else {}),
         **({"trained weights": "LoRA adapters, merged"} if recipe.lora else {}),
         **({} if job.ema is None else {"averaged weights": f"decay {job.ema:g}"}),
-        "kept for backward": f"{units.size(kept)}, {units.percent(kept / full)} of full's",
+        "stored for backward": f"{units.size(stored)}, {units.percent(stored / full)} of full's",
         "length": f"{units.count(result['steps'], 'step')} of "
         f"{units.count(result['job']['batch_size'], 'example')}",
         "time of a step": f"{units.duration(result['step_seconds'])} on {result['device']}",
