@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from razorctl.config.job import Job, Precision, settle_precision
+from razorctl.config.job import Job, Precision, resolve_precision
 from razorctl.config.tasks import LANGUAGE, NO_LABEL
 from razorctl.errors import DivergedError, UsageError
 from razorctl.ops.weight_copies import shared_by
@@ -33,7 +33,7 @@ def precision(job: Job, device: torch.device) -> Precision:
         auto: Precision = "bf16" if job.weights == "bf16" else "fp32"
         return auto if job.precision == "auto" else job.precision
     major, minor = torch.cuda.get_device_capability(device)
-    return settle_precision(job.precision, f"{major}.{minor}")
+    return resolve_precision(job.precision, f"{major}.{minor}")
 
 
 # (model, inputs, labels, reduction as in `F.cross_entropy`) -> the loss of a micro-batch.

@@ -165,7 +165,7 @@ def main(
     The forward pass stays exact; a compressed copy of its activations is kept for the backward
     pass.
     """
-    processes.settle_environment()
+    processes.resolve_environment()
     if not processes.first():
         views.mute()
     if processes.count() > 1 and ctx.invoked_subcommand != "finetune":

@@ -34,7 +34,7 @@ def public(function: Function) -> Function:
     def shown(*args: Any, **keywords: Any) -> Any:
         try:
             keywords = _checked(function, args, keywords)
-            processes.settle_environment()
+            processes.resolve_environment()
             with hide_messages(unless=keywords.get("progress", True)), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "IProgress not found")  # of tqdm, without a bar
                 return function(*args, **keywords)

@@ -1,4 +1,4 @@
-"""A run of `finetune`: its settings are settled, and it is prepared, trained or continued."""
+"""A run of `finetune`: its settings are resolved, and it is prepared, trained or continued."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -37,16 +37,16 @@ def finetune(
         raise UsageError(f"a dry run prepares a new run, in one process; leave {other} out.")
     with processes.connected(device):
         c_compiler.start(device)
-        settled = processes.of_first(lambda: _settle(call, plan, out, trackers, device, resume))
-        if isinstance(settled, dict):
-            return settled
+        resolved = processes.of_first(lambda: _resolve(call, plan, out, trackers, device, resume))
+        if isinstance(resolved, dict):
+            return resolved
         if dry_run:
-            return _prepare(settled, device)
-        return _run(call, settled, device, resume)
+            return _prepare(resolved, device)
+        return _run(call, resolved, device, resume)
 
 
 @dataclass(frozen=True)
-class _Settled:
+class _Resolved:
     """All that a run is made of; `plan` is the document of its plan, if it is planned."""
 
     job: "Job"
@@ -56,30 +56,30 @@ class _Settled:
     trackers: Sequence[str]
 
 
-def _run(call: Call, settled: _Settled, device: str | None, resume: bool) -> dict[str, Any]:
+def _run(call: Call, resolved: _Resolved, device: str | None, resume: bool) -> dict[str, Any]:
     """Trains, and returns the result, which is empty in all but the first process."""
     from razorctl.cli import effects, progress
 
     def prepare(at: Callable[[str], None]) -> "Run":
-        run = _begun(settled, device=device, progress=at, resume=resume)
+        run = _begun(resolved, device=device, progress=at, resume=resume)
         effects.note_settings(call, run.job)  # resolved: its steps may come from the model
         return run
 
     run = progress.train(
-        prepare, settled.job, settled.recipe, settled.out, device, settled.trackers
+        prepare, resolved.job, resolved.recipe, resolved.out, device, resolved.trackers
     )
     return run.result() if processes.first() else {}
 
 
-def _begun(settled: _Settled, **options: Any) -> "Run":
+def _begun(resolved: _Resolved, **options: Any) -> "Run":
     """The run that `training.run.finetune` returns for settings and its other `options`."""
     from razorctl.training import run as trainer
 
-    out, plan = settled.out, settled.plan
-    return trainer.finetune(settled.job, settled.recipe, out=out, plan=plan, **options)
+    out, plan = resolved.out, resolved.plan
+    return trainer.finetune(resolved.job, resolved.recipe, out=out, plan=plan, **options)
 
 
-def _prepare(settled: _Settled, device: str | None) -> dict[str, Any]:
+def _prepare(resolved: _Resolved, device: str | None) -> dict[str, Any]:
     """Prepares a run without training it, and returns what is known of it then."""
     from razorctl.cli import progress
 
@@ -90,13 +90,13 @@ def _prepare(settled: _Settled, device: str | None) -> dict[str, Any]:
         raise progress.DryRunError
 
     def prepare(at: Callable[[str], None]) -> object:
-        return _begun(settled, device=device, progress=at, prepared=end)
+        return _begun(resolved, device=device, progress=at, prepared=end)
 
-    run = progress.prepare_only(prepare, runs.pop, settled.job, settled.recipe, device)
+    run = progress.prepare_only(prepare, runs.pop, resolved.job, resolved.recipe, device)
     return {
         "dry_run": True,
-        "model": settled.job.model,
-        "dataset": settled.job.dataset,
+        "model": resolved.job.model,
+        "dataset": resolved.job.dataset,
         "job": asdict(run.job),
         "recipe": asdict(run.recipe),
         "saved_bytes": run.saved_bytes,
@@ -107,22 +107,22 @@ def _prepare(settled: _Settled, device: str | None) -> dict[str, Any]:
     }
 
 
-def _settle(
+def _resolve(
     call: Call,
     plan: Path | None,
     out: Path | None,
     trackers: Sequence[str],
     device: str | None,
     resume: bool,
-) -> _Settled | dict[str, Any]:
-    """Settles what is run; returns the result instead if that run is finished."""
+) -> _Resolved | dict[str, Any]:
+    """Resolves what is run; returns the result instead if that run is finished."""
     from razorctl.cli import effects, planning, resuming
     from razorctl.training import rundir
     from razorctl.training import trackers as tracking
 
     earlier = None
     if resume:
-        earlier = resuming.settle_by_run(out, call.own, plan)
+        earlier = resuming.resolve_by_run(out, call.own, plan)
     if earlier is not None and out is not None:
         result = resuming.finished_result(out)
         if result is not None:
@@ -137,10 +137,10 @@ def _settle(
     if earlier is not None:
         job, chosen, document = earlier
     elif plan is not None:
-        job, chosen, document = planning.settle_by_file(plan, call.settings, device)
+        job, chosen, document = planning.resolve_by_file(plan, call.settings, device)
     else:
         rundir.choose(out, "", resume=resume)  # before data are read
-        job, chosen, document = planning.settle(settings, device, quiet=call.quiet)
+        job, chosen, document = planning.resolve(settings, device, quiet=call.quiet)
     effects.note_settings(call, chosen)
     directory = rundir.choose(out, job.model, job.dataset, chosen.method, resume=resume)
-    return _Settled(job, chosen, document, directory, trackers)
+    return _Resolved(job, chosen, document, directory, trackers)

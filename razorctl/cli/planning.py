@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from razorctl.cli.settings import PLANNING, Call, Settings
 from razorctl.cli.views import common as views
 from razorctl.cli.views import plan as view
-from razorctl.config.job import Job, settle_precision
+from razorctl.config.job import Job, resolve_precision
 from razorctl.config.recipe import Recipe
 from razorctl.errors import UsageError
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from razorctl.planning.plan import Plan
 
-Settled = tuple[Job, Recipe, dict[str, Any] | None]  # with the document of the plan, if planned
+Resolved = tuple[Job, Recipe, dict[str, Any] | None]  # with the document of the plan, if planned
 
 
 def document(call: Call) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def plan(settings: Settings, place: "torch.device | None" = None, *, quiet: bool
     if assumed and not quiet:
         views.note(f"{gpu.name} is assumed from --vram alone; name the card with --gpu.")
     job = settings.job_to_plan
-    _check_place(settle_precision(job.precision, gpu.compute_capability), place, gpu.name)
+    _check_place(resolve_precision(job.precision, gpu.compute_capability), place, gpu.name)
     recipe = settings.recipe if settings.orders else None
     if recipe is not None:
         from razorctl.training.compiled import refuse_uncompilable
@@ -115,7 +115,7 @@ def check_data(job: Job) -> None:
         views.say(line)
 
 
-def settle(settings: Settings, device: str | None, *, quiet: bool = False) -> Settled:
+def resolve(settings: Settings, device: str | None, *, quiet: bool = False) -> Resolved:
     """The job, the recipe and, if they were planned, the document of the plan.
 
     A run is planned if --gpu or --vram is given, and also if no setting of a recipe is given and
@@ -152,7 +152,7 @@ def settle(settings: Settings, device: str | None, *, quiet: bool = False) -> Se
     return job, planned.planned_recipe, planned.document()
 
 
-def _unplanned(settings: Settings) -> Settled:
+def _unplanned(settings: Settings) -> Resolved:
     if settings.auto:
         raise UsageError("batch size auto needs a plan; name a card with --gpu, or --vram.")
     for name in PLANNING:
@@ -161,7 +161,7 @@ def _unplanned(settings: Settings) -> Settled:
     return settings.job, settings.recipe, None
 
 
-def settle_by_file(file: Path, settings: Settings, device: str | None) -> Settled:
+def resolve_by_file(file: Path, settings: Settings, device: str | None) -> Resolved:
     """The job, the recipe and the document in a file of `plan --json`.
 
     Raises UsageError for a file that cannot be used, and for a setting that the plan already sets

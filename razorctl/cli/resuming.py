@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from razorctl import data, models
-from razorctl.cli.planning import Settled
+from razorctl.cli.planning import Resolved
 from razorctl.cli.settings import PLANNING, Settings
 from razorctl.config.job import Job
 from razorctl.errors import UsageError
 from razorctl.training import checkpoints, run_files, rundir
 
 
-def settle_by_run(out: Path | None, settings: Settings, plan: Path | None) -> Settled | None:
+def resolve_by_run(out: Path | None, settings: Settings, plan: Path | None) -> Resolved | None:
     """The job, the recipe and the plan of the run in a directory; None if there is no run yet.
 
     settings: given now; they must be those of the run. plan: a file of `plan --json`; it must be

@@ -301,7 +301,7 @@ class Job:
         return 0.5 + 0.5 * math.cos(math.pi * min(1.0, done))
 
 
-def settle_precision(precision: Precision, compute_capability: str) -> Precision:
+def resolve_precision(precision: Precision, compute_capability: str) -> Precision:
     """The precision that `Job.precision` means on a card.
 
     `auto` is bf16 from compute capability 8.0, fp16 from 7.0, and fp32 below. Raises UsageError

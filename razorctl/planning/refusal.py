@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from razorctl import units
-from razorctl.config.job import Job, settle_precision
+from razorctl.config.job import Job, resolve_precision
 from razorctl.config.keywords import Prefer
 from razorctl.config.recipe import Recipe
 from razorctl.errors import UsageError
@@ -99,7 +99,7 @@ def _floor(search: Search) -> int:
 def changes(search: Search) -> Iterator[tuple[str, dict[str, Any]]]:
     """Flags and settings that make the job smaller; each is tried with those before it."""
     job = search.job
-    half = settle_precision("auto", search.gpu.compute_capability)
+    half = resolve_precision("auto", search.gpu.compute_capability)
     if job.precision == "fp32" != half:
         yield f"--precision {half}", {"precision": half}
     # 8-bit AdamW has less state than SGD, and trains like AdamW at the same learning rate.

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any, Literal
 
 from razorctl import units
-from razorctl.config.job import Job, settle_precision
+from razorctl.config.job import Job, resolve_precision
 from razorctl.config.keywords import Prefer
 from razorctl.config.recipe import Recipe
 from razorctl.config.tasks import LANGUAGE
@@ -58,7 +58,7 @@ class Search:
         self.cache, self.report = cache or traces.Cache(), report
         self.facts = job_facts(job) if facts is None else facts
         self.classes, self.examples = self.facts["classes"], self.facts["train_examples"]
-        precision = settle_precision(job.precision, gpu.compute_capability)
+        precision = resolve_precision(job.precision, gpu.compute_capability)
         job = replace(job, precision=precision)
         part = "" if recipe is None else recipe.part
         self.job = job.resolved(self.facts["defaults"], self.examples, part)

@@ -49,7 +49,7 @@ def _number(name: str, default: int) -> int:
     return int(text) if NUMBER.fullmatch(text) else default
 
 
-def settle_environment() -> None:
+def resolve_environment() -> None:
     """Raises UsageError if torchrun's variables contradict each other or are no numbers.
 
     Removes ranks without WORLD_SIZE: they mean nothing, but libraries would wait for others.

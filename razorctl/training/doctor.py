@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from razorctl import units
-from razorctl.config.job import Job, settle_precision
+from razorctl.config.job import Job, resolve_precision
 from razorctl.config.recipe import Recipe
 from razorctl.errors import first_line
 from razorctl.ops import kernels
@@ -159,7 +159,7 @@ def _gpus() -> Iterator[Check]:
         others = units.count(len(card.processes), "process")
         found = f"{card.name}, {units.size(card.memory_bytes)}, {units.size(card.free_bytes)} free"
         found += f", {others} on it" if card.processes else ""
-        precision = settle_precision("auto", card.compute_capability)
+        precision = resolve_precision("auto", card.compute_capability)
         found += f", compute capability {card.compute_capability}, so {precision}"
         if detect.preset_for(card) is None:
             mend = "name a similar one with --gpu, or write a preset file"

@@ -30,7 +30,7 @@ from razorctl.ops import kernels
 from razorctl.optimizer import build_optimizer
 from razorctl.planning import job_trace as tracing
 from razorctl.step import by_logits, forward_backward, train_step
-from razorctl.step import precision as settle
+from razorctl.step import precision as precision_on
 from razorctl.surgery.byte_budget import sparsify_within
 from razorctl.system import devices
 from razorctl.system.atomic import atomic_file, check_room, scratch, writing
@@ -268,7 +268,7 @@ def profile(
     refuse_uncompilable(job, recipe)
     _check_graphs(job, place)
     _check_files(place, trace, snapshot)
-    job = replace(job, precision=settle(job, place))
+    job = replace(job, precision=precision_on(job, place))
     if dataset is None:
         family, splits = models.find(model, job.task), None
         classes = 1 if family.task == "regression" else CLASSES

@@ -87,7 +87,7 @@ def on_a_card(monkeypatch):
 
 
 def test_finetune_plans_for_the_card_it_finds(on_a_card, capsys):
-    job, recipe, document = planning.settle(Settings(QUICK), None)
+    job, recipe, document = planning.resolve(Settings(QUICK), None)
     assert (recipe.method, job.precision, job.accumulate) == ("full", "bf16", 1)
     assert document["budget_bytes"] == 20 * 2**30
     said = "planned for NVIDIA GeForce RTX 4090, 20.0 GiB: full, the fastest exact way that fits."
@@ -96,19 +96,19 @@ def test_finetune_plans_for_the_card_it_finds(on_a_card, capsys):
 
 @pytest.mark.parametrize("order", [{"method": "razor"}, {"ratio": 0.8}, {"joint_budget": 0.5}])
 def test_a_recipe_is_an_order(on_a_card, order):
-    _, recipe, document = planning.settle(Settings(JOB | order), None)
+    _, recipe, document = planning.resolve(Settings(JOB | order), None)
     assert recipe == Recipe(**order)
     assert document is None
 
 
 def test_what_is_said_of_planning_where_nothing_is_planned_is_noted(on_a_card, capsys):
-    planning.settle(Settings(JOB | {"method": "razor", "prefer": "fast"}), None)
+    planning.resolve(Settings(JOB | {"method": "razor", "prefer": "fast"}), None)
     assert "prefer does nothing: the run is not planned." in capsys.readouterr().err
 
 
 def test_a_card_without_a_preset_is_not_planned_for(on_a_card, monkeypatch, capsys):
     monkeypatch.setattr(detect, "cards", lambda: (replace(CARD, name="Some Card"),))
-    assert planning.settle(Settings(JOB), None) == (Job(**JOB), Recipe(), None)
+    assert planning.resolve(Settings(JOB), None) == (Job(**JOB), Recipe(), None)
     assert "has no preset." in capsys.readouterr().err
 
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from razorctl import data
-from razorctl.config.job import Job, settle_precision
+from razorctl.config.job import Job, resolve_precision
 from razorctl.errors import UsageError
 
 POSITIVE = (
@@ -174,11 +174,11 @@ def test_values_of_another_type_are_refused(field, value):
     ("capability", "auto"), [("9.0", "bf16"), ("8.0", "bf16"), ("7.5", "fp16"), ("6.1", "fp32")]
 )
 def test_precision_by_capability(capability, auto):
-    assert settle_precision("auto", capability) == auto
-    assert settle_precision("fp32", capability) == "fp32"
-    assert settle_precision("fp16", capability) == "fp16"
+    assert resolve_precision("auto", capability) == auto
+    assert resolve_precision("fp32", capability) == "fp32"
+    assert resolve_precision("fp16", capability) == "fp16"
     if auto == "bf16":
-        assert settle_precision("bf16", capability) == "bf16"
+        assert resolve_precision("bf16", capability) == "bf16"
     else:
         with pytest.raises(UsageError, match=r"needs compute capability 8.0, .* choose fp16"):
-            settle_precision("bf16", capability)
+            resolve_precision("bf16", capability)

@@ -86,7 +86,7 @@ READ: dict[str, tuple[Callable[[Path], Any], ...]] = {
         lambda top: inference.load(top / "run", device="cpu"),
         lambda top: finished_run.read_run(top / "run").best,
     ),
-    "run/plan.json": (lambda top: resuming.settle_by_run(top / "run", Settings({}), None),),
+    "run/plan.json": (lambda top: resuming.resolve_by_run(top / "run", Settings({}), None),),
     "plan.json": (lambda top: read_plan(top / "plan.json"),),
     f"run/{STEP}": (
         lambda top: Checkpoints(top / "run"),
@@ -95,7 +95,7 @@ READ: dict[str, tuple[Callable[[Path], Any], ...]] = {
     ),
     "run/checkpoints/step-00000002/state.json": (lambda top: Checkpoints(top / "run"),),
     "run/config.toml": (
-        lambda top: resuming.settle_by_run(top / "run", Settings({}), None),
+        lambda top: resuming.resolve_by_run(top / "run", Settings({}), None),
         lambda top: finished_run.read_run(top / "run"),
     ),
     "run/metrics.jsonl": (lambda top: finished_run.read_run(top / "run").time_to(0.5),),
