@@ -1,7 +1,8 @@
-"""The functions of the library; the commands of the same names call them."""
+"""The functions of the library, which the commands of the same names call."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -9,6 +10,11 @@ from razorctl.cli import comparing, finetuning, planning, profiling
 from razorctl.cli.calls import call, public
 from razorctl.cli.comparing import METHODS
 from razorctl.cli.results import Result
+from razorctl.cli.views import comparison as comparison_view
+from razorctl.cli.views import finetune as finetune_view
+from razorctl.cli.views import plan as plan_view
+from razorctl.cli.views import profile as profile_view
+from razorctl.cli.views import report
 from razorctl.config.keywords import (
     ComparedSettings,
     PlannedSettings,
@@ -43,28 +49,27 @@ def finetune(
     progress: bool = True,
     **settings: Unpack[TrainingSettings],
 ) -> Result:
-    """Fine-tunes a model on a data set, as `razorctl finetune` does.
+    """Fine-tunes a model on a data set, like `razorctl finetune`.
 
         razorctl.finetune("vit-micro", "digits", ratio=0.9)
 
-    The run is planned first if `vram` or `gpu` is given, or if no recipe is and CUDA runs it.
+    The run is planned first with `vram` or `gpu`. On CUDA it is also planned without a recipe.
 
     Args:
-        model: name of a model. It may be left out with `plan`, and with `resume`.
-        dataset: name of a data set, hf:ORG/NAME, or a folder or table of one's own.
-        recipe: a Recipe, or the name or file of a preset; settings override its own.
-        plan: file of `razorctl plan --json`, run as planned.
-        vram: memory that a plan may use, such as "11GB"; None is all that is free.
+        model: name of a model; None with `plan` or `resume`.
+        dataset: name of a data set, hf:ORG/NAME, or a folder or table of your own.
+        recipe: a Recipe, or the name or file of a preset; settings override it.
+        plan: file of `razorctl plan --json` to run.
+        vram: memory that a plan may use, such as "11GB"; None is all free memory.
         gpu: name or file of a GPU preset to plan for; None is this machine's.
         prefer: "exact" gradients only, "fast", or "balanced", the default.
         out: new directory of the run; None is one under runs/.
         resume: continue the run in `out`, or start there if it is new.
         dry_run: prepare the run and stop; the result has its settings and a sample of its rows.
         tracker: one or several of "tensorboard", "trackio" and "wandb".
-        device: "cpu", "cuda" or "cuda:N"; None is cuda if any.
+        device: "cpu", "cuda" or "cuda:N"; None is cuda if available.
         progress: whether messages and progress are printed on stderr.
-        settings: of the recipe and the job, which `help(razorctl.Recipe)` and `help(razorctl.Job)`
-            explain; None leaves one unset.
+        settings: fields of `razorctl.Recipe` and `razorctl.Job`; None is the default.
 
     Returns:
         The keys of `finetune --json`, such as `result["test_accuracy"]`; `result["run_dir"]` has
@@ -75,11 +80,12 @@ def finetune(
         NoFitError: no way to train fits the memory.
         RazorError: any other error of `razorctl.errors`, such as OutOfMemoryError or DataError.
     """
-    made = call(settings, recipe, model=model, dataset=dataset, vram=vram, gpu=gpu, prefer=prefer)
+    this = call(settings, recipe, model=model, dataset=dataset, vram=vram, gpu=gpu, prefer=prefer)
     trackers = [tracker] if isinstance(tracker, str) else tracker
-    return Result.of_run(
-        finetuning.finetune(made, _path(plan), _path(out), trackers, device, resume, dry_run)
-    )
+    document = finetuning.finetune(this, _path(plan), _path(out), trackers, device, resume, dry_run)
+    if document.get("dry_run"):
+        return Result(document, finetune_view.show_dry_run)
+    return Result(document, finetune_view.show, partial(report.run_plots, document))
 
 
 @public
@@ -94,12 +100,12 @@ def plan(
     progress: bool = True,
     **settings: Unpack[PlannedSettings],
 ) -> Result:
-    """Plans how to train a model on a data set on a card, as `razorctl plan` does.
+    """Plans how to train a model on a data set on a card, like `razorctl plan`.
 
         razorctl.plan("vit-b16", "cifar100", gpu="rtx-4090")
 
-    Training steps are traced, which needs no GPU. With a recipe, or a setting of one, only that is
-    planned.
+    Training steps are traced, which needs no GPU. With a recipe, or a field of one, only this
+    recipe is planned.
 
     Args:
         model: name of a model.
@@ -114,8 +120,8 @@ def plan(
         UsageError: a setting that cannot be used.
         NoFitError: nothing fits; its `needed` is in bytes, its `document` has what was tried.
     """
-    made = call(settings, recipe, model=model, dataset=dataset, vram=vram, gpu=gpu, prefer=prefer)
-    return Result.of_plan(planning.document(made))
+    this = call(settings, recipe, model=model, dataset=dataset, vram=vram, gpu=gpu, prefer=prefer)
+    return Result(planning.document(this), partial(plan_view.show, explain=False))
 
 
 @public
@@ -132,7 +138,7 @@ def compare(
     progress: bool = True,
     **settings: Unpack[ComparedSettings],
 ) -> Result:
-    """Compares methods on a model and a data set, or finished runs, as `razorctl compare` does.
+    """Compares methods on a model and a data set, or finished runs, like `razorctl compare`.
 
         razorctl.compare("vit-micro", "digits", methods=["full", "razor"], lr=[0.01, 0.1])
 
@@ -146,11 +152,11 @@ def compare(
         resume: continue in `out`; finished runs are not run again.
         html: new file for a report with plots.
         device, progress: as for `finetune`.
-        settings: of the runs; each method is run with every value of a number that is a sequence.
+        settings: of the runs; a sequence of numbers runs each method with every number.
 
     Returns:
-        The keys of `compare --json`: `result["rows"]` has a row for each method, in which a run
-        that fails has its error. A notebook shows the table with the plots of the report.
+        The keys of `compare --json`: `result["rows"]` has a row for each method, with the error of
+        a failed run. A notebook shows the table with the plots of the report.
 
     Raises:
         UsageError: a setting that cannot be used, or does not apply to finished runs.
@@ -165,7 +171,8 @@ def compare(
     }
     names = [os.fspath(each) for each in what]
     runs = comparing.compare(call(settings), names, options, target=target, html=_path(html))
-    return Result.of_comparison(runs)
+    plots = partial(report.comparison_plots, runs.document, runs.comparison)
+    return Result(runs.document, comparison_view.show, plots, runs.comparison.exit_code)
 
 
 @public
@@ -183,25 +190,25 @@ def profile(
     progress: bool = True,
     **settings: Unpack[ProfiledSettings],
 ) -> Result:
-    """Profiles a training step of a model by its name, or the bytes that any nn.Module keeps.
+    """Profiles a training step of a model by name, or the bytes that any nn.Module stores.
 
         razorctl.profile("vit-b16", ratio=0.9)
         razorctl.profile(net, torch.zeros(32, 3, 224, 224), ratio=0.9)
 
-    An nn.Module is neither run nor changed. What each of its modules keeps for backward is traced:
-    in full, and by its recipe if it is sparsified, else by the recipe that `sparsify` would apply.
+    An nn.Module is neither run nor changed: the bytes that its modules store for backward are
+    traced, with `full` and with the recipe. The recipe of a sparsified module is its own.
 
     Args:
         model: name of a model, or an nn.Module.
         dataset: data set of the batches, which are random without it; inputs of an nn.Module.
         inputs: of an nn.Module: a tensor, a tuple of arguments or a mapping of keywords, real or on
             the meta device.
-        forward: calls an nn.Module, as `forward(model, inputs)`, and may compute a loss.
+        forward: called as `forward(model, inputs)` in place of an nn.Module; may return a loss.
         recipe, device, progress: as for `finetune`.
         steps: number of timed steps.
         trace: file for a Chrome trace of two steps.
         snapshot: file for a CUDA memory snapshot of two steps.
-        settings: of the step; those of the recipe and `precision` apply to an nn.Module.
+        settings: of the step; an nn.Module takes `precision` and fields of `razorctl.Recipe`.
 
     Returns:
         The keys of `profile --json`: `result["rows"]` has the bytes of each module, and
@@ -210,7 +217,7 @@ def profile(
     Raises:
         UsageError: a setting that cannot be used, or does not apply to an nn.Module.
     """
-    made = call(settings, recipe)
+    this = call(settings, recipe)
     options = {"steps": steps, "device": device, "trace": trace, "snapshot": snapshot}
     if isinstance(model, (str, os.PathLike)):
         if inputs is not None or forward is not None:
@@ -218,13 +225,14 @@ def profile(
                 "inputs are for an nn.Module; leave them out, or give the model itself."
             )
         options["dataset"] = dataset if dataset is None else str(dataset)
-        return Result.of_profile(profiling.profile(made, os.fspath(model), options))
+        return Result(profiling.profile(this, os.fspath(model), options), profile_view.show)
     from torch import nn
 
     if not isinstance(model, nn.Module):
         raise UsageError(f"{type(model).__name__} is neither the name of a model nor an nn.Module.")
-    given = dataset if inputs is None else inputs
-    return Result.of_profile(profiling.profile_module(made, model, options, given, forward))
+    tensors = dataset if inputs is None else inputs
+    document = profiling.profile_module(this, model, options, tensors, forward)
+    return Result(document, profile_view.show)
 
 
 def _path(name: Name | None) -> Path | None:

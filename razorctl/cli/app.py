@@ -1,4 +1,4 @@
-"""The application: its commands, its global options, and the exit code of each error."""
+"""The application: its commands, its global options, and exit codes."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from razorctl.cli.command import PREFIX, Command, format_help, option, skip_unset_checks
+from razorctl.cli.command import PREFIX, Command, format_help, option, skip_unset_checks, switch
 from razorctl.cli.views import common as views
 from razorctl.cli.views.terminal import clean, safe_streams
 from razorctl.errors import (
@@ -29,11 +29,11 @@ from razorctl.version import __version__
 
 PROJECT_FILE = Path("razorctl.toml")
 INTERRUPTED = 130
-# Rounds that a thread of OpenMP spins before it sleeps; the default of torch's library is far more.
-# On idle cores no step gets slower; beside a busy core a step takes half of the time.
+# Rounds that an idle thread of OpenMP spins before it sleeps; torch's default is far more. Beside a
+# busy core a step takes half of the time with this value, and on idle cores as much as before.
 SPINS = "3000"
 CONTEXT = {"auto_envvar_prefix": PREFIX, "help_option_names": ["-h", "--help"]}
-# The first line of each command's help; it is here so that `--help` loads no command.
+# Command -> the first line of its help; `--help` loads no command.
 COMMANDS = {
     "plan": "Show the ways to train MODEL on DATASET on a card, what each needs, and which one to "
     "take.",
@@ -47,11 +47,11 @@ COMMANDS = {
     "list": "Show the names of all models, data sets, methods, GPUs and recipes, or one KIND in "
     "full.",
 }
-FUNCTIONS = {"list": "list_names"}  # command -> its function, if the names differ
+FUNCTIONS = {"list": "list_names"}  # command -> its function, if it has another name
 
 
 class Group(TyperGroup):
-    """A group that prints an error as one sentence and exits with the code of its kind."""
+    """A group that prints an error as one sentence, and exits with the code of its class."""
 
     format_help = format_help
 
@@ -103,7 +103,7 @@ class Group(TyperGroup):
 
 
 def _ending(word: str, stop: BaseException) -> str:
-    """The sentence for a stopped command, with the notes of `stop` on what is written."""
+    """The sentence for a stopped command; the notes of `stop` name the files that it leaves."""
     return f"{': '.join([word, *getattr(stop, '__notes__', [])])}."
 
 
@@ -154,10 +154,9 @@ def main(
         Path | None,
         option("TOML file of settings, such as a run's config.toml.", "razorctl.toml", "FILE"),
     ] = None,
-    debug: Annotated[bool, option("Show tracebacks.", metavar="", flag="--debug")] = False,
+    debug: Annotated[bool, switch("--debug", "Show tracebacks.")] = False,
     version: Annotated[
-        bool,
-        option("Show the version.", metavar="", flag="--version", callback=_version, is_eager=True),
+        bool, switch("--version", "Show the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """Fine-tune whole pretrained models on consumer GPUs.
@@ -192,7 +191,7 @@ def _uncaught(*error: Any) -> None:
 def run() -> None:
     """The console script."""
     sys.excepthook = _uncaught
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")  # of others, on whose files it depends
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")  # plugins of other packages may fail
     if processes.count() > 1:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # each would print the same
     if not any(name in os.environ for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")):

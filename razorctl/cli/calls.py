@@ -1,4 +1,4 @@
-"""Calls of the library's functions, by a Python program or by a command."""
+"""Calls of the functions of `razorctl.api`, by a Python program or by a command."""
 
 import os
 import warnings
@@ -18,16 +18,16 @@ from razorctl.registry import unknown
 from razorctl.system import processes
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-# The call of the command that calls a function. A Python program has none: neither a settings file
-# nor the environment sets anything there.
+# The call of the current command. A Python program has none, so that neither a settings file nor
+# the environment sets anything.
 COMMAND: ContextVar[Call | None] = ContextVar("COMMAND", default=None)
 
 
 def public(function: Function) -> Function:
-    """A function of the library: it checks its keywords, and prints messages if `progress` is true.
+    """Decorates a function of the library: keywords are checked, `progress` shows messages.
 
-    `help` lists all that its `**settings` takes, each with its type. An error has no frames of
-    razorctl's, unless a command calls the function, whose --debug shows them.
+    Its help lists the keywords of `**settings` with their types. An error has no frames of
+    razorctl, except in a command, whose --debug shows them.
     """
 
     @wraps(function)
@@ -36,7 +36,7 @@ def public(function: Function) -> Function:
             keywords = _checked(function, args, keywords)
             processes.resolve_environment()
             with hide_messages(unless=keywords.get("progress", True)), warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "IProgress not found")  # of tqdm, without a bar
+                warnings.filterwarnings("ignore", "IProgress not found")  # tqdm, without a bar
                 return function(*args, **keywords)
         except RazorError as error:
             raise error if COMMAND.get() else error.with_traceback(None)  # noqa: B904
@@ -49,27 +49,30 @@ def public(function: Function) -> Function:
 
 
 def types(function: Callable[..., Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Keyword -> its type: the function's own keywords, and those of its `**settings`."""
+    """Keyword -> type, for the named keywords of a function and for its `**settings`."""
     parameters = dict(signature(function).parameters)
     (settings,) = get_args(parameters.pop("settings").annotation)
-    own = {n: p.annotation for n, p in parameters.items() if p.kind is not p.VAR_POSITIONAL}
-    return own, settings.__annotations__
+    named = {n: p.annotation for n, p in parameters.items() if p.kind is not p.VAR_POSITIONAL}
+    return named, settings.__annotations__
 
 
 def _checked(
-    function: Callable[..., Any], args: Sequence[Any], given: Mapping[str, Any]
+    function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Keywords with texts in place of sequences; raises UsageError for unknown or wrong values."""
-    own, settings = types(function)
+    """The keywords that are not None; a sequence becomes a text with commas.
+
+    Raises UsageError for an unknown keyword, and for a value of another type.
+    """
+    named, settings = types(function)
     for name, value in signature(function).bind_partial(*args).arguments.items():
-        check_type(name, value, own.get(name, object))
-    checked = {name: value for name, value in given.items() if value is not None}
-    for name in given:
-        if name not in own | settings:
-            raise unknown(f"keyword of {function.__name__}", name, own | settings)
+        check_type(name, value, named.get(name, object))
+    checked = {name: value for name, value in keywords.items() if value is not None}
+    for name in keywords:
+        if name not in named | settings:
+            raise unknown(f"keyword of {function.__name__}", name, named | settings)
     for name, value in checked.items():
-        if name in own:
-            check_type(name, value, own[name])
+        if name in named:
+            check_type(name, value, named[name])
         elif isinstance(value, Sequence) and not isinstance(value, str):
             checked[name] = ",".join(map(str, value))  # a Job or a Recipe checks it
         elif str in types_in(settings[name]) and type(value) in (int, float):
@@ -82,18 +85,24 @@ def _checked(
 
 
 def call(settings: Mapping[str, Any], recipe: Any = None, **more: Any) -> Call:
-    """The call of a function with its settings, of which None is none, and a recipe or preset."""
+    """The call with the settings that are not None, which override a recipe.
+
+    recipe: a Recipe, or the name or file of a preset.
+    """
     given = {
         name: os.fspath(value) if isinstance(value, os.PathLike) else value
         for name, value in {**settings, **more}.items()
         if value is not None
     }
-    made = COMMAND.get() or Call()
+    command = COMMAND.get() or Call()
     if not isinstance(recipe, Recipe):
-        return replace(made, given=given, preset=recipe and os.fspath(recipe))
-    values = {each.name: (getattr(recipe, each.name), each.default) for each in fields(recipe)}
-    values = {k: v for k, (v, default) in values.items() if v != default or k == "method"}
-    return replace(made, given={**values, **given})
+        return replace(command, given=given, preset=recipe and os.fspath(recipe))
+    values = {
+        each.name: value
+        for each in fields(recipe)
+        if (value := getattr(recipe, each.name)) != each.default or each.name == "method"
+    }
+    return replace(command, given={**values, **given})
 
 
 def run(
@@ -103,9 +112,9 @@ def run(
     sources: Collection[str] = GIVEN,
     **keywords: Any,
 ) -> Any:
-    """Calls a function with all that is set for a command by the sources, and with `keywords`."""
-    own, settings = types(function)
-    names = [each.name for each in ctx.command.params if each.name in own | settings]
+    """Calls a function with the parameters of a command that the sources set, and `keywords`."""
+    named, settings = types(function)
+    names = [each.name for each in ctx.command.params if each.name in named | settings]
     given = {name: ctx.params[name] for name in names if is_given(ctx, name, sources)}
     token = COMMAND.set(Call.typed(ctx))
     try:

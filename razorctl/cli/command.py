@@ -1,4 +1,4 @@
-"""The parts of every command: its options, and a class that suggests the nearest option."""
+"""Options, and the class of a command, which suggests the nearest option for an unknown one."""
 
 import re
 from difflib import get_close_matches
@@ -15,18 +15,23 @@ PREFIX = "RAZORCTL"  # prefix of environment variables
 def option(
     help: str, default: Any = None, metavar: Any = None, flag: str = "", **settings: Any
 ) -> Any:
-    """A typer option whose help is shown exactly as written, followed by `default` if given.
+    """A typer option, whose help ends with `default`, if there is one.
 
-    flag: its flag, if that is not its name's, or if a switch has no negation.
+    flag: the flag, if it is not the name's.
     """
     about = help if default is None else f"{help} [default: {default}]"
-    # Escaped, since rich would read "[default: 1]" as markup and drop it.
+    # rich would read "[default: 1]" as markup and drop it.
     settings |= {"help": escape(about), "metavar": metavar, "show_envvar": False}
     return typer.Option(*([flag] if flag else ()), **settings)
 
 
+def switch(flag: str, help: str, **settings: Any) -> Any:
+    """The typer option of a bool that has no negation."""
+    return option(help, metavar="", flag=flag, **settings)
+
+
 def skip_unset_checks(command: Any, ctx: Any) -> None:
-    """Skips the checks of options that are not given: typer loads pydantic for them."""
+    """Skips the checks of options without a value, for which typer loads pydantic."""
     for each in command.get_params(ctx):
         check = each.process_value
         if not (isinstance(check, partial) or each.multiple or each.nargs == -1):
@@ -82,7 +87,7 @@ class Command(TyperCommand):
             raise
 
 
-# A message of typer or pydantic about a value or an argument -> our words.
+# Message of typer or pydantic about a value or an argument -> its replacement.
 REWORDED = {
     r"Input should be a valid number.*": "it takes a number.",
     r"Input should be a valid integer.*": "it takes a whole number.",

@@ -6,7 +6,15 @@ from typing import Annotated, Any
 import typer
 
 from razorctl.cli.comparing import METHODS, exist
-from razorctl.cli.options import Device, Json, argument, evaluation_option, option, with_options
+from razorctl.cli.options import (
+    Device,
+    Json,
+    argument,
+    evaluation_option,
+    option,
+    switch,
+    with_options,
+)
 from razorctl.cli.results import print_result
 from razorctl.cli.settings import DATA_SETTINGS, GIVEN
 from razorctl.errors import UsageError
@@ -50,11 +58,10 @@ def compare(
     device: Device = None,
     out: Annotated[Path | None, option("New directory.", "under runs/", "DIR")] = None,
     resume: Annotated[
-        bool,
-        option("Continue in --out; finished runs are not run again.", metavar="", flag="--resume"),
+        bool, switch("--resume", "Continue in --out; finished runs are not run again.")
     ] = False,
     json: Json = False,
-    csv: Annotated[bool, option("Print the rows as CSV.", metavar="", flag="--csv")] = False,
+    csv: Annotated[bool, switch("--csv", "Print the rows as CSV.")] = False,
     html: Annotated[
         Path | None, option("New file for a report with plots.", "none", "FILE")
     ] = None,

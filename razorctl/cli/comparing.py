@@ -1,4 +1,4 @@
-"""A comparison of `compare`: its runs are run, or found in directories, and reported on."""
+"""A comparison of `compare`: runs of methods, or finished runs in directories, and a report."""
 
 import re
 import shlex
@@ -13,13 +13,13 @@ from razorctl.config.tasks import LEAST
 from razorctl.errors import UsageError
 from razorctl.registry import unknown
 
-# What a refused call does not need is imported in the functions below.
+# Functions below import what a refused call does not need.
 if TYPE_CHECKING:
     from razorctl.training.comparing.comparison import Comparison
     from razorctl.training.comparing.grid import Grid
 
 METHODS = "full,checkpoint,backrazor,prebackrazor++,razor"
-# The options of new runs, which do not apply to finished ones, with their defaults.
+# Options of new runs with their defaults; they do not apply to finished runs.
 OPTIONS = {
     **dict.fromkeys(("budget", "device", "out")),
     "methods": METHODS,
@@ -45,10 +45,10 @@ def compare(
     target: float | None,
     html: Path | None,
 ) -> ComparedRuns:
-    """Compares a model and a data set, or finished runs, and writes a report to `html`.
+    """Compares methods on a model and a data set, or finished runs; writes a report to `html`.
 
-    options: those of `api.compare` in OPTIONS. Raises UsageError; if only the report cannot be
-    written, the error has the document.
+    what: names of a model and a data set, or directories. options: those of `api.compare` in
+    OPTIONS. Raises UsageError, which has the document if only the report cannot be written.
     """
     _check(target, html, options["resume"])
     comparison, directories = _finished(call, what, options), [Path(name) for name in what]
@@ -62,7 +62,7 @@ def compare(
 
 
 def seconds_of(budget: str) -> float:
-    """The seconds of a text such as 90s, 10m or 1.5h; raises UsageError for any other text."""
+    """The seconds of a text such as 90s, 10m or 1.5h; raises UsageError for other texts."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([smh])", budget.strip())
     if match is None or not float(match[1]):
         raise UsageError(f"budget {budget!r} is no time; give one such as 90s, 10m or 1.5h.")
@@ -70,7 +70,7 @@ def seconds_of(budget: str) -> float:
 
 
 def _check(target: float | None, html: Path | None, resume: bool) -> None:
-    """Raises UsageError for a target or a report that cannot be."""
+    """Raises UsageError for a target that is not above 0, or a report that cannot be written."""
     if target is not None and not target > 0:
         raise UsageError(f"target {target:g} is not above 0; give an accuracy such as 0.95.")
     if html is not None:
@@ -80,7 +80,7 @@ def _check(target: float | None, html: Path | None, resume: bool) -> None:
 
 
 def _document(comparison: "Comparison", target: float | None) -> dict[str, Any]:
-    """The document of a comparison; raises UsageError for a target that its metric cannot have."""
+    """The document of a comparison; raises UsageError for a target that no run can reach."""
     from razorctl.training.comparing import figures
 
     document = figures.document(comparison, target)
@@ -106,8 +106,8 @@ def _write_report(html: Path, runs: ComparedRuns, target: float | None, replace:
         report.write(html, runs.document, runs.comparison, commands, replace)
     except OSError as error:
         failure = UsageError(
-            f"cannot write {html} ({error.strerror}), but the runs are kept; make room, then "
-            f"`{again}`."
+            f"cannot write {html} ({error.strerror}), but the runs are finished; make room, then "
+            f"run `{again}`."
         )
         failure.document = runs.document
         raise failure from None
@@ -115,7 +115,7 @@ def _write_report(html: Path, runs: ComparedRuns, target: float | None, replace:
 
 
 def exist(what: Sequence[str]) -> list[bool]:
-    """Whether each is the directory of a run or a comparison."""
+    """For each path, whether it is the directory of a run or a comparison."""
     from razorctl.training.comparing import comparison
     from razorctl.training.rundir import is_run
 
@@ -123,22 +123,22 @@ def exist(what: Sequence[str]) -> list[bool]:
 
 
 def _finished(call: Call, what: Sequence[str], options: Mapping[str, Any]) -> "Comparison | None":
-    """The comparison of the directories that `what` names; None for a model and a data set.
+    """The comparison of finished runs; None if `what` names a model and a data set.
 
-    Raises UsageError if `what` is neither, or if an option does not apply to finished runs.
+    Raises UsageError if `what` names neither, or if an option does not apply to finished runs.
     """
     from razorctl.training.comparing import comparison
 
-    there = exist(what)
-    if all(there):
+    exists = exist(what)
+    if all(exists):
         for name in (*(n for n, value in options.items() if value != OPTIONS[n]), *call.given):
             raise UsageError(
                 f"{name.replace('_', ' ')} does not apply to finished runs; leave it out."
             )
         return comparison.of_directories(map(Path, what))
-    if len(what) != 2 or any(there):
+    if len(what) != 2 or any(exists):
         raise UsageError(
-            f"{what[there.index(False)]} is not the directory of a run or a comparison; name "
+            f"{what[exists.index(False)]} is not the directory of a run or a comparison; name "
             "either MODEL and DATASET, or only such directories."
         )
     return None
@@ -160,7 +160,7 @@ def _run_grid(call: Call, what: Sequence[str], options: Mapping[str, Any]) -> "G
     given = {name: value for name, value in (single | names).items() if value is not None}
     settings = replace(call, given=given).settings
     methods, budget = options["methods"].split(","), options["budget"]
-    kept = {name: options[name] for name in ("seeds", "device", "out", "resume")}
+    of_grid = {name: options[name] for name in ("seeds", "device", "out", "resume")}
     seconds = None if budget is None else seconds_of(budget)
     job = settings.job
     for name in methods:
@@ -175,7 +175,7 @@ def _run_grid(call: Call, what: Sequence[str], options: Mapping[str, Any]) -> "G
         from razorctl.training.comparing.grid import Grid
 
         ratio = settings.given.get("ratio", Recipe.ratio)
-        grid = Grid(job, methods, ratio=ratio, lists=lists, seconds=seconds, **kept)
+        grid = Grid(job, methods, ratio=ratio, lists=lists, seconds=seconds, **of_grid)
     effects.note_settings(call, *grid.commands.recipes.values())
     effects.note_settings(call, grid.commands.resolved)
     progress.run_grid(grid)

@@ -1,4 +1,4 @@
-"""The default training settings of a model on a data set, and the source of each."""
+"""The default training settings of a model on a data set, and where each comes from."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -16,11 +16,13 @@ SETTINGS = (
 
 
 def defaults_of(model: str, dataset: str | None) -> dict[str, Any]:
-    """The defaults of a model on a data set, or on its usual data set: setting, value, from.
+    """The defaults of a model on a data set, as rows of setting, value and from.
 
-    `rows` of the document are the training examples. They and the values that depend on them are
-    None if only tokenizing tells their number. `from` is `model`, `data` or `general`.
+    `from` is "model", "data" or "general". `rows` is the number of training examples; it and values
+    that follow from it are None for texts, which are not tokenized here.
     Raises what `data.pair` raises.
+
+    dataset: None is the usual one of the model.
     """
     if dataset is None:
         entry = models.named(model)
@@ -43,7 +45,7 @@ def defaults_of(model: str, dataset: str | None) -> dict[str, Any]:
 def _origin(
     name: str, values: Mapping[str, Any], family: models.Model, own: Mapping[str, Any]
 ) -> str:
-    """The source of a value; own: the model's defaults for any data."""
+    """Where a value comes from; own: the model's defaults for any data."""
     by_optimizer = family.defaults.get(values["optimizer"].removesuffix("8bit"), {})
     if name == "metric":
         return "data"

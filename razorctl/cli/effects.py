@@ -1,4 +1,4 @@
-"""Notes about given settings that have no effect, or not the expected one."""
+"""Notes on given settings that have no effect, or not the expected one."""
 
 import os
 from collections.abc import Collection, Iterable, Iterator
@@ -17,7 +17,7 @@ from razorctl.registry import unknown
 if TYPE_CHECKING:
     from razorctl.rules.base import Rule
 
-# Settings of swapped linear layers -> the start of a note.
+# Setting of swapped linear layers -> the start of its note.
 INT8 = {
     "int8_weight_grad": "int8 weight gradients do",
     "int8_input_grad": "int8 input gradients do",
@@ -26,9 +26,9 @@ INT8 = {
 
 
 def note_settings(call: Call, *settings: Recipe | Job) -> None:
-    """Prints a note for each setting that the user gave and that has no effect in all `settings`.
+    """Prints a note for each setting of a call that has an effect in none of `settings`.
 
-    A default value in a file does not count as given: a run's config.toml has all defaults.
+    A default value in a file is no setting of the call: a run's config.toml has all defaults.
     """
     defaults = {field.name: field.default for field in (*fields(Job), *fields(Recipe))}
     given = {name for name, value in call.file.items() if value != defaults[name]}
@@ -42,7 +42,7 @@ def note_settings(call: Call, *settings: Recipe | Job) -> None:
 def note_variables(commands: Iterable[Any]) -> None:
     """Prints a note for each RAZORCTL_ variable that no command reads."""
     options = (o for c in commands for o in c.params if o.param_type_name == "option")
-    prefix, names = f"{PREFIX}_", {"kernels"}  # RAZORCTL_KERNELS is of ops.kernels
+    prefix, names = f"{PREFIX}_", {"kernels"}  # `ops.kernels` reads RAZORCTL_KERNELS
     for each in options:
         names.add(each.name)
         if isinstance(each.envvar, str):
@@ -54,7 +54,7 @@ def note_variables(commands: Iterable[Any]) -> None:
 
 
 def without_effect(given: Collection[str], settings: Recipe | Job) -> list[str]:
-    """A sentence for each field named in `given` that has no effect in `settings`."""
+    """A sentence for each given field that has no effect in `settings`."""
     notes = _of_recipe(settings) if isinstance(settings, Recipe) else _of_job(settings)
     return [sentence for name, sentence in notes if name in given]
 
@@ -92,7 +92,7 @@ def _of_job(job: Job) -> Iterator[tuple[str, str]]:
     if job.optimizer not in (None, "sgd"):
         yield "momentum", f"the momentum does nothing: {job.optimizer} does not use it."
     if job.optimizer_in_backward:
-        yield "clip_norm", "the clip norm does nothing: weights are updated before it is known."
+        yield "clip_norm", "the clip norm does nothing: the optimizer runs in the backward pass."
     if job.processes == 1:
         yield "strategy", f"strategy {job.strategy} does nothing: there is one process."
     warmup, steps = job.warmup_steps, job.steps

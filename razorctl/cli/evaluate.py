@@ -52,19 +52,19 @@ def evaluate(
     from razorctl.cli import progress
     from razorctl.training import evaluation_rows, run_files
 
-    given = Call.typed(ctx, **flags, split=split, batch_size=batch_size).own.given
+    given = Call.typed(ctx, **flags, split=split, batch_size=batch_size).explicit.given
     columns = [name for name in OF_DATA if name in given]
     if dataset is None and columns:
         flag = columns[0].replace("_", "-")
         raise UsageError(f"--{flag} is for reading DATASET; name DATASET, or leave it out.")
     _, job = run_files.finished_run(run)
-    other = {"validation": None, "split": None, "streaming": False, **of_other_data(given)}
-    wanted = replace(job, dataset=dataset or job.dataset, **other)
-    with views.status(f"loading {wanted.dataset}") as at:
+    reading = {"validation": None, "split": None, "streaming": False, **of_other_data(given)}
+    of_data = replace(job, dataset=dataset or job.dataset, **reading)
+    with views.status(f"loading {of_data.dataset}") as at:
         if dataset is None:
             rows = evaluation_rows.rows_of_run(run, given.get("split"), at)
         else:
-            rows = evaluation_rows.rows_of_job(run, wanted, given.get("split"), at)
+            rows = evaluation_rows.rows_of_job(run, of_data, given.get("split"), at)
         at(f"loading {run}")
         from razorctl.training.predicting import inference
 
@@ -78,5 +78,5 @@ def evaluate(
         )
     view.note_skipped(rows.skipped)
     with progress.count_rows(f"evaluating {model.weights}", len(rows.rows)) as done:
-        result = inference.evaluation_document(model, rows, wanted.dataset, done)
+        result = inference.evaluation_document(model, rows, of_data.dataset, done)
     print_result(ctx, result, view.show)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from razorctl.cli.options import Json, RunArgument, Weights, option
+from razorctl.cli.options import Json, RunArgument, Weights, option, switch
 from razorctl.cli.results import print_result
 from razorctl.cli.views import common as views
 from razorctl.cli.views import export as view
@@ -27,13 +27,10 @@ def export(
     push_to_hub: Annotated[
         str | None, option("Repository ORG/NAME of the hub to write.", "none", "NAME")
     ] = None,
-    private: Annotated[
-        bool, option("Make a new repository a private one.", metavar="", flag="--private")
-    ] = False,
+    private: Annotated[bool, switch("--private", "Make a new repository a private one.")] = False,
     weights: Weights = None,
     dry_run: Annotated[
-        bool,
-        option("Export, but keep nothing; print the model card.", metavar="", flag="--dry-run"),
+        bool, switch("--dry-run", "Export, but keep nothing; print the model card.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -65,11 +62,11 @@ def export(
     if private and push_to_hub is None:
         raise UsageError("--private is for --push-to-hub; name a repository, or leave it out.")
     if push_to_hub is None and out is None:
-        place = run if run.name not in ("", "..") else run.resolve()
-        out = place.with_name(f"{place.name}-{to}")
+        named = run if run.name not in ("", "..") else run.resolve()
+        out = named.with_name(f"{named.name}-{to}")
     if push_to_hub is not None:
         hub.check_name(push_to_hub)
-    with views.status(f"loading {run}") as at, _place(None if dry_run else out) as folder:
+    with views.status(f"loading {run}") as at, _folder(None if dry_run else out) as folder:
         if push_to_hub is not None and not dry_run:
             hub.check_access(push_to_hub)
         from razorctl.training.exporting import folder as exporting
@@ -78,14 +75,14 @@ def export(
         trained = inference.load(run, weights=weights, device="cpu")
         at(f"exporting {run}")
         name = push_to_hub or ("" if out is None else out.name)
-        keep = out is not None and not dry_run
-        files, graph = exporting.write(trained, to, folder, name, copy=keep)
+        writes = out is not None and not dry_run
+        files, graph = exporting.write(trained, to, folder, name, copy=writes)
         document = {
             "run_dir": str(run),
             "model": job.model,
             "weights": str(trained.weights),
             "format": to,
-            "out": str(out) if keep else None,
+            "out": str(out) if writes else None,
             "files": {each: file.stat().st_size for each, file in files.items()},
             "onnx": graph,
             "repository": push_to_hub,
@@ -98,8 +95,8 @@ def export(
     print_result(ctx, document, view.show)
 
 
-def _place(out: Path | None) -> AbstractContextManager[Path]:
-    """A folder that becomes `out` if the block succeeds; for None, one that is then removed."""
+def _folder(out: Path | None) -> AbstractContextManager[Path]:
+    """A folder that is renamed to `out` when the block succeeds; None: a temporary folder."""
     from razorctl.system import atomic
 
     return atomic.scratch(Path(gettempdir())) if out is None else atomic.atomic_folder(out)

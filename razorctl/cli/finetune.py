@@ -13,9 +13,9 @@ from razorctl.cli.options import (
     Json,
     Preset,
     evaluation_option,
-    machine_option,
     option,
     plan_option,
+    switch,
     with_options,
 )
 from razorctl.cli.results import Result, print_result
@@ -37,17 +37,14 @@ def finetune(
     device: Device = None,
     out: Annotated[Path | None, option("New run directory.", "under runs/", "DIR")] = None,
     resume: Annotated[
-        bool,
-        option(
-            "Continue the run in --out, or start there if it is new.", metavar="", flag="--resume"
-        ),
+        bool, switch("--resume", "Continue the run in --out, or start there if it is new.")
     ] = False,
     dry_run: Annotated[
         bool,
-        machine_option(
+        switch(
+            "--dry-run",
             "Prepare the run, show its settings and a sample of its rows, and stop.",
-            metavar="",
-            flag="--dry-run",
+            rich_help_panel="Machine",
         ),
     ] = False,
     tracker: Annotated[

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from razorctl.cli.views import common as views
 from razorctl.errors import UsageError
 from razorctl.system import processes
 
-# What a refused call does not need is imported in the functions below.
+# Functions below import what a refused call does not need.
 if TYPE_CHECKING:
     from razorctl.config.job import Job
     from razorctl.config.recipe import Recipe
@@ -26,9 +27,9 @@ def finetune(
     resume: bool,
     dry_run: bool,
 ) -> dict[str, Any]:
-    """The result of a run, or what a dry run shows; empty in all but the first process.
+    """The result of a run, or the document of a dry run; empty in all but the first process.
 
-    Arguments are those of `api.finetune`. Raises RazorError.
+    The arguments are as in `api.finetune`. Raises RazorError.
     """
     from razorctl.system import c_compiler
 
@@ -41,13 +42,13 @@ def finetune(
         if isinstance(resolved, dict):
             return resolved
         if dry_run:
-            return _prepare(resolved, device)
+            return _dry_run(resolved, device)
         return _run(call, resolved, device, resume)
 
 
 @dataclass(frozen=True)
 class _Resolved:
-    """All that a run is made of; `plan` is the document of its plan, if it is planned."""
+    """The settings of a run; `plan` is the document of its plan, if it has one."""
 
     job: "Job"
     recipe: "Recipe"
@@ -57,12 +58,12 @@ class _Resolved:
 
 
 def _run(call: Call, resolved: _Resolved, device: str | None, resume: bool) -> dict[str, Any]:
-    """Trains, and returns the result, which is empty in all but the first process."""
+    """Trains a run, and returns its result; empty in all but the first process."""
     from razorctl.cli import effects, progress
 
     def prepare(at: Callable[[str], None]) -> "Run":
-        run = _begun(resolved, device=device, progress=at, resume=resume)
-        effects.note_settings(call, run.job)  # resolved: its steps may come from the model
+        run = _begin(resolved, device=device, progress=at, resume=resume)
+        effects.note_settings(call, run.job)  # its steps may come from the model
         return run
 
     run = progress.train(
@@ -71,28 +72,20 @@ def _run(call: Call, resolved: _Resolved, device: str | None, resume: bool) -> d
     return run.result() if processes.first() else {}
 
 
-def _begun(resolved: _Resolved, **options: Any) -> "Run":
-    """The run that `training.run.finetune` returns for settings and its other `options`."""
+def _begin(resolved: _Resolved, **options: Any) -> "Run":
+    """The run of these settings; options: the other ones of `training.run.finetune`."""
     from razorctl.training import run as trainer
 
     out, plan = resolved.out, resolved.plan
     return trainer.finetune(resolved.job, resolved.recipe, out=out, plan=plan, **options)
 
 
-def _prepare(resolved: _Resolved, device: str | None) -> dict[str, Any]:
-    """Prepares a run without training it, and returns what is known of it then."""
+def _dry_run(resolved: _Resolved, device: str | None) -> dict[str, Any]:
+    """The document of a run that is prepared and not trained."""
     from razorctl.cli import progress
 
-    runs: list[Run] = []
-
-    def end(run: "Run") -> None:
-        runs.append(run)
-        raise progress.DryRunError
-
-    def prepare(at: Callable[[str], None]) -> object:
-        return _begun(resolved, device=device, progress=at, prepared=end)
-
-    run = progress.prepare_only(prepare, runs.pop, resolved.job, resolved.recipe, device)
+    begin = partial(_begin, resolved, device=device)
+    run = progress.prepare_only(begin, resolved.job, resolved.recipe, device)
     return {
         "dry_run": True,
         "model": resolved.job.model,
@@ -115,14 +108,14 @@ def _resolve(
     device: str | None,
     resume: bool,
 ) -> _Resolved | dict[str, Any]:
-    """Resolves what is run; returns the result instead if that run is finished."""
+    """The settings of a run; its result instead, if it is finished already."""
     from razorctl.cli import effects, planning, resuming
     from razorctl.training import rundir
     from razorctl.training import trackers as tracking
 
     earlier = None
     if resume:
-        earlier = resuming.resolve_by_run(out, call.own, plan)
+        earlier = resuming.resolve_by_run(out, call.explicit, plan)
     if earlier is not None and out is not None:
         result = resuming.finished_result(out)
         if result is not None:
@@ -139,7 +132,7 @@ def _resolve(
     elif plan is not None:
         job, chosen, document = planning.resolve_by_file(plan, call.settings, device)
     else:
-        rundir.choose(out, "", resume=resume)  # before data are read
+        rundir.choose(out, "", resume=resume)  # refuses a directory before data are read
         job, chosen, document = planning.resolve(settings, device, quiet=call.quiet)
     effects.note_settings(call, chosen)
     directory = rundir.choose(out, job.model, job.dataset, chosen.method, resume=resume)

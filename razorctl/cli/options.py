@@ -1,9 +1,8 @@
 """The options that commands share: each has a setting, a help text and a panel.
 
-`JOB` and `RECIPE` map fields of `Job` and `Recipe` to an option of the field's type; `PLANS`
-has the options that say what to plan for. An option that is not given is None: its default comes
-from the dataclass, the model or the method, and the help names it. A metavar is a noun in capitals,
-or the choices.
+`JOB` and `RECIPE` map fields of `Job` and `Recipe` to an option of the field's type; `PLANS` has
+the options of a plan. An option without a value is None: its default comes from the dataclass, the
+model or the method, and the help names it. A metavar is a noun in capitals, or the choices.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ import typer
 from rich.markup import escape
 
 from razorctl.cli.command import option as option
+from razorctl.cli.command import switch as switch
 from razorctl.cli.names import completion
 from razorctl.cli.settings import AUTO
 from razorctl.config.job import Job
@@ -57,17 +57,17 @@ def _batch_size(text: str) -> int | str:
 
 
 def _typed(kind: type[Any], keywords: type[Any], **infos: Any) -> dict[str, Any]:
-    """Setting -> its type annotated with its option, for the settings in `infos`.
+    """Setting -> its type, annotated with its option.
 
-    keywords: the TypedDict of the settings; an option has the first type of each. Its help ends
-    with the default of the field of `kind`, if it has one.
+    kind: Job or Recipe; the help of an option ends with the default of its field, if there is one.
+    keywords: the TypedDict of the settings; an option has the first of a setting's types.
     """
     table: dict[str, Any] = {}
     defaults = {field.name: field for field in fields(kind)}
     for name, info in infos.items():
         field, plain = defaults[name], types_in(keywords.__annotations__[name])[0]
         if get_origin(plain) is Literal:
-            # The dataclass checks choices: its error names the nearest one.
+            # The dataclass checks the choice, and its error names the nearest one.
             info.metavar, plain = f"[{'|'.join(get_args(plain))}]", str
         if field.default is not MISSING and field.default is not None:
             info.help += escape(f" [default: {_shown(field.default)}]")
@@ -245,21 +245,21 @@ Batch = Annotated[int | None, option("Examples in a batch.", "the run's", "N", m
 Device = Annotated[
     str | None, machine_option("Device to run on.", "cuda if any, else cpu", "[cpu|cuda|cuda:N]")
 ]
-Json = Annotated[bool, option("Print one JSON document.", metavar="", flag="--json")]
+Json = Annotated[bool, switch("--json", "Print one JSON document.")]
 
 
 def with_options(
     *names: str, first: Sequence[str] = (), planned: bool = True, listed: bool = False
 ) -> Callable[[Command], Command]:
-    """Adds the options of the named settings to a command that ends in `**flags`.
+    """Adds the options of settings to a command that ends in `**flags`.
 
-    A setting that is already a parameter of the command is left as the command declares it.
+    A parameter that the command declares itself stays as it is.
 
     Args:
         names: settings of SETTINGS.
         first: parameters that `--help` shows first, in this order and outside the panels.
         planned: whether a plan may choose the batch size.
-        listed: whether a numeric setting may be a list: `a,b`.
+        listed: whether a number may be a list: `a,b`.
     """
     settings = SETTINGS if planned else SETTINGS | UNPLANNED
 
@@ -281,7 +281,7 @@ def with_options(
 
 
 def _listed(annotation: Any) -> Any:
-    """The annotation of an option as text if it is of a number."""
+    """The annotation of an option, which becomes a text if it is a number."""
     plain, info = get_args(annotation)
     return Annotated[str | None, info] if {int, float} & {*get_args(plain)} else annotation
 
@@ -291,7 +291,4 @@ def _without_panel(parameter: Parameter) -> Parameter:
     plain, info = get_args(parameter.annotation)
     info = copy(info)
     info.rich_help_panel = None
-    return parameter.replace(
-        annotation=Annotated[plain, info],
-        kind=Parameter.KEYWORD_ONLY,
-    )
+    return parameter.replace(annotation=Annotated[plain, info], kind=Parameter.KEYWORD_ONLY)

@@ -5,7 +5,16 @@ from typing import Annotated, Any
 
 import typer
 
-from razorctl.cli.options import JOB, MODEL, PLANS, RECIPE, Json, Preset, option, with_options
+from razorctl.cli.options import (
+    JOB,
+    MODEL,
+    PLANS,
+    RECIPE,
+    Json,
+    Preset,
+    switch,
+    with_options,
+)
 from razorctl.cli.results import print_result
 from razorctl.errors import NoFitError
 
@@ -21,9 +30,7 @@ def plan(
     ctx: typer.Context,
     model: Annotated[str, MODEL] = "vit-b16",
     recipe: Preset = None,
-    explain: Annotated[
-        bool, option("Explain the choice step by step.", metavar="", flag="--explain")
-    ] = False,
+    explain: Annotated[bool, switch("--explain", "Explain the choice step by step.")] = False,
     json: Json = False,
     **flags: Any,
 ) -> None:

@@ -1,4 +1,4 @@
-"""Planning for `plan` and `finetune`: for the card that is given, or for this machine's card."""
+"""Planning for `plan` and `finetune`, for a given card or for this machine's."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
     from razorctl.planning.plan import Plan
 
-Resolved = tuple[Job, Recipe, dict[str, Any] | None]  # with the document of the plan, if planned
+Resolved = tuple[Job, Recipe, dict[str, Any] | None]  # the last is the document of a plan
 
 
 def document(call: Call) -> dict[str, Any]:
-    """The document of the plan of a call of `api.plan`. Raises NoFitError if nothing fits."""
+    """The document of `api.plan`; raises NoFitError if nothing fits."""
     from razorctl.cli import effects
 
     settings = call.settings
@@ -40,10 +40,10 @@ def document(call: Call) -> dict[str, Any]:
 
 
 def plan(settings: Settings, place: "torch.device | None" = None, *, quiet: bool = False) -> "Plan":
-    """The plan for the given card, memory and preference, to run on the device `place` if given.
+    """The plan of settings for their card, memory and preference.
 
-    quiet: print no notes. Raises NoFitError if nothing fits, and UsageError for settings that
-    cannot be used.
+    place: the device of a run by this plan. quiet: print no notes.
+    Raises NoFitError if nothing fits, and UsageError for settings that cannot be used.
     """
     from razorctl.planning import detect
     from razorctl.planning import plan as planner
@@ -60,7 +60,7 @@ def plan(settings: Settings, place: "torch.device | None" = None, *, quiet: bool
     if recipe is not None:
         from razorctl.training.compiled import refuse_uncompilable
 
-        refuse_uncompilable(job, recipe)  # as `finetune` would when it is run
+        refuse_uncompilable(job, recipe)  # `finetune` would refuse it later
     if job.activation_memory_budget is not None and not quiet:
         views.note("the effect of the activation memory budget is not predicted.")
     prefer = given.get("prefer", "balanced")
@@ -73,7 +73,10 @@ def plan(settings: Settings, place: "torch.device | None" = None, *, quiet: bool
 
 
 def _check_place(precision: str, place: "torch.device | None", plan: str) -> None:
-    """Raises UsageError if `place` cannot train in the precision of a plan."""
+    """Raises UsageError if the device of a run cannot train in the precision of its plan.
+
+    plan: its card or its file, for the error.
+    """
     if place is not None and place.type != "cuda" and precision == "fp16":
         raise UsageError(
             f"the plan for {plan} is in fp16, which cannot be trained on {place.type}; plan with "
@@ -82,7 +85,7 @@ def _check_place(precision: str, place: "torch.device | None", plan: str) -> Non
 
 
 def lookup_status(model: str) -> AbstractContextManager[object]:
-    """Shows that a model is looked up, if that loads its library."""
+    """Shows a text while a model is looked up, if its library must be loaded."""
     from razorctl import models
 
     registered = model in models.models()
@@ -90,7 +93,7 @@ def lookup_status(model: str) -> AbstractContextManager[object]:
 
 
 def check_names(settings: Settings) -> Job:
-    """The job of settings; raises UsageError for a recipe, a card or its memory that is none."""
+    """The job of settings; raises UsageError for a wrong recipe, card or memory."""
     from razorctl.planning import gpus
 
     _ = settings.recipe
@@ -102,7 +105,7 @@ def check_names(settings: Settings) -> Job:
 
 
 def check_data(job: Job) -> None:
-    """Checks a job and prints on stderr what was detected in a user's own data set.
+    """Checks a job, and prints on stderr what was detected in a user's data set.
 
     Raises what `data.check` raises.
     """
@@ -116,11 +119,11 @@ def check_data(job: Job) -> None:
 
 
 def resolve(settings: Settings, device: str | None, *, quiet: bool = False) -> Resolved:
-    """The job, the recipe and, if they were planned, the document of the plan.
+    """The job, the recipe and, for a planned run, the document of the plan.
 
-    A run is planned if --gpu or --vram is given, and also if no setting of a recipe is given and
-    the card it runs on has a preset. Raises UsageError for settings that cannot be used, and
-    NoFitError if nothing fits.
+    A run is planned with --gpu or --vram. Without a setting of a recipe it is also planned if its
+    card has a preset. Raises UsageError for settings that cannot be used, and NoFitError if nothing
+    fits.
     """
     given = settings.given
     if not {"model", "dataset"} <= given.keys():
@@ -147,7 +150,7 @@ def resolve(settings: Settings, device: str | None, *, quiet: bool = False) -> R
     planned = plan(settings, place, quiet=quiet)
     view.say_choice(planned)
     job = planned.planned_job
-    if job.steps is None and "batch_size" not in given:  # the texts may be fewer blocks than that
+    if job.steps is None and "batch_size" not in given:  # texts may be fewer blocks than the batch
         job = replace(job, batch_size=None)
     return job, planned.planned_recipe, planned.document()
 
@@ -164,8 +167,8 @@ def _unplanned(settings: Settings) -> Resolved:
 def resolve_by_file(file: Path, settings: Settings, device: str | None) -> Resolved:
     """The job, the recipe and the document in a file of `plan --json`.
 
-    Raises UsageError for a file that cannot be used, and for a setting that the plan already sets
-    to another value.
+    Raises UsageError for a file that cannot be used, and for a setting that differs from the
+    plan's.
     """
     from razorctl.planning.plan import read
 

@@ -18,6 +18,7 @@ from razorctl.cli.options import (
     Weights,
     argument,
     option,
+    switch,
     with_options,
 )
 from razorctl.cli.settings import Call, is_given, of_other_data
@@ -27,7 +28,7 @@ from razorctl.cli.views import predict as view
 from razorctl.cli.views.terminal import data_stream
 from razorctl.errors import DataError, UsageError
 
-# What --help does not need is imported in the functions below.
+# Functions below import what --help does not need.
 if TYPE_CHECKING:
     from razorctl.config.job import Job
     from razorctl.data.own.whole import UnlabeledRows
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("image_column", "text_column", "skip_bad")
 NEW_TOKENS = 64
-# Option -> its tasks.
+# Option -> the tasks that it applies to.
 TASK_OPTIONS = {
     "top": ("classification",),
     "probabilities": ("classification", "multi-label"),
@@ -59,7 +60,7 @@ def predict(
         int | None, option("Labels of a row, most probable first.", "1", "N", min=1)
     ] = None,
     probabilities: Annotated[
-        bool, option("Add the probability of every class.", metavar="", flag="--probabilities")
+        bool, switch("--probabilities", "Add the probability of every class.")
     ] = False,
     max_new_tokens: Annotated[
         int | None, option("Most new tokens of a text.", str(NEW_TOKENS), "N", min=1)
@@ -78,11 +79,7 @@ def predict(
     json: Json = False,
     spreadsheet: Annotated[
         bool,
-        option(
-            "Write ' before cells that a spreadsheet would run (= + - @).",
-            metavar="",
-            flag="--spreadsheet",
-        ),
+        switch("--spreadsheet", "Write ' before cells that a spreadsheet would run (= + - @)."),
     ] = False,
     **flags: Any,
 ) -> None:
@@ -120,7 +117,7 @@ def predict(
     from razorctl.data.own import whole
     from razorctl.training import run_files
 
-    given = Call.typed(ctx, **flags, batch_size=batch_size).own.given
+    given = Call.typed(ctx, **flags, batch_size=batch_size).explicit.given
     _, trained = run_files.finished_run(run)
     _check_task(ctx, run, trained, out)
     job = replace(trained, **of_other_data(given))
@@ -152,59 +149,51 @@ def _predictions(
     options: Mapping[str, Any],
     done: Callable[[int], None],
 ) -> tuple[view.RowFormat, Iterable[Any]]:
-    """The format and the rows of a model's predictions, which are made as they are read.
+    """The format and the rows of a model's predictions; rows are predicted as they are read.
 
     Args:
         model: the model of the run.
-        parts: what to predict.
-        options: those of the command, by name.
-        done: called with the number of rows that are done.
+        parts: the rows of files.
+        options: the parameters of the command.
+        done: called with the number of done rows.
     """
-    if model.job.task == "segmentation":
-        from razorctl.training.predicting import masks
+    from razorctl.training.predicting import continuations, labels, masks, tags
 
-        shares = masks.write_masks(model, parts, options["out"], done)
-        return view.fields_format("file", "row", "mask", "label", "share"), shares
-    if model.job.task == "token-classification":
-        from razorctl.training.predicting import tags
-
-        tagged = tags.predict_tags(model, parts)
-        return view.fields_format("file", "row", "tokens", "tags"), view.report_progress(
-            tagged, done
-        )
-    if model.job.task == "causal-lm":
-        from razorctl.training.predicting import continuations
-
+    task, every = model.job.task, options["probabilities"]
+    if task == "segmentation":
+        written = masks.write_masks(model, parts, options["out"], done)
+        return view.fields_format("mask", "label", "share"), written
+    rows: Iterator[Any]
+    if task == "token-classification":
+        row_format, rows = view.fields_format("tokens", "tags"), tags.predict_tags(model, parts)
+    elif task == "causal-lm":
         new, temperature = options["max_new_tokens"] or NEW_TOKENS, options["temperature"] or 0.0
-        texts = continuations.continue_texts(model, parts, new, temperature, options["seed"] or 0)
-        return view.fields_format("file", "row", "text"), view.report_progress(texts, done)
-    from razorctl.training.predicting import labels
-
-    if model.job.task == "regression":
-        numbers = labels.predict_numbers(model, parts)
-        return view.fields_format("file", "row", "value"), view.report_progress(numbers, done)
-    if model.job.task == "multi-label":
-        several = labels.predict_several(model, parts)
-        shown = view.several_format(model.classes, options["probabilities"])
-        return shown, view.report_progress(several, done)
-    labeled = labels.predict_labels(model, parts)
-    row_format = view.labels_format(model.classes, options["top"] or 1, options["probabilities"])
-    return row_format, view.report_progress(labeled, done)
+        rows = continuations.continue_texts(model, parts, new, temperature, options["seed"] or 0)
+        row_format = view.fields_format("text")
+    elif task == "regression":
+        row_format, rows = view.fields_format("value"), labels.predict_numbers(model, parts)
+    elif task == "multi-label":
+        row_format = view.several_format(model.classes, every)
+        rows = labels.predict_several(model, parts)
+    else:
+        row_format = view.labels_format(model.classes, options["top"] or 1, every)
+        rows = labels.predict_labels(model, parts)
+    return row_format, view.report_progress(rows, done)
 
 
 def _document(model: "Trained", skipped: Sequence[str]) -> dict[str, Any]:
-    """The document of `predict`, without its predictions."""
+    """The document of `predict` without its predictions."""
     return {
         "run_dir": str(model.run),
         "model": model.job.model,
         "weights": str(model.weights),
-        "classes": [*model.classes],
-        "skipped": [*skipped],
+        "classes": list(model.classes),
+        "skipped": list(skipped),
     }
 
 
 def _check_task(ctx: typer.Context, run: Path, job: "Job", out: Path | None) -> None:
-    """Raises UsageError for a task without predictions, and for options of another task."""
+    """Raises UsageError for a task without predictions, and for an option of another task."""
     task = job.task or "classification"
     if task == "masked-lm":
         raise UsageError(
@@ -238,7 +227,7 @@ def _stdin(files: list[str]) -> list[str]:
 
 
 def _check_out(out: Path, folder: bool) -> None:
-    """Raises UsageError if `out`, a file or a folder, exists or cannot be made."""
+    """Raises UsageError if `out` exists or cannot be made; folder: whether it is a folder."""
     from razorctl.system import atomic
 
     if not folder:
@@ -252,7 +241,7 @@ def _check_out(out: Path, folder: bool) -> None:
 
 @contextmanager
 def _opened(out: Path | None) -> Iterator[Any]:
-    """Yields stdout, or a file that appears once the block has succeeded."""
+    """Yields stdout, or a file that is renamed to `out` when the block succeeds."""
     if out is None:
         stream = data_stream()
         yield stream

@@ -1,13 +1,14 @@
-"""A profile of `profile`: of a model by name, or of the bytes that any nn.Module keeps."""
+"""A profile of `profile`: of a model by name, or of the bytes that any nn.Module stores."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from razorctl.cli.settings import DATA_SETTINGS, Call, Settings
+from razorctl.cli.settings import DATA_SETTINGS, Call
 from razorctl.cli.views import common as views
 from razorctl.config.keywords import RecipeSettings
 from razorctl.errors import UsageError
+from razorctl.registry import find
 
 # Settings of a job that change the cost of a step.
 JOB_SETTINGS = (
@@ -16,14 +17,14 @@ JOB_SETTINGS = (
 )
 # Settings that apply to any nn.Module.
 OF_MODULE = {*RecipeSettings.__annotations__, "precision"}
-# Options of a model by its name alone, with their defaults.
+# Options of a model by name with their defaults; they do not apply to an nn.Module.
 OPTIONS = {"steps": 5, **dict.fromkeys(("dataset", "device", "trace", "snapshot"))}
 
 
 def profile(call: Call, model: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The document of a model by its name.
+    """The document of a model by name.
 
-    options: those of `api.profile` in OPTIONS. Raises UsageError for what cannot be used.
+    options: those of `api.profile` in OPTIONS. Raises UsageError for settings that cannot be used.
     """
     from razorctl import models
     from razorctl.cli import effects, planning
@@ -33,8 +34,8 @@ def profile(call: Call, model: str, options: Mapping[str, Any]) -> dict[str, Any
     named = model.startswith(models.prefixes()) or folders.exists(Path(model).expanduser())
     if ":" in model and not named:
         raise UsageError(
-            f"{model} is no name of a model, such as vit-b16 or timm:NAME; one of your own is "
-            "traced in Python, by razorctl.profile(model, inputs)."
+            f"{model} is not the name of a model, such as vit-b16 or timm:NAME; trace a model of "
+            "your own in Python, by razorctl.profile(model, inputs)."
         )
     dataset, settings = options["dataset"], call.settings
     chosen = settings.recipe
@@ -55,15 +56,18 @@ def profile(call: Call, model: str, options: Mapping[str, Any]) -> dict[str, Any
 
         if dataset is None:
             of_job = {n: value for n, value in of_job.items() if n not in DATA_SETTINGS}
-        return measure(model, chosen, progress=at, **options, **of_job).result()
+        document = measure(model, chosen, progress=at, **options, **of_job).result()
+    for sentence in document["notes"]:
+        views.note(sentence)
+    return document
 
 
 def profile_module(
     call: Call, net: Any, options: Mapping[str, Any], inputs: Any, forward: Any = None
 ) -> dict[str, Any]:
-    """The bytes of any nn.Module, in the document of `profile`.
+    """The document of any nn.Module, which has the bytes that it stores for backward.
 
-    Raises UsageError for settings that do not apply to one.
+    Raises UsageError for settings that do not apply to an nn.Module.
     """
     from razorctl.cli import effects
 
@@ -71,22 +75,18 @@ def profile_module(
     for name in (*given, *call.given):
         if name not in OF_MODULE:
             raise UsageError(
-                f"{name.replace('_', ' ')} does not apply to a model of your own, which is only "
-                "traced; leave it out."
+                f"{name.replace('_', ' ')} does not apply to an nn.Module, which is only traced; "
+                "leave it out."
             )
-    effects.note_settings(call, call.settings.recipe)
+    settings = call.settings
+    effects.note_settings(call, settings.recipe)
     with views.status(f"tracing {type(net).__name__}"):
-        return _trace(call.settings, net, inputs, forward)
+        from razorctl.step import DTYPES
+        from razorctl.training.kept_bytes import trace_kept_bytes
 
-
-def _trace(settings: Settings, net: Any, inputs: Any, forward: Any = None) -> dict[str, Any]:
-    from razorctl.registry import find
-    from razorctl.step import DTYPES
-    from razorctl.training.kept_bytes import trace_kept_bytes
-
-    precision = settings.given.get("precision", "auto")
-    precision = "fp32" if precision == "auto" else precision
-    autocast = find("precision", precision, DTYPES)
-    recipe = settings.recipe if settings.orders else None
-    traced = trace_kept_bytes(net, inputs, recipe, autocast=autocast, forward=forward)
-    return {**traced.result(), "precision": precision}
+        precision = settings.given.get("precision", "auto")
+        precision = "fp32" if precision == "auto" else precision
+        autocast = find("precision", precision, DTYPES)
+        recipe = settings.recipe if settings.orders else None
+        traced = trace_kept_bytes(net, inputs, recipe, autocast=autocast, forward=forward)
+        return {**traced.result(), "precision": precision}

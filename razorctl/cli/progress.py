@@ -39,35 +39,36 @@ if TYPE_CHECKING:
     from razorctl.training.run import Run
 
 APART = 5.0  # least seconds between two lines
-TIMED = range(2, 7)  # steps from which the time of a run is extrapolated; the first one warms up
+TIMED = range(2, 7)  # steps whose time is extrapolated to the run; the first step warms up
 
 
-class DryRunError(Exception):
-    """Ends a dry run, whose directory is removed like that of a run that cannot be prepared."""
+class _DryRunError(Exception):
+    """Ends a dry run. The run's directory is removed, as after any error in its preparation."""
 
 
 def prepare_only(
-    prepare: Callable[[Callable[[str], None]], object],
-    prepared: Callable[[], "Run"],
-    job: Job,
-    recipe: Recipe,
-    device: str | None,
+    begin: Callable[..., object], job: Job, recipe: Recipe, device: str | None
 ) -> "Run":
     """Prepares a run and returns it; prints what `train` prints before the first step.
 
-    prepare: as of `train`, but it raises DryRunError. prepared: returns the run after that.
+    begin: begins the run, with the keywords `progress` and `prepared` of `training.run.finetune`.
     """
+    runs: list[Run] = []
+
+    def end(run: "Run") -> None:
+        runs.append(run)
+        raise _DryRunError
+
     view.show_header(job, recipe, None, device)
-    with views.status("loading PyTorch") as at, suppress(DryRunError):
-        prepare(at)
-    run = prepared()
-    _announce(run, job, device, "")
-    return run
+    with views.status("loading PyTorch") as at, suppress(_DryRunError):
+        begin(progress=at, prepared=end)
+    _announce(runs[0], job, device, "")
+    return runs[0]
 
 
 def _announce(run: "Run", job: Job, device: str | None, where: str) -> None:
-    """Prints what a user should know before the first step; where: the file of skipped rows."""
-    from razorctl.system import devices  # imports torch, which preparing the run has already loaded
+    """Prints notes and settings before the first step; where: the file with the skipped rows."""
+    from razorctl.system import devices  # the run's preparation has loaded torch already
 
     note_skipped(run.skipped, where)
     for sentence in run.notes:
@@ -85,16 +86,16 @@ def train(
     device: str | None,
     trackers: Sequence[str] = (),
 ) -> "Run":
-    """Prepares a run, trains it to the end and returns it; prints its settings and progress.
+    """Prepares a run, trains it and returns it; prints its settings and progress.
 
-    The first signal during training ends it after a step, with a checkpoint.
+    The first signal during training ends the run after a step, with a checkpoint.
 
     Args:
-        prepare: makes the run of `job` and `recipe`; it calls its argument with each stage's name.
+        prepare: returns the run of `job` and `recipe`; it calls its argument with each stage.
         job: what to train.
         recipe: how to prune.
         out: the directory of the run.
-        device: as the user named it, if at all.
+        device: the name that the user gave, if any.
         trackers: the result of `trackers.check_trackers`.
     """
     view.show_header(job, recipe, out, device)
@@ -126,19 +127,17 @@ def train(
 
 
 def _with_time_left(run: "Run", steps: Iterable["Step"]) -> Iterator["Step"]:
-    """The steps of a run; after the first ones a line tells the time that is left.
+    """The steps of a run; after the steps of TIMED a line tells the time that is left.
 
-    There is no line if a plan has told it, or if the time is below APART.
+    A planned run has no such line, nor has a run that ends within APART.
     """
     seconds: list[float] = []
-    for taken, step in enumerate(steps, start=1):
+    for number, step in enumerate(steps, start=1):
         yield step
-        if run.predicted is not None or taken > TIMED[-1]:
-            continue
-        if taken in TIMED:
+        if number in TIMED:
             seconds.append(step.seconds)
         left = (run.job.steps or 0) - step.step
-        if taken == TIMED[-1] and left * median(seconds) >= APART:
+        if number == TIMED[-1] and run.predicted is None and left * median(seconds) >= APART:
             view.show_time_left(median(seconds), left)
 
 
@@ -168,9 +167,9 @@ def _bar(run: "Run", steps: Iterable["Step"]) -> None:
 
 
 def _figures(run: "Run", step: "Step", accuracy: str = "accuracy") -> str:
-    """The accuracy of an evaluated step, if it has one, and the metric that chooses the weights.
+    """The accuracy of an evaluated step, if any, and the metric that chooses the weights.
 
-    accuracy: what that is called.
+    accuracy: the word for accuracy.
     """
     assert step.metrics is not None
     words = [] if step.accuracy is None else [f"{accuracy} {step.accuracy:.3f}"]
@@ -180,15 +179,16 @@ def _figures(run: "Run", step: "Step", accuracy: str = "accuracy") -> str:
 
 
 def _lines(run: "Run", steps: Iterable["Step"]) -> None:
-    """Trains with a line for each evaluation and for each tenth of the steps.
+    """Trains with a line for each evaluation, and for each tenth of the steps.
 
-    The line of a tenth is left out if the last one was printed less than APART seconds ago.
+    The line of a tenth is left out within APART seconds of another line.
     """
     total, start, figures, done = run.job.steps or 0, time.monotonic(), "", len(run.history)
     with Pulse("the first step") as pulse:
         for step in steps:
             if step.metrics is not None:
-                figures = ", ".join(["", *filter(None, [_figures(run, step)])])
+                words = _figures(run, step)
+                figures = f", {words}" if words else ""
             text = f"step {step.step:,} of {total:,}: loss {step.loss:.2f}{figures}"
             text += f", {step.samples_per_second:,.0f}/s"
             if run.peak_bytes is not None:
@@ -204,9 +204,9 @@ def _lines(run: "Run", steps: Iterable["Step"]) -> None:
 
 @contextmanager
 def count_rows(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Shows how many of `total` rows are done, inside the block; yields the function to tell it.
+    """Shows the number of done rows inside the block; yields the function that sets it.
 
-    total: None if it is not known.
+    total: the number of all rows; None if it is unknown.
     """
     if not views.live():
         end = "" if total is None else f" of {total:,}"
@@ -220,7 +220,7 @@ def count_rows(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
 
 
 def run_grid(grid: "Grid") -> None:
-    """Runs a grid under a live bar, or with a line when each run begins and ends."""
+    """Runs a grid under a live bar, or with a line at the begin and the end of each run."""
     from razorctl.training.comparing.variants import summary
 
     seeds = count(len(grid.seeds), "seed")

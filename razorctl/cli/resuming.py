@@ -1,4 +1,4 @@
-"""`finetune --resume`: the run in a directory, and the settings that may be given again."""
+"""`finetune --resume`: the run in a directory, and the check of the settings that are given."""
 
 import os
 from dataclasses import replace
@@ -16,8 +16,9 @@ from razorctl.training import checkpoints, run_files, rundir
 def resolve_by_run(out: Path | None, settings: Settings, plan: Path | None) -> Resolved | None:
     """The job, the recipe and the plan of the run in a directory; None if there is no run yet.
 
-    settings: given now; they must be those of the run. plan: a file of `plan --json`; it must be
-    the run's. Raises UsageError that names all that differ, and for an `out` of None.
+    Raises UsageError that names the settings that differ from the run's, and for an `out` of None.
+
+    settings: of this call; they must be the run's. plan: file of `plan --json`; likewise.
     """
     if out is None:
         raise UsageError("there is nothing to resume; name the directory of the run with --out.")
@@ -31,7 +32,7 @@ def resolve_by_run(out: Path | None, settings: Settings, plan: Path | None) -> R
             )
         return None
     job, recipe = earlier
-    from razorctl.planning.plan import Document  # imported here: few commands need it
+    from razorctl.planning.plan import Document
 
     document = run_files.read_document(out / rundir.PLAN, Document)
     of_run = run_files.merged_settings(job, recipe)
@@ -39,17 +40,18 @@ def resolve_by_run(out: Path | None, settings: Settings, plan: Path | None) -> R
     if "dataset" in wanted:
         place = data.place(wanted["dataset"])
         same = os.path.realpath(place) == os.path.realpath(job.dataset)
-        wanted["dataset"] = job.dataset if same else place  # which may have followed links
+        wanted["dataset"] = job.dataset if same else place  # the run's may be behind a link
     if document is not None:
-        wanted.pop("accumulate", None)  # the plan has chosen it
+        wanted.pop("accumulate", None)  # the plan chose it
     if "epochs" in wanted:
         steps = _steps(job, wanted.pop("epochs"))
-        if steps is not None:  # else only tokenizing tells them
+        if steps is not None:
             wanted["steps"] = steps
     if wanted.get("precision") == "auto":
-        del wanted["precision"]  # the run has settled it for its device
-    if wanted.get("learning_rate", job.learning_rate) != job.learning_rate and _diverged(out):
-        job = replace(job, learning_rate=wanted.pop("learning_rate"))  # checked by `Run`
+        del wanted["precision"]  # resolved for the run's device
+    marker = checkpoints.newest_marker(out) if "learning_rate" in wanted else None
+    if marker is not None and marker["diverged"]:
+        job = replace(job, learning_rate=wanted.pop("learning_rate"))  # `Run` checks it
     of_plan = _given_plan(settings, plan, document)
     run_files.refuse_others(out, of_run | _plan_of_run(document), wanted | of_plan)
     return job, recipe, document
@@ -57,24 +59,19 @@ def resolve_by_run(out: Path | None, settings: Settings, plan: Path | None) -> R
 
 def finished_result(out: Path) -> dict[str, Any] | None:
     """The result of the run in a directory, None if it is not finished."""
-    from razorctl.training.schemas import RunResult  # imported here: few commands need it
+    from razorctl.training.schemas import RunResult
 
     result = run_files.read_document(out / rundir.RESULT, RunResult)
     if result is not None and not result["job"].get("keep_checkpoints"):
-        checkpoints.clear(out)  # if the process was killed before it did so
+        checkpoints.clear(out)  # the process may have been killed before this
     return result
 
 
 def _steps(job: Job, epochs: float) -> int | None:
-    """The number of steps of a resolved job with so many epochs; None if it is not known yet."""
+    """The steps of a resolved job with so many epochs; None for texts, which are not tokenized."""
     examples = data.source_of(job).train_examples
     job = replace(job, steps=None, epochs=epochs)
     return job.resolved(models.find(job.model).defaults, examples).steps
-
-
-def _diverged(out: Path) -> bool:
-    marker = checkpoints.newest_marker(out)
-    return marker is not None and bool(marker.get("diverged"))
 
 
 def _plan_of_run(document: dict[str, Any] | None) -> dict[str, Any]:
@@ -92,7 +89,7 @@ def _plan_of_run(document: dict[str, Any] | None) -> dict[str, Any]:
 def _given_plan(
     settings: Settings, plan: Path | None, document: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """The planning settings that are given now, in the form of `_plan_of_run`."""
+    """The planning settings of this call, under the names of `_plan_of_run`."""
     from razorctl.planning import gpus
     from razorctl.planning import plan as planner
 

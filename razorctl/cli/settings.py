@@ -17,20 +17,20 @@ from razorctl.config.settings import check_types, read_toml
 from razorctl.errors import UsageError
 from razorctl.registry import find, unknown
 
-GIVEN = ("COMMANDLINE", "ENVIRONMENT")  # sources of a parameter that the call itself sets
+GIVEN = ("COMMANDLINE", "ENVIRONMENT")  # typer's sources of a value that the user sets for a call
 PLANNING = ("vram", "gpu", "prefer")  # settings of a plan
-AUTO = "auto"  # the batch size that stands for the largest that a plan allows
+AUTO = "auto"  # the batch size that a plan is to choose
 COLUMNS = ("image_column", "text_column", "label_column", "mask_values", "mask_colors")
 DATA_SETTINGS = (*COLUMNS, "split", "validation", "skip_bad", "streaming")
-# What says how one's own data are read, with its defaults.
+# Settings for reading a user's data, with their defaults.
 OF_DATA: dict[str, Any] = {**dict.fromkeys(COLUMNS), "skip_bad": False}
-# Of a settings file; a run, a comparison and a preset add tables of their own.
-TABLES = ("job", "recipe", "environment", "limits", "runs", "summary")
-OF_OPTIMIZER = ("learning_rate", "momentum", "weight_decay")  # each value suits one optimizer only
+# Tables in a settings file: of any file, of a run, of a comparison, and of a preset.
+TABLES = ("job", "recipe", "environment", "runs", "summary")
+OF_OPTIMIZER = ("learning_rate", "momentum", "weight_decay")  # a value suits one optimizer only
 
 
 def is_given(ctx: Any, name: str, sources: Collection[str] = GIVEN) -> bool:
-    """Whether the value of a parameter of typer's context comes from one of the sources."""
+    """Whether a parameter in typer's context has its value from one of the sources."""
     source = ctx.get_parameter_source(name)
     return source is not None and source.name in sources
 
@@ -42,7 +42,7 @@ class Settings:
     given: Mapping[str, Any]
 
     def but(self, **settings: Any) -> "Settings":
-        """A copy with these settings replaced."""
+        """A copy with these settings."""
         return Settings({**self.given, **settings})
 
     def of(self, kind: type[Any]) -> dict[str, Any]:
@@ -51,17 +51,17 @@ class Settings:
 
     @property
     def auto(self) -> bool:
-        """Whether a plan is to choose the batch size."""
+        """Whether a plan chooses the batch size."""
         return self.given.get("batch_size") == AUTO
 
     @property
     def job(self) -> Job:
-        """The job; a model and a data set must be given. Raises UsageError for invalid values."""
+        """The job; needs a model and a data set. Raises UsageError for invalid values."""
         return Job(**self.of(Job))
 
     @property
     def job_to_plan(self) -> Job:
-        """`job`, but with the usual batch size if a plan is to choose one."""
+        """The job, with the usual batch size if a plan chooses one."""
         return (self.but(batch_size=None) if self.auto else self).job
 
     @property
@@ -71,7 +71,7 @@ class Settings:
 
     @property
     def orders(self) -> bool:
-        """Whether any setting of a recipe is given, other than the seed, which a job has too."""
+        """Whether a setting of a recipe is given; the seed is the job's too and does not count."""
         return bool(self.of(Recipe).keys() - {"seed"})
 
 
@@ -80,10 +80,10 @@ class Call:
     """The settings of a call of a command or a function of the library.
 
     Args:
-        given: what flags, the environment or keywords set.
-        preset: the recipe preset, by name or file.
-        file: the settings of a command's TOML file.
-        named: whether --config names the file; its settings count as given then.
+        given: the settings of flags, the environment or keywords.
+        preset: name or file of the recipe preset.
+        file: the settings of the TOML file of a command.
+        named: whether --config names the file, so that its settings count as given.
         quiet: whether a command prints JSON.
     """
 
@@ -95,7 +95,7 @@ class Call:
 
     @classmethod
     def typed(cls, ctx: Any, **settings: Any) -> "Call":
-        """The call of a command, of typer's context, with the given ones of its `settings`."""
+        """The call of the command in typer's context; its `given` are those of `settings`."""
         given = {k: v for k, v in settings.items() if v is not None and is_given(ctx, k)}
         named = ctx.find_root().params.get("config") is not None
         return cls(given, file=ctx.obj or {}, named=named, quiet=bool(ctx.params.get("json")))
@@ -106,8 +106,8 @@ class Call:
         return self._over(self.file)
 
     @property
-    def own(self) -> Settings:
-        """The settings without those of a file that --config does not name."""
+    def explicit(self) -> Settings:
+        """The settings without the project's razorctl.toml, which no --config names."""
         return self._over(self.file if self.named else {})
 
     def _over(self, file: Mapping[str, Any]) -> Settings:
@@ -116,12 +116,12 @@ class Call:
 
 
 def of_other_data(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings for reading data that a run was not trained on: those given, else defaults."""
+    """The settings for reading other data than a run's: given ones, and defaults."""
     return {name: given.get(name, default) for name, default in OF_DATA.items()}
 
 
 def settings_of_file(file: Path) -> dict[str, Any]:
-    """The [job] and [recipe] tables of a razorctl.toml or a run's config.toml, as one mapping.
+    """The settings in the [job] and [recipe] tables of a razorctl.toml or a run's config.toml.
 
     Raises UsageError if the file cannot be read or has an unknown setting.
     """
@@ -149,7 +149,7 @@ def settings_of_file(file: Path) -> dict[str, Any]:
 
 
 def _over_preset(name: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a recipe preset, by name or file, overridden by those in `given`."""
+    """The settings of a recipe preset, by name or file, overridden by `given`."""
     file = Path(name) if name.endswith(".toml") else find("recipe", name, presets.files("recipes"))
     settings = settings_of_file(file)
     if "steps" in given or "epochs" in given:  # a job takes only one of them

@@ -44,6 +44,12 @@ def test_table_goes_to_stdout():
     assert (run / "model.safetensors").exists()
 
 
+def test_a_run_on_a_cpu_never_says_that_it_has_cuda_graphs():
+    result = finetune("--dry-run", "--cuda-graphs")
+    lines = [line for line in result.stderr.splitlines() if "CUDA graphs" in line]
+    assert lines == ["note: CUDA graphs need a CUDA device; steps run without."]
+
+
 def screen(monkeypatch, term: str) -> io.StringIO:
     """Returns the text that a terminal of 80 columns gets on stderr."""
     shown = io.StringIO()

@@ -68,6 +68,7 @@ def test_long_names_of_modules_keep_their_end(monkeypatch):
         "phases": dict.fromkeys(profile_view.PHASES, 0.1),
         "step_s": 0.5,
         "compiled": True,
+        "cuda_graphs": False,
     }
     profile_view.show(result)
     table = screen.getvalue()
@@ -80,6 +81,10 @@ def test_long_names_of_modules_keep_their_end(monkeypatch):
     assert re.search(r"measured, allocated +2\.0 MiB", table)
     assert re.search(r"measured, reserved +1\.0 GiB", table)
     assert table.count("20 %") == len(profile_view.PHASES)
+    profile_view.show(result | {"compiled": False, "cuda_graphs": True})
+    table = screen.getvalue().removeprefix(table)
+    assert "sgd, CUDA graphs, on a GPU" in table
+    assert re.search(r"backward +.* in forward", table)
 
 
 def test_json_of_a_profile_is_one_document_and_nothing_else():

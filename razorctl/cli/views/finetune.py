@@ -1,7 +1,7 @@
 """The output of `finetune`: the header, the settings of the run, and the table of its result."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from razorctl.cli.views import common as views
@@ -32,7 +32,7 @@ def show_header(job: Job, recipe: Recipe, out: "Path | None", device: str | None
     out: the run directory; None for a dry run.
     """
     title = f"{views.title(job.model, job.dataset)}: {recipe_summary(asdict(recipe))}"
-    views.say(", ".join([title, *_settings(job, device)]))
+    views.say(", ".join([title, *_header(job, device)]))
     if out is not None:
         views.say(f"run directory: {out}")
 
@@ -46,7 +46,7 @@ def show_settings(run: "Run", job: Job, header_device: str | None, device: str) 
         header_device: the device of the header, if it had one.
         device: the name of the run's device.
     """
-    printed = _settings(job, header_device)
+    printed = _header(job, header_device)
     epochs = epochs_of(run.job.steps or 0, run.steps_per_epoch)
     new = [words for words in _settings(run.job, device, epochs) if words not in printed]
     if run.predicted is not None:
@@ -96,6 +96,11 @@ def show_dry_run(result: Mapping[str, Any]) -> None:
 def show_time_left(step_seconds: float, steps: int) -> None:
     """Prints the time of `steps` more steps, by the seconds of a step."""
     views.say(f"about {duration(step_seconds * steps)} left: a step takes {duration(step_seconds)}")
+
+
+def _header(job: Job, device: str | None) -> list[str]:
+    """The settings of a job that does not know its device, which decides about CUDA graphs."""
+    return _settings(replace(job, cuda_graphs=None), device)
 
 
 def _settings(job: Job, device: str | None, epochs: float | None = None) -> list[str]:

@@ -26,13 +26,14 @@ class RowFormat:
 
 
 def fields_format(*columns: str) -> RowFormat:
-    """The format of rows that are dataclasses with the fields `columns`."""
+    """The format of dataclasses with the fields file, row and `columns`."""
 
     def cell(value: Any) -> Any:
         if isinstance(value, float):
             return f"{value:.6g}"
         return " ".join(value) if isinstance(value, tuple) else value
 
+    columns = ("file", "row", *columns)
     return RowFormat(columns, lambda row: [cell(getattr(row, name)) for name in columns], asdict)
 
 

@@ -22,6 +22,10 @@ PHASES = {
     "optimizer_s": "with clipping",
 }
 COMPILED = {"forward_s": "with the loss and packing", "sampling_s": "in forward"}
+CAPTURED = {
+    "forward_s": "with the loss, packing and backward, in CUDA graphs",
+    **dict.fromkeys(("sampling_s", "backward_s"), "in forward"),
+}
 
 
 def show(result: dict[str, Any]) -> None:
@@ -41,6 +45,8 @@ def show(result: dict[str, Any]) -> None:
     if result["compiled"]:
         words.append("compiled")
         eager = " without compiling"
+    if result["cuda_graphs"]:
+        words.append("CUDA graphs")
     text = f"{title}: {', '.join(words)}, on {result['device']}"
     views.out.print(text, highlight=False, markup=False)
     views.out.print(f"packing and int8 GEMMs: {result['kernels']}", highlight=False, markup=False)
@@ -71,8 +77,10 @@ def _show_times(result: dict[str, Any]) -> None:
         seconds = result["phases"][name]
         if result["dataset"] and name == "data_s":
             note = "reading, transforming and moving rows"
-        if result["compiled"] and name in COMPILED:
-            note = COMPILED[name]
+        if result["compiled"]:
+            note = COMPILED.get(name, note)
+        elif result["cuda_graphs"]:
+            note = CAPTURED.get(name, note)
         share = percent(seconds / result["step_s"])
         table.add_row(name.removesuffix("_s"), duration(seconds), share, f"[dim]{note}")
     table.add_section()

@@ -13,10 +13,11 @@ from razorctl.cli.views import classes, html, plots
 from razorctl.cli.views import common as views
 from razorctl.cli.views import comparison as table
 from razorctl.cli.views.terminal import clean
+from razorctl.errors import RazorError
 from razorctl.system.atomic import atomic_file
 from razorctl.training.comparing.comparison import Comparison
 from razorctl.training.comparing.curves import losses, scores
-from razorctl.training.comparing.finished_run import FinishedRun
+from razorctl.training.comparing.finished_run import FinishedRun, read_run
 from razorctl.training.rundir import CONFIG
 
 MEMORY = {"saved_bytes": "stored, traced", "peak_bytes": "peak, measured"}
@@ -134,9 +135,13 @@ def _curves(metric: str, groups: Groups, over: Sequence[str] = ("steps", "second
     return plots.curves(panels)
 
 
-def run_plots(run: FinishedRun) -> list[str]:
-    """The plot of one run."""
-    return [_curves(run.figure, [(run.result["recipe"]["method"], [run])], ["steps"])]
+def run_plots(result: Mapping[str, Any]) -> list[str]:
+    """The curves of a run, by its result; none if its directory cannot be read."""
+    try:
+        run = read_run(Path(result["run_dir"]))
+    except RazorError:
+        return []
+    return [_curves(run.figure, [(result["recipe"]["method"], [run])], ["steps"])]
 
 
 def comparison_plots(document: dict[str, Any], comparison: Comparison) -> list[str]:

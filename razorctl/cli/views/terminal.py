@@ -69,9 +69,8 @@ def safe_streams(say: Callable[[str], None], error: Callable[[str], None]) -> It
     say: prints log records and warnings of libraries. error: prints an error.
     """
     codecs.register_error(LOSSY, _substitute)
-    streams: dict[Any, str] = {
-        stream: stream.errors for stream in (sys.stdout, sys.stderr) if _has_encoding(stream)
-    }
+    both: tuple[Any, ...] = (sys.stdout, sys.stderr)
+    streams = {stream: stream.errors for stream in both if _has_encoding(stream)}
     last, logging.lastResort = logging.lastResort, _LogHandler(say)
     stock = warnings.showwarning
 
