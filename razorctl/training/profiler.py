@@ -29,13 +29,12 @@ from razorctl.models import Model
 from razorctl.ops import kernels
 from razorctl.optimizer import build_optimizer
 from razorctl.planning import job_trace as tracing
-from razorctl.step import by_logits, forward_backward, train_step
-from razorctl.step import precision as precision_on
+from razorctl.step import by_logits, forward_backward, precision, train_step
 from razorctl.surgery.byte_budget import sparsify_within
 from razorctl.system import devices
 from razorctl.system.atomic import atomic_file, check_room, scratch, writing
 from razorctl.system.spans import watched
-from razorctl.training import kept_bytes
+from razorctl.training import cuda_graphs, kept_bytes
 from razorctl.training.compiled import Compiled, refuse_uncompilable
 from razorctl.training.cuda_graphs import CapturedPasses
 from razorctl.training.feed import Feed, sequenced
@@ -45,18 +44,19 @@ CLASSES = 10
 RANDOM = "random"  # the data set of a job without one
 WARM_UP, TRACED = 2, 2  # steps before the timed ones; steps in a trace or a snapshot
 PHASES = ("data", "forward", "sampling", "backward", "optimizer")
+File = Path | str | None
 
 
 @dataclass(frozen=True)
 class Phases:
     """Seconds of a step by phase, as medians over the steps; phases do not overlap.
 
-    data: making a batch, at random or of the rows of a data set, and moving it to the device.
+    data: making a batch and moving it to the device.
     forward: the forward pass and the loss, without `sampling`.
-    sampling: choosing and packing what layers keep in the forward pass, and the draws of a joint
-        budget; 0 in a compiled step, where it is part of `forward`.
-    backward: the backward pass, with unpacking and the updates of samplers; a CUDA graph that is
-        not compiled has both passes in `forward`.
+    sampling: choosing and packing copies in the forward pass, and the draws of a joint budget; 0 in
+        a compiled or captured step, where it is part of `forward`.
+    backward: the backward pass, with unpacking and the updates of samplers; 0 in a CUDA graph that
+        is not compiled, where it is part of `forward`.
     optimizer: clipping, the update, and setting the gradients to None.
     """
 
@@ -69,11 +69,7 @@ class Phases:
 
 @dataclass(frozen=True)
 class Peak:
-    """Highest bytes of a step.
-
-    traced: predicted as `plan` does. measured_allocated, measured_reserved: from CUDA's allocator,
-    None on a CPU.
-    """
+    """Highest bytes of a step: traced as in `plan`, and measured by CUDA's allocator if any."""
 
     traced: int
     measured_allocated: int | None
@@ -84,9 +80,9 @@ class Peak:
 class Profile:
     """The result of `profile`.
 
-    step_s: median seconds of a whole step. device: its name. kernels: how ops run there. compiled:
-    whether steps were compiled; bytes are those of the eager model either way. dataset: None if the
-    batches were random.
+    step_s: median seconds of a whole step. kernels: how ops run on the device. compiled,
+    cuda_graphs: whether steps were; bytes are of the eager model. dataset: None for random batches.
+    notes: sentences for the user.
     """
 
     model: str
@@ -104,20 +100,19 @@ class Profile:
     phases: Phases
     step_s: float
     compiled: bool
+    cuda_graphs: bool
+    notes: tuple[str, ...] = ()
 
     def result(self) -> dict[str, Any]:
-        """The profile under the stable keys of `profile --json`.
-
-        Keys with `full` in their names are for full fine-tuning.
-        """
+        """The profile under the stable keys of `profile --json`; keys with `full` are of `full`."""
         return {**kept_bytes.sums(self.rows), **asdict(self)}
 
 
 class Clock:
     """Times one step by phase; a Chrome trace shows ranges of the same names.
 
-    The device is idle when a phase begins and when it ends. Sampling inside a phase is timed by
-    CUDA events, which do not synchronize.
+    The device is idle at the start and the end of a phase. Sampling inside a phase is timed by CUDA
+    events, which do not synchronize.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -135,7 +130,7 @@ class Clock:
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
-        """Times the block as sampling; nested blocks count once. Only for use in `forward`."""
+        """Times the block, which is inside `forward`, as sampling; nested blocks count once."""
         if self._sampling:
             yield
             return
@@ -171,7 +166,7 @@ class Clock:
 
 
 class TimedTraining:
-    """Times the steps of `finetune` for a model, on random batches or those of a feed."""
+    """Times the steps of `finetune` for a model, on random batches or the batches of a feed."""
 
     def __init__(
         self,
@@ -201,7 +196,7 @@ class TimedTraining:
         return inputs, labels.random_(2 if labels.is_floating_point() else CLASSES)
 
     def step(self) -> dict[str, float]:
-        """Runs a training step; returns its seconds by phase, and those of the whole as "step"."""
+        """Runs a training step; returns its seconds by phase, and of the whole as "step"."""
         return self.compiled.step(self._step)
 
     def _step(self, model: nn.Module) -> dict[str, float]:
@@ -214,7 +209,7 @@ class TimedTraining:
 
         @contextmanager
         def phase(name: str) -> Iterator[None]:
-            # No clock can be read inside a compiled graph.
+            # A compiled graph cannot read a clock.
             eager = name == "forward" and not self.compiled.works
             sampling = watched(clock.sampling) if eager else nullcontext()
             with clock.phase(name), sampling:
@@ -241,41 +236,43 @@ def profile(
     dataset: str | None = None,
     steps: int = 5,
     device: torch.device | str | None = None,
-    trace: Path | str | None = None,
-    snapshot: Path | str | None = None,
+    trace: File = None,
+    snapshot: File = None,
     progress: Callable[[str], None] = lambda _: None,
     **settings: Any,
 ) -> Profile:
-    """Profiles a training step of a model, by its name, with fresh weights.
+    """Profiles a training step of a model with fresh weights.
 
     Bytes are traced on fake tensors, as in `saved_bytes`; a byte budget is met as in `finetune`.
-    Times are medians over the steps. Raises UsageError for settings that cannot be used, before any
-    step has run, and what reading the data set raises.
+    Steps are captured as CUDA graphs if a long run would capture them. Raises UsageError for
+    settings that cannot be used, before any step, and what reading the data set raises.
 
     Args:
         model: the name of a model.
         recipe: None is the default one.
-        dataset: its training rows are the batches; None is random batches.
+        dataset: the data set of the batches; None is random batches.
         steps: the number of timed steps.
         device: None is CUDA if available, else the CPU.
         trace: file for a Chrome trace of two more steps.
         snapshot: file for a CUDA memory snapshot of two more steps.
-        progress: called with what is being done.
+        progress: called with the name of each stage.
         settings: of a `Job`, such as `batch_size`.
     """
     recipe, place = recipe or Recipe(), devices.find(device)
     job = Job(model, dataset or RANDOM, steps=steps, **settings)
     refuse_uncompilable(job, recipe)
-    _check_graphs(job, place)
+    if job.cuda_graphs and place.type != "cuda":
+        raise UsageError("CUDA graphs need a CUDA device; leave --cuda-graphs out.")
     _check_files(place, trace, snapshot)
-    job = replace(job, precision=precision_on(job, place))
+    job = replace(job, precision=precision(job, place))
     if dataset is None:
-        family, splits = models.find(model, job.task), None
+        family, splits, one_shape = models.find(model, job.task), None, True
         classes = 1 if family.task == "regression" else CLASSES
         job = job.resolved(family.defaults, sys.maxsize)
     else:
-        family, splits, job = _load(job, progress)
+        family, splits, job, one_shape = _load(job, progress)
         classes = len(splits.classes)
+    job, note = capture_as_in_runs(job, recipe, place, one_shape)
     progress(f"profiling {model}")
     tracing.blueprint(job, classes)
     net = family.bare(classes, job.input_size).to(place)
@@ -284,29 +281,36 @@ def profile(
     training = TimedTraining(family, net, job, place, feed)  # after `sparsify` adds adapters
     result = _profile(training, recipe, classes, rows)
     _record(training.step, trace, snapshot)
-    return result
+    return replace(result, notes=(note,) if note else ())
 
 
-def _check_graphs(job: Job, place: torch.device) -> None:
-    if job.cuda_graphs and place.type != "cuda":
-        raise UsageError("CUDA graphs need a CUDA device; leave --cuda-graphs out.")
+def capture_as_in_runs(
+    job: Job, recipe: Recipe, device: torch.device, one_shape: bool
+) -> tuple[Job, str]:
+    """The job with `cuda_graphs` as in a long run, and the note of such a run; "" without one.
+
+    one_shape: as in `Job.eager_reason`.
+    """
+    resolved, note = cuda_graphs.settle(replace(job, steps=None), recipe, device, one_shape)
+    return replace(job, cuda_graphs=resolved.cuda_graphs), note
 
 
-def _load(job: Job, progress: Callable[[str], None]) -> tuple[Model, data.Splits, Job]:
-    """The model's family, the splits of the data set, and the job as they resolve it."""
+def _load(job: Job, progress: Callable[[str], None]) -> tuple[Model, data.Splits, Job, bool]:
+    """The model's family, the splits, the resolved job, and whether batches have one shape."""
     family, source = data.pair(job)
     progress(f"loading {job.dataset}")
     splits = sequenced(source.load(progress), family.fed(job.packing), job, progress)
     job = job.resolved(family.defaults, len(splits.train))
+    one_shape = text_lengths.have_one_shape(job, family, source)
     if text_lengths.has_texts_apart(job, source):
         job, _ = text_lengths.of_rows(splits.train, family, job).resolve(job)
-    return family.fed(job.packing), splits, job
+    return family.fed(job.packing), splits, job, one_shape
 
 
 def _profile(
     training: TimedTraining, recipe: Recipe, classes: int, rows: tuple[Row, ...]
 ) -> Profile:
-    """Runs the steps of a sparsified model, whose rows are traced already."""
+    """Runs the steps of a sparsified model, whose rows are traced."""
     job, device = training.job, training.device
     assert job.steps is not None
     traced = tracing.trace(job, recipe, classes, device.type)
@@ -328,13 +332,14 @@ def _profile(
         phases=Phases(**{f"{name}_s": medians[name] for name in PHASES}),
         step_s=medians["step"],
         compiled=training.compiled.works,
+        cuda_graphs=bool(job.cuda_graphs),
     )
 
 
 def _sparsified_rows(
     net: nn.Module, recipe: Recipe, whole: JobForward, device: torch.device
 ) -> tuple[Row, ...]:
-    """Sparsifies `net`; returns a row for each module that keeps anything before or after."""
+    """Sparsifies `net`; returns a row for each module that stores anything before or after."""
     modules = kept_bytes.kinds(net)
     inputs = whole.inputs(net, device)
     full = traced_bytes_by_module(net, inputs, **whole.options)
@@ -347,10 +352,7 @@ def _sparsified_rows(
 def _measure(
     training: TimedTraining, steps: int
 ) -> tuple[dict[str, float], tuple[int | None, int | None]]:
-    """Runs steps after a warm-up; returns median seconds by phase, and CUDA's peaks if any.
-
-    The peaks are the most bytes that the allocator had allocated and reserved.
-    """
+    """Runs steps after a warm-up; returns median seconds by phase, and CUDA's `Peak` if any."""
     warm_up = WARM_UP + 1 if training.job.captured else WARM_UP  # the last one captures
     for _ in range(warm_up):
         training.step()
@@ -365,31 +367,29 @@ def _measure(
     return medians, (allocated, torch.cuda.max_memory_reserved(training.device))
 
 
-def _record(step: Callable[[], Any], trace: Path | str | None, snapshot: Path | str | None) -> None:
+def _record(step: Callable[[], Any], trace: File, snapshot: File) -> None:
     """Runs steps for a snapshot and for a trace, if there is a file for it."""
     if snapshot is not None:
         with atomic_file(Path(snapshot), True) as file, measured.snapshot(file):
             for _ in range(TRACED):
                 step()
     if trace is not None:
-        # Otherwise torch logs each trace to stderr, and an error on a machine without a GPU.
+        # At other levels torch logs each trace to stderr, and an error without a GPU.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         with torch.profiler.profile() as profiler:  # records all available activities
             for _ in range(TRACED):
                 step()
         out = Path(trace)
         with writing(out, "file", "--trace"), scratch(out.parent) as folder:
-            made = folder / "trace.json"
-            profiler.export_chrome_trace(str(made))
-            if not (made.exists() and made.read_bytes().endswith(b"}")):  # torch does not tell
+            whole = folder / "trace.json"
+            profiler.export_chrome_trace(str(whole))
+            if not (whole.exists() and whole.read_bytes().endswith(b"}")):  # torch raises nothing
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             with atomic_file(out, replace=True) as file:
-                made.replace(file)
+                whole.replace(file)
 
 
-def _check_files(
-    device: torch.device, trace: Path | str | None, snapshot: Path | str | None
-) -> None:
+def _check_files(device: torch.device, trace: File, snapshot: File) -> None:
     """Raises UsageError for a snapshot without CUDA, and for a file that cannot be written."""
     if snapshot is not None and device.type != "cuda":
         raise UsageError(

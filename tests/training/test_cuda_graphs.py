@@ -19,7 +19,7 @@ from razorctl.training.cuda_graphs import KINDS, WARM_UPS
 from razorctl.training.doctor import graphs as trial
 from razorctl.training.feed import Feed, sequenced
 from razorctl.training.learner import Learner
-from razorctl.training.profiler import PHASES, profile
+from razorctl.training.profiler import PHASES, capture_as_in_runs, profile
 from razorctl.training.recovery import Recovery, Relief, reliefs
 from razorctl.training.run import finetune
 from tests import graphs
@@ -393,6 +393,14 @@ def test_graphs_are_the_default_on_a_card(job, joint_budget, why):
     assert (why in note) if why else note == ""
     asked, note = cuda_graphs.settle(replace(job, cuda_graphs=False), recipe, torch.device("cuda"))
     assert (asked.cuda_graphs, note) == (False, "")
+
+
+@pytest.mark.parametrize(("one_shape", "why"), [(True, ""), (False, "several lengths")])
+def test_a_profile_of_few_steps_is_captured_like_a_long_run(one_shape, why):
+    job = replace(JOB, steps=1, cuda_graphs=None)
+    job, note = capture_as_in_runs(job, Recipe(), torch.device("cuda"), one_shape)
+    assert (job.steps, job.captured) == (1, not why)
+    assert (why in note) if why else note == ""
 
 
 def test_a_run_on_a_cpu_that_asks_for_graphs_says_that_it_has_none(tmp_path):
