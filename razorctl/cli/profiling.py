@@ -75,8 +75,8 @@ def profile_module(
     for name in (*given, *call.given):
         if name not in OF_MODULE:
             raise UsageError(
-                f"{name.replace('_', ' ')} does not apply to an nn.Module, which is only traced; "
-                "leave it out."
+                f"{name.replace('_', ' ')} does not apply to a model of your own, which is only "
+                "traced; leave it out."
             )
     settings = call.settings
     effects.note_settings(call, settings.recipe)

@@ -9,10 +9,10 @@ from torch.optim.swa_utils import AveragedModel
 
 
 class Average:
-    """An average of a model, which a decay near 1 makes slow.
+    """The exponential moving average of a model.
 
-    The decay of update n is (1 + n) / (10 + n) until that is above `decay`, so that a short run
-    does not stay at the weights that it began with. Whole numbers are copied.
+    The decay of update n is min(decay, (1 + n) / (10 + n)), so that the average of a short run
+    leaves the first weights behind. Integers are copied.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -21,16 +21,16 @@ class Average:
 
     @property
     def model(self) -> nn.Module:
-        """The copy of the model that has the averages."""
+        """The copy of the model with the averages."""
         averaged: nn.Module = self._averaged.module
         return averaged
 
     def update(self, model: nn.Module) -> None:
-        """Takes the weights after a step; the first ones are the average as they are."""
+        """Averages the weights after a step; the first weights are copied."""
         self._averaged.update_parameters(model)
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of updates; the averages are the state of `model`."""
+        """The number of updates; the averages are in the state dict of `model`."""
         return {"updates": int(self._updates)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

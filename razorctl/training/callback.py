@@ -24,13 +24,12 @@ log = logging.getLogger(__name__)
 class RazorCallback(TrainerCallback):  # type: ignore[misc]
     """Makes transformers.Trainer train by a recipe: `Trainer(..., callbacks=[RazorCallback()])`.
 
-    The model is sparsified when training begins and stock again when it has ended or raised; its
-    weights, checkpoints and optimizer are always those of the stock model. With a map-style data
-    set the byte budget is met for the first batch, and `saved_bytes` and `full_saved_bytes` of that
-    batch are set and join the logs of losses. If the model cannot run on that batch alone, as where
-    a trainer computes with it first, a warning says so, and the budget is met for what the model is
-    first called with, unless it is compiled or a joint budget has drawn. Raises what
-    `sparsify_within` raises.
+    The model is sparsified when training begins, and restored when it ends or raises. Its weights,
+    checkpoints and optimizer stay those of the stock model. With a map-style data set the byte
+    budget is met for the first batch; `saved_bytes` and `full_saved_bytes` of this batch are set,
+    and logged with the losses. If the model cannot run on the first batch alone, a warning says so,
+    and the budget is met for the inputs of the first call of the model, unless it is compiled or a
+    joint budget has drawn. Raises what `sparsify_within` raises.
     """
 
     def __init__(self, recipe: Recipe | None = None) -> None:
@@ -48,7 +47,7 @@ class RazorCallback(TrainerCallback):  # type: ignore[misc]
         train_dataloader: DataLoader[Any],
         **__: Any,
     ) -> None:
-        self.on_train_end()  # where the trainer begins again after an error, with smaller batches
+        self.on_train_end()  # after an error the trainer may begin again with smaller batches
         self._model = model
         batch = _first_batch(train_dataloader, args.train_batch_size)
         if batch is None:
@@ -56,16 +55,16 @@ class RazorCallback(TrainerCallback):  # type: ignore[misc]
             return
         dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
         if not self._meet(model, batch, {"autocast": dtype}) and self.recipe.joint_budget == 1:
-            log.warning("the byte budget is met for what the model is first called with instead")
+            log.warning("the byte budget is met for the inputs of the first call instead")
             drawing.unhook(model, tell_excess)
             first = partial(self._at_first_call, dtype)
             self._hook = model.register_forward_pre_hook(first, with_kwargs=True)
 
     def _meet(self, model: nn.Module, batch: Any, run: dict[str, Any]) -> bool:
-        """Sparsifies a model within its byte budget for a batch; whether it can run on it."""
+        """Sparsifies a model within its byte budget for a batch; False if it cannot run on it."""
         try:
             full = sum(stock_parts(model, batch, **run).values())
-        except Exception as error:  # whatever code raises on what the trainer may give it otherwise
+        except Exception as error:  # the trainer may change the batch before it calls the model
             why = f"{type(error).__name__}: {error}"
             log.warning("the byte budget is not met for the first batch, which raises %s", why)
             sparsify(model, self.recipe)
@@ -80,7 +79,7 @@ class RazorCallback(TrainerCallback):  # type: ignore[misc]
     def _at_first_call(
         self, dtype: torch.dtype | None, model: nn.Module, args: Any, kwargs: Any
     ) -> None:
-        """Meets the byte budget for the arguments of the first call that keeps for backward."""
+        """Meets the byte budget for the arguments of the first call that needs a backward pass."""
         inside = torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1
         if model.training and torch.is_grad_enabled() and not inside:
             self._hook.remove()
@@ -94,7 +93,7 @@ class RazorCallback(TrainerCallback):  # type: ignore[misc]
             logs["full_saved_bytes"] = self.full_saved_bytes
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Makes the model stock again; does nothing if it is."""
+        """Restores the model, if it is sparsified."""
         self._hook.remove()
         if self._model is not None:
             restore(self._model)
@@ -102,7 +101,7 @@ class RazorCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def _stopping(train: Callable[..., Any]) -> Callable[..., Any]:
-    """`Trainer.train`, which stops these callbacks too when it raises, whatever that is."""
+    """`Trainer.train`, which also ends these callbacks when it raises."""
 
     @wraps(train)
     def stopping(trainer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -117,14 +116,14 @@ def _stopping(train: Callable[..., Any]) -> Callable[..., Any]:
     return stopping
 
 
-# The trainer calls no callback when training raises, nor does it show itself to callbacks.
+# The trainer calls no callback when training raises, and callbacks do not get the trainer.
 Trainer.train = _stopping(Trainer.train)
 
 
 def _first_batch(loader: DataLoader[Any], size: int) -> Mapping[str, Any] | None:
-    """The first rows of a data set as a batch; None if the data set is iterable only.
+    """The first rows of a data set as a batch; None for an iterable data set.
 
-    The loader draws nothing for it, so the order of its rows does not change.
+    Random states do not change, so that the order of the rows stays.
     """
     rows: Any = loader.dataset
     if isinstance(rows, IterableDataset) or not hasattr(rows, "__getitem__"):

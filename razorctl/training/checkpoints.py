@@ -1,10 +1,10 @@
 """The checkpoints of a run directory: each is valid as a whole, or not at all.
 
 A checkpoint is the directory checkpoints/step-N. It is written under another name, synced and
-renamed, and then gets a marker with the size and the checksum of each of its files, and a digest of
-itself. A directory without a marker, or with other files than the marker says, is not valid.
-Directories of other names are left alone. `state` says what a checkpoint holds. Nothing here
-imports torch.
+renamed, and then gets a marker with the size and checksum of each of its files, and a digest of
+itself. A directory without a marker, or with other files than the marker's, is not valid.
+Directories of other names are left alone. `state` has the content of a checkpoint. Imports no
+torch.
 """
 
 import logging
@@ -26,7 +26,7 @@ from razorctl.training.rundir import CHECKPOINTS
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1  # of the files in a checkpoint; raised when an older razorctl could not read them
+FORMAT = 1  # of the files in a checkpoint; raised with a change that older versions cannot read
 MARKER = "checkpoint.json"
 PARTIAL = ".partial"
 NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,})(\.partial)?")
@@ -34,14 +34,14 @@ NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,})(\.partial)?")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A valid checkpoint. marker: that of `Checkpoints.save`, with the format and the files."""
+    """A valid checkpoint; marker: as for `Checkpoints.save`, with the format and the files."""
 
     path: Path
     marker: Mapping[str, Any]
 
     @property
     def step(self) -> int:
-        """The number of steps that were taken."""
+        """The number of steps before the checkpoint."""
         return int(self.marker["step"])
 
     @property
@@ -52,7 +52,7 @@ class Checkpoint:
 
     @property
     def intact(self) -> bool:
-        """Whether the files have the sizes and checksums that the marker says."""
+        """Whether the files have the sizes and checksums of the marker."""
         if self.path.name != f"step-{self.step:08d}":
             return False
         files: Mapping[str, Any] = self.marker["files"]
@@ -65,9 +65,9 @@ class Checkpoint:
             return False
 
     def refuse_others(self, out: Path, job: Job, recipe: Recipe) -> None:
-        """Raises UsageError if the run in `out` had other settings than a job and a recipe.
+        """Raises UsageError if a job and a recipe differ from the settings of the run in `out`.
 
-        A run whose next step diverged may go on with a lower learning rate.
+        A run that diverged may be resumed with a lower learning rate.
         """
         settings, wanted = dict(self.marker["settings"]), merged_settings(job, recipe)
         if self.marker["diverged"] and (job.learning_rate or 0) < settings["learning_rate"]:
@@ -76,17 +76,17 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The valid checkpoints of a run directory, oldest first; the newest and the best are kept.
+    """The valid checkpoints of a run directory, oldest first; only the newest and the best stay.
 
-    The best is the newest of those with the highest score. A process that trains in the directory
-    holds its lock.
+    The best has the highest score; of several, it is the newest. The caller holds the lock of the
+    directory.
     """
 
     def __init__(self, out: Path) -> None:
         """Reads the valid checkpoints; warnings name newer ones that are not valid.
 
-        Raises UsageError for a checkpoint of another format, and if the folder is a link: the
-        files in its target may be somebody else's.
+        Raises UsageError for a checkpoint of another format, and for a folder that is a link, since
+        files in its target may be foreign.
         """
         self.folder = out / CHECKPOINTS
         self._check_folder()
@@ -101,12 +101,12 @@ class Checkpoints:
 
     @property
     def newest(self) -> Checkpoint | None:
-        """The checkpoint to go on from."""
+        """The checkpoint to resume from."""
         return self.valid[-1] if self.valid else None
 
     @property
     def best(self) -> Checkpoint | None:
-        """The newest one of the highest score; None if none was evaluated."""
+        """The newest checkpoint of the highest score; None if none was evaluated."""
         evaluated = [checkpoint for checkpoint in self.valid if checkpoint.score is not None]
         return max(evaluated, key=lambda c: (c.score, c.step), default=None)
 
@@ -116,16 +116,16 @@ class Checkpoints:
         return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
 
     def save(self, marker: Mapping[str, Any], write: Callable[[Path], object]) -> None:
-        """Writes a checkpoint, newer than all others, then removes all but it and the best.
+        """Writes a checkpoint of a later step, then removes all but this one and the best.
 
         marker: has a `step` and a `score`. write: makes the files in a directory.
-        Raises OSError, and leaves all others as they are, if the checkpoint cannot be written, and
-        UsageError if the folder is a link.
+        Raises OSError, and changes no other checkpoint, if it cannot be written, and UsageError if
+        the folder is a link.
         """
         final = self.folder / f"step-{marker['step']:08d}"
         partial = final.with_name(final.name + PARTIAL)
         self._check_folder()
-        self._sweep()  # a killed process may have left files that take the space
+        self._sweep()  # files of a killed process take space
         try:
             self.folder.mkdir(exist_ok=True)
             partial.mkdir()
@@ -136,7 +136,7 @@ class Checkpoints:
             for name in files:
                 sync(partial / name)
             sync(partial)
-            _remove(final)  # not a valid one: none is as new
+            _remove(final)  # an invalid one
             partial.rename(final)
             sync(self.folder)
             checkpoint = Checkpoint(final, {"format": FORMAT, **marker, "files": files})
@@ -179,7 +179,7 @@ def clear(out: Path) -> None:
 
 
 def left(out: Path) -> str:
-    """The steps that a stopped run has taken and saved, as a part of a sentence."""
+    """How many steps of a stopped run are taken and saved, as a part of a sentence."""
     taken, marker = steps_taken(out), newest_marker(out)
     if marker is None:
         return f"at step {taken:,}, and no step is saved yet" if taken else "before the first step"
@@ -191,7 +191,7 @@ def left(out: Path) -> str:
 
 
 def newest_marker(out: Path) -> Mapping[str, Any] | None:
-    """The marker of the newest checkpoint that has one; other files are not read."""
+    """The marker of the newest checkpoint with one; other files are not read."""
     for path in reversed(_renamed(out)):
         with suppress(OSError, documents.UnlikeError):
             return _marker(path)
@@ -207,16 +207,16 @@ def _directories(folder: Path) -> list[Path]:
 
 
 def _renamed(out: Path) -> list[Path]:
-    """The checkpoints in a run directory, without those that are still being written."""
+    """The checkpoints in a run directory, without unfinished ones."""
     return [path for path in _directories(out / CHECKPOINTS) if path.suffix != PARTIAL]
 
 
 def _marker(path: Path) -> dict[str, Any]:
     """The marker in a checkpoint's directory.
 
-    Raises OSError, UnlikeError for one of another kind, and UsageError for one of another format.
+    Raises OSError, UnlikeError for a damaged marker, and UsageError for another format.
     """
-    from razorctl.training.schemas import Marker  # imported here: few commands need it
+    from razorctl.training.schemas import Marker
 
     content = documents.read_bytes(path / MARKER)
     marker: dict[str, Any] = documents.parse(content)
@@ -231,7 +231,7 @@ def _marker(path: Path) -> dict[str, Any]:
 
 
 def _read(path: Path) -> Checkpoint | str:
-    """The checkpoint in a directory; for an invalid one what is wrong with its marker, or "".
+    """The checkpoint in a directory; for an invalid one, the fault of its marker, or "".
 
     Raises UsageError for a checkpoint of another format.
     """

@@ -1,4 +1,4 @@
-"""The training labels of each class: their number, what each counts, and notes on rare classes."""
+"""The training labels of each class: their number, their weights, and notes on rare classes."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,16 +16,16 @@ from razorctl.models.masks import mask_labels
 if TYPE_CHECKING:
     import numpy as np
 
-FEW = 10  # rows of a class below which there is a note
-NAMED = 5  # classes that a note names
+FEW = 10  # rows; a class with fewer gets a note
+NAMED = 5  # most classes that a note names
 
 
 def class_counts(
     rows: Any, classes: int, job: Job, progress: Progress
 ) -> "np.ndarray[Any, Any] | None":
-    """The number of rows, or pixels in masks, of each class [classes].
+    """The number of rows, or of pixels in masks, of each class [classes].
 
-    None of tasks without classes; pixels are only counted for class weights.
+    None for tasks without classes; pixels are only counted for class weights.
     """
     import numpy as np
 
@@ -44,9 +44,9 @@ def class_counts(
 def class_weights(
     counts: "np.ndarray[Any, Any] | None", classes: Sequence[str], job: Job
 ) -> Tensor | None:
-    """The weights of labels by class [classes], fp32, in the mean 1; None for all the same.
+    """The weights of labels by class [classes], fp32; their mean over labels is 1.
 
-    Raises DataError for a class without labels, which cannot be balanced.
+    None if all are the same. Raises DataError for a class without labels, which cannot be balanced.
     """
     if counts is None or job.class_weights is None:
         return None
@@ -67,7 +67,7 @@ def class_weights(
 def rare_classes(
     counts: "np.ndarray[Any, Any] | None", classes: Sequence[str], job: Job
 ) -> list[str]:
-    """A sentence on the classes of few rows, if there are any."""
+    """A sentence on the classes with fewer than FEW rows, if there are any."""
     if counts is None or not job.classifies or not (rare := counts < FEW).any():
         return []
     few = [

@@ -1,7 +1,7 @@
-"""doctor: what this machine has, and whether the parts of razorctl work on it.
+"""doctor: the parts of this machine, and whether razorctl works on it.
 
 Kernels and attention run forward and backward on small tensors, and folders are written to, since
-versions and capabilities promise more than some machines can do.
+versions and capabilities alone are no proof.
 """
 
 import copy
@@ -43,7 +43,7 @@ PACKAGES = (
     *("torch", "torchvision", "triton", "timm", "transformers", "datasets", "peft", "accelerate"),
     "torchao",
 )
-# The releases that the tests run with: the oldest, and the pinned one.
+# Library -> the oldest and the pinned release that the tests run with.
 TESTED = {
     "torch": ("2.11", "2.15.0"),
     "torchvision": ("0.26", "0.29.2"),
@@ -51,7 +51,7 @@ TESTED = {
     "transformers": ("5.17", "5.24.0"),
     "peft": ("0.21", "0.21.2"),
 }
-# Together they call the ops of every rule; the gradient of the first is close to the exact one.
+# Together they call the ops of all rules; the gradient of the first is close to the exact one.
 RECIPES = (
     Recipe("razor", 0.5),
     Recipe("razor", 0.9),
@@ -60,24 +60,24 @@ RECIPES = (
     Recipe("prebackrazor", 0.9),
     Recipe("int2"),
 )
-BATCH = 64  # images of the trial, so that its GEMMs are large enough for int8
-CLOSE = 0.95  # least cosine of the first recipe's gradient to the exact one
-SAME = 0.999  # least cosine of a replayed step's gradient to that of the step; sums are reordered
+BATCH = 64  # images of a trial, enough for GEMMs in int8
+CLOSE = 0.95  # least cosine of the first recipe's gradient to the exact gradient
+SAME = 0.999  # least cosine of a replayed gradient to the eager one; the order of sums differs
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
-ROOM = 5 * 2**30  # free bytes below which models and runs may not find room
+ROOM = 5 * 2**30  # free bytes of a disk, below which there is a note
 
 
 @dataclass(frozen=True)
 class Check:
     """The state of one part of the machine.
 
-    state: "note" if it works, but not as well as it could. found: a description. mend: what would
-    improve it. tested: the oldest and the pinned release of a library that the tests ran with.
+    state: "note" if it works, but could work better. found: a description. mend: how to improve it.
+    tested: the oldest and the pinned release of a library that the tests ran with.
     """
 
     group: str
@@ -89,7 +89,7 @@ class Check:
 
 
 def diagnose() -> Iterator[Check]:
-    """Every check, in groups; the slow ones last."""
+    """All checks, in groups; the slow ones are last."""
     yield from _software()
     yield from _cpu()
     yield from _gpus()
@@ -116,7 +116,7 @@ def _software() -> Iterator[Check]:
 
 
 def library(name: str, installed: str) -> Check:
-    """Whether the release of a library lies between the oldest and the pinned one."""
+    """Checks that the release of a library is between the oldest and the pinned one."""
     if name not in TESTED:
         return Check("software", name, "ok", installed)
     oldest, pinned = tested = TESTED[name]
@@ -176,7 +176,7 @@ def _gpus() -> Iterator[Check]:
 
 
 def _cuda(cards: int) -> Check:
-    """Whether torch can compute on as many cards as the driver shows."""
+    """Checks that torch computes on all cards of the driver."""
     if torch.version.cuda is None:
         mend = "install a torch that is built with CUDA"
         return Check("gpu", "CUDA", "problem", "torch is built without it", mend)
@@ -190,7 +190,7 @@ def _cuda(cards: int) -> Check:
 
 
 def _launcher() -> Check:
-    """Whether Triton can compile its launcher of kernels, a Python module in C."""
+    """Checks that Triton can compile its launcher of kernels, a Python module in C."""
     name = "Triton's launcher"
     if find_spec("triton") is None:
         found = "no Triton, so PyTorch operations run, slower"
@@ -199,7 +199,7 @@ def _launcher() -> Check:
     if compiler is None:
         mend = "install gcc or clang, or name a compiler with CC"
         return Check("gpu", name, "problem", "no C compiler, so no kernel can be launched", mend)
-    # Triton looks there; the scheme of Debian's own has no headers.
+    # Triton's place of headers; Debian's default scheme has none.
     scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")
     headers = sysconfig.get_paths(scheme)["include"]
     command = [compiler, "-x", "c", "-fsyntax-only", f"-I{headers}", "-"]
@@ -258,7 +258,7 @@ def _hub() -> Iterator[Check]:
 
 
 def _attention(device: torch.device) -> Check:
-    """Lists SDPA's kernels that run forward and backward on a device."""
+    """The kernels of SDPA that run forward and backward on a device."""
     dtype = torch.float32 if device.type == "cpu" else torch.float16
     runs = []
     for name, backend in BACKENDS.items():
@@ -274,7 +274,7 @@ def _attention(device: torch.device) -> Check:
 
 
 def _kernels(device: torch.device) -> Iterator[Check]:
-    """Takes gradients of a small ViT by every rule; a check for each op's kernel that was used."""
+    """A check of a small ViT's gradient by all rules, and one of each op's kernel that it used."""
     if not kernels.wanted():
         if device.type == "cuda":
             yield _turned_off(f"kernels, {device}")
@@ -298,7 +298,7 @@ def _kernels(device: torch.device) -> Iterator[Check]:
 
 
 def graphs(device: torch.device) -> Check:
-    """Whether razor's steps run as CUDA graphs on a device, and give the same gradient."""
+    """Checks that steps of razor run as CUDA graphs on a device, with the same gradient."""
     job = Job("", "", precision="fp16" if _narrow(device) is torch.float16 else "bf16")
     torch.manual_seed(0)
     model, captured = _small_vit().to(device).train(), CapturedPasses()
@@ -339,7 +339,7 @@ def _small_vit() -> nn.Module:
 
 
 def _gradient(model: nn.Module, images: Tensor, recipe: Recipe | None) -> Tensor:
-    """The gradient of all parameters by a recipe, in 16 bits where a card computes in them."""
+    """The gradient of all parameters by a recipe; on a card it is computed in 16 bits."""
     device = images.device
     model = copy.deepcopy(model).train()
     if recipe is not None:

@@ -8,18 +8,18 @@ from torchmetrics import Metric
 
 from razorctl.config.tasks import ENTITY_TAG, NO_LABEL
 
-# Prefix of a tag -> how a token stands in its entity; BILOU calls an end L, and a single token U;
-# BMES calls the inside M.
+# Prefix of a tag -> position of the token in its entity. BILOU has L for E and U for S, BMES has M
+# for I.
 OUTSIDE, BEGIN, INSIDE, END, SINGLE = range(5)
 PREFIXES = {"B": BEGIN, "I": INSIDE, "M": INSIDE, "E": END, "L": END, "S": SINGLE, "U": SINGLE}
 
 
 class EntityScores(Metric):
-    """Precision, recall and F1 of entities in all rows, and the share of tokens with their tag.
+    """Precision, recall and F1 of entities, and the accuracy of tokens.
 
-    A tag without a prefix, but for O, is one of a type inside an entity. An entity ends before a
-    token of another type, one outside, and one that begins an entity; where none begins with B, the
-    first token inside does. So seqeval counts without a scheme (Nakayama, 2018), as conlleval does.
+    Entities are counted as seqeval without a scheme (Nakayama, 2018) and conlleval do. An entity
+    begins with B, or with the first token inside. It ends before another type, before a token
+    outside, and before the begin of another entity. A tag without a prefix, except O, is inside.
     """
 
     is_differentiable = False
@@ -34,11 +34,11 @@ class EntityScores(Metric):
         names = sorted({*types})
         self.stands = torch.tensor(stands)
         self.types = torch.tensor([names.index(kind) for kind in types])
-        # Entities in both, guessed and labeled; tokens that are right, and all.
+        # Entities: right, guessed, labeled. Tokens: right, all.
         self.add_state("counts", torch.zeros(5, dtype=torch.long), dist_reduce_fx="sum")
 
     def update(self, guesses: Tensor, labels: Tensor) -> None:
-        """guesses, labels: numbers of tags [rows, tokens]; labels of NO_LABEL do not count."""
+        """guesses, labels: numbers of tags [rows, tokens]; tokens with NO_LABEL do not count."""
         counted = labels != NO_LABEL
         rows = counted.nonzero()[:, 0]
         guesses, labels = guesses[counted], labels[counted]
@@ -59,13 +59,13 @@ class EntityScores(Metric):
         }
 
     def _entities(self, tags: Tensor, rows: Tensor) -> Tensor:
-        """The first and last token and the type of each entity [entities, 3].
+        """The first and the last token and the type of each entity [entities, 3].
 
         tags, rows: the tag and the row of each token that counts.
         """
         stands, types = self.stands.to(tags.device)[tags], self.types.to(tags.device)[tags]
         inside = stands != OUTSIDE
-        first = torch.ones_like(inside)  # whether a token begins an entity, if it is in one
+        first = torch.ones_like(inside)  # whether a token inside an entity is its first
         first[1:] = (rows[1:] != rows[:-1]) | ~inside[:-1] | (types[1:] != types[:-1])
         first |= (stands == BEGIN) | (stands == SINGLE)
         first[1:] |= (stands[:-1] == END) | (stands[:-1] == SINGLE)
@@ -77,8 +77,8 @@ class EntityScores(Metric):
 
 
 def _described(tag: str) -> tuple[int, str]:
-    """How a token with a tag stands in its entity, and the entity's type."""
+    """The position of a token in its entity, and the type of the entity, by the token's tag."""
     if tag == "O":
         return OUTSIDE, ""
-    found = ENTITY_TAG.fullmatch(tag)
-    return (PREFIXES[found[1]], found[2]) if found else (INSIDE, tag)
+    match = ENTITY_TAG.fullmatch(tag)
+    return (PREFIXES[match[1]], match[2]) if match else (INSIDE, tag)

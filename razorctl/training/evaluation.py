@@ -17,8 +17,8 @@ from razorctl.system import processes
 from razorctl.training.metrics import MOST, ByClass
 
 Batch = tuple[Any, Tensor]  # inputs and labels
-TOP = 5  # guesses of `top5_accuracy`, which fewer classes have no use for
-BY_CLASS = "by class "  # begins the names of figures that have a value for each class
+TOP = 5  # guesses of `top5_accuracy`, a figure of tasks with more classes
+BY_CLASS = "by class "  # prefix of figures that have a value for each class
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,11 @@ def evaluate(
 ) -> Evaluation:
     """Runs the model in eval mode over batches of inputs and labels, on their device. Collective.
 
-    The figures are the mean `loss` over all labels that count, those of the job's task
-    (`SCORINGS`), and for a language model `perplexity`. Several processes each have their own rows,
-    and return the same figures. Raises FigureError for one that is not finite.
+    The figures are the mean `loss` over all labels that count, the figures of the job's task
+    (`SCORINGS`), and `perplexity` of language models. Several processes have different rows, and
+    return the same figures. Raises FigureError for a figure that is not finite.
 
-    Args:
-        classes: the names of the classes.
+    classes: the names of the classes.
     """
     from torchmetrics import MeanMetric, MetricCollection  # takes seconds
 
@@ -57,7 +56,7 @@ def evaluate(
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     scoring = SCORINGS[job.task or "classification"]
     figures = MetricCollection(scoring.metrics(classes)).to(device)
-    losses = MeanMetric(nan_strategy=math.inf).to(device)  # the stock one leaves NaN out
+    losses = MeanMetric(nan_strategy=math.inf).to(device)  # the default ignores NaN
     for (inputs, labels), counts in _in_step(batches, device):
         with scored(device, job), lazily(model):
             output = logits(model, inputs)
@@ -95,10 +94,10 @@ class Scoring:
     """The figures of a task.
 
     Args:
-        metrics: (the names of the classes) -> the metric of each figure.
-        guesses: (logits, labels) of a batch -> the arguments of the metrics.
-        undefined: figures that may be, and are then 0: where all guesses or no labels are alike.
-        macro: figures that are means over the classes that rows have.
+        metrics: (names of the classes) -> {figure: its metric}.
+        guesses: (logits, labels) of a batch -> arguments of the metrics.
+        undefined: figures that are 0 if they are NaN, as correlations of equal guesses are.
+        macro: figures that are means over the classes of the labels.
     """
 
     metrics: Callable[[Sequence[str]], dict[str, Any]]
@@ -108,7 +107,7 @@ class Scoring:
 
 
 def _macro(counts: Tensor, names: Sequence[str]) -> dict[str, float]:
-    """Means over the classes that labels have; counts: as of StatScores [classes, 5]."""
+    """Means over the classes of the labels; counts: as of torchmetrics' StatScores [classes, 5]."""
     right, wrong, _, missed, labels = counts[counts[:, 4] > 0].double().unbind(-1)
     figures = {
         "balanced_accuracy": right / labels,
@@ -184,12 +183,12 @@ def _of_tokens(_: Sequence[str]) -> dict[str, Any]:
 
 
 def _right(output: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Whether each token is guessed, and its weight."""
+    """Whether each token is guessed right, and its weight."""
     return (output.argmax(-1) == labels).float(), (labels != NO_LABEL).float()
 
 
 SCORINGS: Mapping[str, Scoring] = {
-    # Accuracy, and means over classes of it and of F1; Matthews' correlation of labels and guesses.
+    # Accuracy; means over classes of accuracy and F1; Matthews' correlation of labels and guesses.
     "classification": Scoring(
         _of_classes,
         lambda output, labels: (output, labels),
@@ -200,7 +199,7 @@ SCORINGS: Mapping[str, Scoring] = {
         lambda output, labels: (output.squeeze(-1), labels),
         ("pearson", "spearman"),
     ),
-    # A class is guessed from a probability of 1/2 on; means over classes, but for `micro_f1`.
+    # A class with a probability of 1/2 or more is guessed; means over classes, except `micro_f1`.
     "multi-label": Scoring(
         _of_several,
         lambda output, labels: (output.sigmoid(), labels.long()),
@@ -218,9 +217,9 @@ SCORINGS: Mapping[str, Scoring] = {
 
 
 def _in_step(batches: Iterable[Batch], device: torch.device) -> Iterator[tuple[Batch, bool]]:
-    """Batches, and whether they count, until no process has any more: models may be collective.
+    """Batches, and whether they count, until no process has more; models may be collective.
 
-    A process without further batches repeats its last one.
+    A process that has no more batches repeats its last one, which does not count.
     """
     remaining, batch = iter(batches), None
     while True:
@@ -233,9 +232,9 @@ def _in_step(batches: Iterable[Batch], device: torch.device) -> Iterator[tuple[B
 
 
 def _by_class(classes: int, ignored: int | None = None, of: str = "Multiclass") -> dict[str, Any]:
-    """Metrics with a value for each class; a collection computes what they share once.
+    """Metrics with a value for each class; MetricCollection computes shared counts once.
 
-    of: what the names of the metrics begin with; of several labels there is no confusion.
+    of: prefix of torchmetrics' classes; only "Multiclass" has a confusion matrix.
     """
     from torchmetrics import classification as kinds
 

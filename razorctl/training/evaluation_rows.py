@@ -1,4 +1,4 @@
-"""Rows that a finished run is evaluated on."""
+"""The rows that a finished run is evaluated on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class LabeledRows:
     """Rows whose labels are numbers of a run's classes.
 
-    split: the name of the split in the data; None if they have no splits. skipped: a line for each
-    bad row that is left out.
+    split: the name of the split; None for data without splits. skipped: a line for each bad row
+    that is left out.
     """
 
     rows: "Dataset"
@@ -37,18 +37,16 @@ class LabeledRows:
 def rows_of_run(
     run: Path | str, split: str | None = None, progress: models.Progress = lambda _: None
 ) -> LabeledRows:
-    """The rows of a split of the data that a finished run was trained on, as the run used them.
+    """The rows of a split of the data of a finished run.
 
-    split: train, validation or test; None is the split of the run's result. Raises what
-    `run_files.finished_run` and loading the data raise, and DataError if other rows would be held
-    out now.
+    split: "train", "validation" or "test"; None is the split of the run's result. Raises what
+    `run_files.finished_run` and loading the data raise, and DataError if the data has changed.
     """
     run = Path(run)
     result, job = run_files.finished_run(run)
-    # Of rows that an older razorctl streamed it has no digests, as of those of one older still.
-    job = replace(job, streaming=False)
-    known = job.dataset in data.DATASETS
-    source = data.source_of(job) if known else own.find(job, classes=result["classes"])
+    job = replace(job, streaming=False)  # an older razorctl could stream, and took no digests then
+    registered = job.dataset in data.DATASETS
+    source = data.source_of(job) if registered else own.find(job, classes=result["classes"])
     splits = digested(splits_of_run(run, job, source, progress))
     before, now = run_files.read_split(run), run_files.split_document(splits)
     if "digests" not in before:
@@ -67,7 +65,7 @@ def rows_of_run(
 def splits_of_run(
     run: Path, job: Job, source: data.Source, progress: models.Progress
 ) -> data.Splits:
-    """The splits of the job of a run as they were when it began; of a new run, as they are.
+    """The splits of the job of a run.
 
     An older razorctl took all values of masks up to the highest one for classes.
     """
@@ -81,12 +79,11 @@ def splits_of_run(
 def rows_of_job(
     run: Path | str, job: Job, split: str | None = None, progress: models.Progress = lambda _: None
 ) -> LabeledRows:
-    """The rows of any data set that a job names, with labels as a finished run numbers them.
+    """The rows of a job's data set, with labels as numbers of a finished run's classes.
 
-    Raises what `run_files.finished_run` and reading the data raise, and DataError for labels
-    without a class.
-    split: its name in the data; None is the test split, or else the validation split, or else all
-    rows.
+    split: its name in the data; None is the test split, else the validation split, else all rows.
+    Raises what `run_files.finished_run` and reading the data raise, and DataError for labels of no
+    class.
     """
     result, trained = run_files.finished_run(Path(run))
     if job.dataset in data.DATASETS:
@@ -94,17 +91,18 @@ def rows_of_job(
         name = split or ("test" if splits.test is not None else "validation")
         return LabeledRows(_renumbered(job.dataset, splits, name, result["classes"]), name)
     job = replace(job, split=split)
+    white = run_files.read_split(Path(run)).get("white")
     if job.task not in (None, *LABELED):
-        labeled = _all(job, trained, result["classes"], progress)
-        white = run_files.read_split(Path(run)).get("white")
+        labeled = _evaluated(job, trained, result["classes"], progress)
         return replace(labeled, rows=whole.whitened(labeled.rows, white))
     modality = models.named(job.model).modality
-    white = run_files.read_split(Path(run)).get("white")
     return LabeledRows(*whole.labeled(job, modality, result["classes"], progress, white, trained))
 
 
-def _all(job: Job, trained: Job, classes: list[str], progress: models.Progress) -> LabeledRows:
-    """The test split of texts or masks, or else the validation split, or else all rows."""
+def _evaluated(
+    job: Job, trained: Job, classes: list[str], progress: models.Progress
+) -> LabeledRows:
+    """The test split of texts or masks, else the validation split, else all rows."""
     from datasets import concatenate_datasets
 
     splits = own.find(job, trained).load(progress)
@@ -113,13 +111,13 @@ def _all(job: Job, trained: Job, classes: list[str], progress: models.Progress) 
         and job.task == "segmentation"
         and all(map(str.isdecimal, classes))
     ):
-        by_values = replace(job, mask_values=",".join(classes))  # which these classes are
+        by_values = replace(job, mask_values=",".join(classes))  # names of classes are values here
         splits = own.find(by_values, trained).load(progress)
     if [*splits.classes] != classes:
         raise DataError(
             f"{job.dataset} has other classes than the run was trained on; name other data."
         )
-    if splits.record is not None and splits.test is None:  # the validation split was held out
+    if splits.record is not None and splits.test is None:  # the data has no validation split
         rows = concatenate_datasets([splits.train, splits.validation])
         return LabeledRows(rows, None, splits.skipped)
     name, rows = splits.evaluated if splits.test is None else ("test", splits.test)
@@ -130,12 +128,11 @@ def _renumbered(name: str, splits: data.Splits, split: str, classes: list[str]) 
     """The rows of a split, with labels as numbers of `classes`."""
     import numpy as np
 
-    rows: Any
-    rows = splits.parts.get(split)
+    rows: Any = splits.parts.get(split)
     if rows is None:
         names = ", ".join(splits.parts)
         raise UsageError(f"{name} has no split {split}, only {names}; name one of them.")
-    if [*splits.classes] == classes or len(classes) == 1:  # the name of a number says nothing
+    if [*splits.classes] == classes or len(classes) == 1:  # one class is a number to predict
         return rows
     labels = renumbered(name, np.asarray(rows["label"][:]), splits.classes, classes)
     return rows.remove_columns("label").add_column("label", labels)

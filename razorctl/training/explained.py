@@ -1,4 +1,4 @@
-"""The share of the variance of numbers that guesses explain."""
+"""R2, the share of the variance of labels that guesses explain."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ from torchmetrics.utilities import dim_zero_cat
 
 
 class Explained(Metric):
-    """R2: 1 - squared errors / squared deviations of the labels, 0 where labels are all alike.
+    """R2 = 1 - squared errors / squared deviations of the labels; 0 if all labels are equal.
 
-    In double precision from the deviations: `torchmetrics.R2Score` subtracts sums of squares, which
-    of years in float32 leaves nothing, and takes small numbers for alike.
+    It is computed in double precision from deviations. `torchmetrics.R2Score` subtracts sums of
+    squares, which loses all digits of labels such as years, and takes small labels for equal.
     """
 
     full_state_update = False
@@ -30,7 +30,7 @@ class Explained(Metric):
         self.labels.append(labels.detach().double())
 
     def compute(self) -> Tensor:
-        """The share; below 0 if the mean of the labels would be a better guess."""
+        """R2; below 0 if the mean of the labels is a better guess."""
         guesses, labels = dim_zero_cat(self.guesses), dim_zero_cat(self.labels)
         spread = (labels - labels.mean()).square().sum()
         share = 1 - (guesses - labels).square().sum() / spread

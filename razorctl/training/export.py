@@ -1,4 +1,4 @@
-"""The model of a finished run, as its own library loads it."""
+"""The end of a run: its model is tested, and written as its library loads it."""
 
 import errno
 import logging
@@ -32,7 +32,7 @@ Save = Callable[[nn.Module, Path], object]  # writes a stock model to a folder
 def finish(run: PreparedRun, unsharded: nn.Module | None) -> None:
     """Tests and writes the weights, then the result. Collective.
 
-    unsharded: the copy for `parallel.gathered`. Raises RazorError if the disk takes no files.
+    unsharded: the copy for `parallel.gathered`. Raises RazorError if files cannot be written.
     """
     best = _undamaged(run, run.best())
     if run.feed.test is not None:
@@ -51,14 +51,14 @@ def _undamaged(run: PreparedRun, best: Checkpoint | None) -> Checkpoint | None:
         return best
     log.warning("%s is damaged; the best weights of this run are the last ones.", best.path)
     run.checkpoints.valid.remove(best)
-    run.by_class = None  # it was that of the damaged one
+    run.by_class = None  # of the damaged checkpoint
     return None
 
 
 def _figures_of(run: PreparedRun, best: Checkpoint | None) -> Mapping[str, float]:
-    """The figures of the best weights, or for None of the last, on the split of the result.
+    """The figures of the best weights on the split of the result; None: of the last weights.
 
-    `run.by_class` becomes that of the same weights.
+    Sets `run.by_class` to the figures of the same weights.
     """
     if best is None:
         return run.tested or run.history[-1].metrics or {}
@@ -76,7 +76,7 @@ def _figures_of(run: PreparedRun, best: Checkpoint | None) -> Mapping[str, float
 def write_finished(run: PreparedRun) -> None:
     """Writes the weights of a finished run, then its result, and unlocks its directory.
 
-    Raises RazorError if the disk takes no files.
+    Raises RazorError if files cannot be written.
     """
     out, job, best = run.out, run.job, run.best()
     family = models.find(job.model, job.task, job.packing)
@@ -118,9 +118,9 @@ def write_finished(run: PreparedRun) -> None:
 
 
 def export(model: nn.Module, save: Save, folder: Path) -> list[Path]:
-    """Restores a sparsified model and saves it in a folder, its adapters first, if it has some.
+    """Saves the adapters of a sparsified model, if any, then the restored model, in a folder.
 
-    Returns the files that are written. Raises OSError if one cannot be.
+    Returns the files. Raises OSError if one cannot be written.
     """
     folder.mkdir(exist_ok=True)
     written: list[Path] = []
@@ -131,12 +131,12 @@ def export(model: nn.Module, save: Save, folder: Path) -> list[Path]:
 
 
 def _write(save: Callable[[Path], object], folder: Path) -> list[Path]:
-    """Moves the files that `save` writes into a folder, the weights last, and returns them."""
+    """Moves the files of `save` into a folder, the weights last, and returns them."""
     folder.mkdir(exist_ok=True)
     with scratch(folder) as temporary:
         try:
             save(temporary)
-        except SafetensorError as error:  # of a full disk, too
+        except SafetensorError as error:  # also for a full disk
             number = re.search(r"os error (\d+)", str(error))
             code = int(number[1]) if number else errno.EIO
             raise OSError(code, os.strerror(code)) from error

@@ -1,4 +1,4 @@
-"""Bytes that each module of a model keeps for backward, traced without running the model."""
+"""The bytes that each module of a model stores for backward, traced without running the model."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,9 +23,9 @@ OTHER = "other"  # the kind of a module that no method swaps
 
 @dataclass(frozen=True)
 class Row:
-    """Traced bytes that a module keeps for backward, with the recipe and with full fine-tuning.
+    """The traced bytes that a module stores for backward, with the recipe and with `full`.
 
-    module: its dotted name, "" for the model itself. type: its class. kind: its layer kind, as in
+    module: its dotted name; "" for the model itself. type: its class. kind: its layer kind, as in
     `Method.rules`.
     """
 
@@ -38,19 +38,19 @@ class Row:
 
 @dataclass(frozen=True)
 class KeptBytes:
-    """The bytes that a model keeps for backward for some inputs, by module; model: its class."""
+    """The bytes that a model stores for backward, by module; model: its class."""
 
     model: str
     recipe: Recipe
     rows: tuple[Row, ...]
 
     def result(self) -> dict[str, Any]:
-        """The rows and their sums, under the keys that a `Profile` has."""
+        """The rows and their sums, under the keys of `Profile.result`."""
         return {**sums(self.rows), **asdict(self)}
 
 
 def sums(rows: Sequence[Row]) -> dict[str, Any]:
-    """The bytes of all rows, and those of each layer kind; keys with `full` are for full."""
+    """The bytes of all rows and of each layer kind; keys with "full" are of the method `full`."""
     kept, full = Counter[str](), Counter[str]()
     for row in rows:
         kept[row.kind] += row.saved_bytes
@@ -63,7 +63,7 @@ def sums(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def kinds(net: nn.Module) -> dict[str, tuple[str, str]]:
-    """The class and the layer kind of each module, by its name."""
+    """Module name -> its class and its layer kind."""
     modules = {}
     for name, module in net.named_modules():
         razor = module if isinstance(module, RazorLayer) else razor_for(module)
@@ -74,7 +74,7 @@ def kinds(net: nn.Module) -> dict[str, tuple[str, str]]:
 def make_rows(
     modules: Mapping[str, tuple[str, str]], kept: Mapping[str, int], full: Mapping[str, int]
 ) -> tuple[Row, ...]:
-    """A row for each module that keeps anything; modules: returned by `kinds`."""
+    """A row for each module that stores anything; modules: the result of `kinds`."""
     return tuple(
         Row(name, type_, kind, kept.get(name, 0), full.get(name, 0))
         for name, (type_, kind) in modules.items()
@@ -90,23 +90,23 @@ def trace_kept_bytes(
     autocast: torch.dtype | None = None,
     forward: Forward | None = None,
 ) -> KeptBytes:
-    """Traces the bytes that any model keeps for backward, stock and sparsified, by module.
+    """Traces the bytes that a model stores for backward, stock and sparsified, by module.
 
-    The model itself does not change. Raises what `sparsify` and `saved_bytes` raise, and UsageError
-    for inputs without a tensor. A warning says if a byte budget is exceeded, and by what.
+    The model does not change. Raises what `sparsify` and `saved_bytes` raise, and UsageError for
+    inputs without a tensor. If a byte budget is exceeded, a warning names the modules that do so.
 
     Args:
         model: a stock or a sparsified model.
-        inputs: a tensor, or a tuple or a mapping with some.
-        recipe: None is that of a sparsified model, else the default one.
-        autocast: as of `saved_bytes`.
-        forward: as of `saved_bytes`.
+        inputs: a tensor, or a tuple or a mapping with tensors.
+        recipe: None is the recipe of a sparsified model, else the default one.
+        autocast: as for `saved_bytes`.
+        forward: as for `saved_bytes`.
     """
     leaves = tree_leaves(inputs)
     if not (any(isinstance(leaf, Tensor) for leaf in leaves) or unknown(leaves)):
         raise UsageError(
-            f"the inputs of {type(model).__name__} hold no tensor; give one, a tuple of them, or a "
-            "mapping of names to them."
+            f"the inputs of {type(model).__name__} have no tensor; give one, a tuple of tensors, "
+            "or a mapping of names to tensors."
         )
     present = recipe_of(model)
     if present is not None and recipe not in (None, present):

@@ -1,6 +1,6 @@
 """The steps of a run, and metrics.jsonl, which has a line of JSON for each.
 
-The file is complete at the end even if the disk was full for a while.
+A line that cannot be written, as on a full disk, is written later.
 """
 
 import logging
@@ -23,12 +23,11 @@ MOST = 100  # classes of a confusion matrix
 class Step:
     """One optimizer step; `accuracy`, `test_loss` and `metrics` are None unless it was evaluated.
 
-    The figures are those of the validation split if there is one, else of the test split; `metrics`
-    has all figures of `evaluation.evaluate`. `epoch` of an older razorctl may be None.
+    These figures are of the validation split, else of the test split; `metrics` has all of them.
     """
 
     step: int
-    epoch: float | None
+    epoch: float
     loss: float
     learning_rate: float
     grad_norm: float
@@ -39,7 +38,7 @@ class Step:
     metrics: Mapping[str, float] | None = None
 
     def score(self, metric: str) -> float | None:
-        """A figure of the evaluation, the higher the better; None if there was no evaluation."""
+        """A figure of the evaluation, the higher the better; None without an evaluation."""
         if self.metrics is None:
             return None
         return -self.metrics[metric] if metric in LEAST else self.metrics[metric]
@@ -47,10 +46,10 @@ class Step:
 
 @dataclass(frozen=True)
 class ByClass:
-    """The figures of each class, in their order.
+    """The figures of each class, in the order of the classes.
 
-    labels: rows or pixels of the class. confusion: how many labels of each class (outer) were taken
-    for each (inner); None of more than MOST classes.
+    labels: the number of rows or pixels. confusion: [label][guess] counts; None for more than MOST
+    classes.
     """
 
     labels: Sequence[int]
@@ -75,10 +74,10 @@ def waited(steps: Sequence[Step], metric: str) -> int:
 
 
 class Metrics:
-    """Adds steps to the metrics of a run. A line that cannot be written waits for a later step."""
+    """Adds steps to the metrics of a run."""
 
     def __init__(self, out: Path, steps: Iterable[Step] = ()) -> None:
-        """Writes a file of just `steps`; raises OSError if that fails."""
+        """Writes a new file with `steps`; raises OSError if that fails."""
         lines = b"".join(_line(step) for step in steps)
         with atomic_file(out / METRICS, replace=True) as file:
             file.write_bytes(lines)
@@ -86,7 +85,7 @@ class Metrics:
         self._size, self._rest = len(lines), b""
 
     def add(self, step: Step) -> None:
-        """Writes a step; if that fails the line waits, and the first failure gives a warning."""
+        """Writes a step; a line that cannot be written waits, and the first one gives a warning."""
         lagged, self._rest = bool(self._rest), self._rest + _line(step)
         try:
             self._flush()
@@ -95,14 +94,14 @@ class Metrics:
                 log.warning("%s lags behind (%s); training goes on.", METRICS, error.strerror)
 
     def close(self) -> None:
-        """Writes all lines that wait; raises OSError if that fails."""
+        """Writes the waiting lines; raises OSError if that fails."""
         if not self._file.closed:
             self._flush()
             os.fsync(self._file.fileno())
             self._file.close()
 
     def _flush(self) -> None:
-        """Writes all lines that wait, or none."""
+        """Writes all waiting lines, or none."""
         try:
             self._file.seek(self._size)
             done = 0

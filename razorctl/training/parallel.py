@@ -1,7 +1,7 @@
 """A model that several processes train: DistributedDataParallel, or FSDP2 over the blocks.
 
-A model that FSDP2 trains has DTensors as parameters. `full_tensors` and `put` turn them into the
-tensors that one process would have, and back, so files do not depend on the number of processes.
+FSDP2 makes parameters DTensors. `full_tensors` and `put` turn them into the tensors of one process
+and back, so that files do not depend on the number of processes.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from razorctl.system import processes
 class WithLoss(nn.Module):
     """A model whose output is its loss.
 
-    DistributedDataParallel copies outputs, for which lazy logits would have to be computed.
+    DistributedDataParallel copies outputs; a copy of lazy logits would compute them.
     """
 
     def __init__(self, model: nn.Module, losses: Losses) -> None:
@@ -37,7 +37,7 @@ class WithLoss(nn.Module):
 def parallel(
     model: nn.Module, losses: Losses, job: Job, device: torch.device
 ) -> tuple[nn.Module, Losses]:
-    """The model and the losses that training steps call for several processes. Collective.
+    """The model and the losses of the steps of several processes. Collective.
 
     FSDP2 changes the model in place.
     """
@@ -47,7 +47,7 @@ def parallel(
         return _sharded(model, device), losses
     from torch.nn.parallel import DistributedDataParallel
 
-    # Some parameters get no gradient: with a joint budget others in each step.
+    # Some parameters get no gradient; a joint budget draws other ones in each step.
     together = DistributedDataParallel(
         WithLoss(model, losses),
         device_ids=None if device.type == "cpu" else [device],
@@ -72,8 +72,8 @@ def _sharded(model: nn.Module, device: torch.device) -> nn.Module:
 def unsynced(model: nn.Module) -> AbstractContextManager[object]:
     """The context of a micro-batch that is not the last one of its step.
 
-    DistributedDataParallel then keeps each process's own sum of gradients. FSDP2 reduces the
-    gradients of every micro-batch, since sums that are not sharded would not fit.
+    DistributedDataParallel then reduces no gradients. FSDP2 reduces those of every micro-batch, as
+    unsharded sums may not fit.
     """
     no_sync = getattr(model, "no_sync", None)
     return nullcontext() if no_sync is None else no_sync()
@@ -89,19 +89,19 @@ def full_tensors(tree: Any) -> Any:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this process has."""
+    """The part of a tensor in this process."""
     part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return part
 
 
 def put(values: Mapping[str, Tensor], model: nn.Module) -> None:
-    """Loads the full tensors of a state dict into a model; a process keeps its part of each."""
+    """Loads the full tensors of a state dict into a model, whose parameters may be DTensors."""
     present = model.state_dict()
     model.load_state_dict({name: like(value, present.get(name)) for name, value in values.items()})
 
 
 def like(value: Any, other: Any) -> Any:
-    """A full tensor, laid out like `other` if that is a DTensor. Collective if so."""
+    """A full tensor as a DTensor like `other`, if `other` is one. Collective in this case."""
     if processes.count() == 1:
         return value
     from torch.distributed.tensor import DTensor, distribute_tensor
@@ -113,13 +113,13 @@ def like(value: Any, other: Any) -> Any:
 
 
 def unsharded(model: nn.Module, job: Job) -> nn.Module | None:
-    """A copy on the host of a model that FSDP2 will change, in the first process; else None."""
+    """In the first process, a copy on the host of a model that FSDP2 will change; else None."""
     sharded = job.processes > 1 and job.strategy == "fsdp"
     return deepcopy(model).cpu() if sharded and processes.first() else None
 
 
 def gathered(model: nn.Module, copy: nn.Module | None) -> nn.Module:
-    """The copy of `unsharded` with the model's weights, or else the model. Collective."""
+    """The copy of `unsharded` with the weights of the model, else the model. Collective."""
     weights = full_tensors(model.state_dict())
     if copy is None:
         return model
@@ -128,7 +128,7 @@ def gathered(model: nn.Module, copy: nn.Module | None) -> nn.Module:
 
 
 def shard(state: Mapping[str, Any], optimizer: Optimizer) -> None:
-    """Lays out the full tensors in an optimizer's state dict like its parameters. Collective."""
+    """Shards the full tensors in an optimizer's state dict like its parameters. Collective."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if not any(hasattr(parameter, "to_local") for parameter in parameters):
         return

@@ -1,4 +1,4 @@
-"""Whether compiling pays off in a run; nothing here imports torch."""
+"""Whether compiling pays off in a run. Imports no torch."""
 
 import math
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from razorctl import units
 
 @dataclass(frozen=True)
 class Payoff:
-    """Seconds of compiling and of a step before and after, and the steps that make up for them.
+    """Seconds of compiling and of a step before and after it, and the steps until it pays off.
 
-    steps: None if a compiled step is no faster.
+    steps: None if a compiled step is not faster.
     """
 
     compile_seconds: float
@@ -21,16 +21,16 @@ class Payoff:
 
     @classmethod
     def of(cls, first: float, eager: float, compiled: float) -> Self:
-        """The payoff from seconds of the first compiled step, and of steady ones of both kinds."""
+        """The payoff, by seconds of the first compiled step, of an eager and of a compiled step."""
         compiling, gain = max(0.0, first - compiled), eager - compiled
         return cls(compiling, eager, compiled, math.ceil(compiling / gain) if gain > 0 else None)
 
     def __str__(self) -> str:
-        compiled, eager = units.duration(self.step_seconds), units.duration(self.eager_step_seconds)
-        return (
-            f"compiling took {units.duration(self.compile_seconds)}; a step takes {compiled} "
-            f"instead of {eager}, so it {self.verdict}"
+        took, eager, compiled = map(
+            units.duration, (self.compile_seconds, self.eager_step_seconds, self.step_seconds)
         )
+        step = f"a step takes {compiled} instead of {eager}"
+        return f"compiling took {took}; {step}, so it {self.verdict}"
 
     @property
     def verdict(self) -> str:

@@ -1,4 +1,4 @@
-"""Compiles the kernels of a run in threads before the first step, which would do it one by one."""
+"""Compiles the kernels of a run in threads before the first step, which compiles one by one."""
 
 import logging
 import os
@@ -29,13 +29,12 @@ def precompile(
 ) -> None:
     """Compiles the kernels that a step of a resolved job launches on a CUDA card.
 
-    The step is traced, as `plan` does, and its launches are recorded. Triton keeps compiled kernels
-    on disk, so this is done once for a job on a kind of card; kernels that the trace does not
-    foresee are compiled when launched. If the trace fails, there is one warning, and training goes
-    on; a kernel that does not compile is left to its op, which names it.
+    The step is traced as in `plan`, and its launches are recorded. Triton stores its kernels on
+    disk, so this is done once for a job and a kind of card; other kernels are compiled at their
+    launch. If the trace fails, there is a warning, and training goes on. A kernel that does not
+    compile is left to its op. Does nothing on other devices than CUDA.
 
-    Not yet tried on a card: a test checks that Triton finds the compiled kernels. Nothing is done
-    for a device other than CUDA. progress: called with the number of kernels beforehand.
+    progress: called with the number of kernels.
     """
     if device.type != "cuda" or not kernels.fused(device) or find_spec("triton") is None:
         return

@@ -261,8 +261,6 @@ def profile(
     recipe, place = recipe or Recipe(), devices.find(device)
     job = Job(model, dataset or RANDOM, steps=steps, **settings)
     refuse_uncompilable(job, recipe)
-    if job.cuda_graphs and place.type != "cuda":
-        raise UsageError("CUDA graphs need a CUDA device; leave --cuda-graphs out.")
     _check_files(place, trace, snapshot)
     job = replace(job, precision=precision(job, place))
     if dataset is None:
@@ -289,8 +287,10 @@ def capture_as_in_runs(
 ) -> tuple[Job, str]:
     """The job with `cuda_graphs` as in a long run, and the note of such a run; "" without one.
 
-    one_shape: as in `Job.eager_reason`.
+    one_shape: as in `Job.eager_reason`. Raises UsageError for graphs on another device than CUDA.
     """
+    if job.cuda_graphs and device.type != "cuda":
+        raise UsageError("CUDA graphs need a CUDA device; leave --cuda-graphs out.")
     resolved, note = cuda_graphs.settle(replace(job, steps=None), recipe, device, one_shape)
     return replace(job, cuda_graphs=resolved.cuda_graphs), note
 

@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 class Run(PreparedRun, Iterator[Step]):
     """A fine-tuning run: the constructor prepares it, iteration trains, `result` sums it up.
 
-    A run whose directory has a checkpoint goes on from there.
-    stop: called after each step; if it returns an exception, the run is saved and that is raised.
+    A run whose directory has a checkpoint resumes from it.
+    stop: called after each step; an exception that it returns is raised after a checkpoint.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class Run(PreparedRun, Iterator[Step]):
         lock: "BaseFileLock | None",
         prepared: Callable[["Run"], object],
     ) -> None:
-        """Prepares the run; other arguments are those of `finetune`.
+        """Prepares the run; other arguments are as for `finetune`.
 
-        command: resumes the run. lock: of the run directory, in the first process.
+        command: the command that resumes the run. lock: of the run directory, in the first process.
         """
         self.lock, self.command = lock, command
         self.held = None if lock is None else rundir.identity(out)
@@ -72,13 +72,13 @@ class Run(PreparedRun, Iterator[Step]):
         self.learner = Learner(self.model, self.job, self.logits, device, self.class_weights)
         self.learner.relieve(self.recovery.relief)
         self.trial = self.learner.trial
-        self.threads = torch.get_num_threads()  # that the run was begun with
+        self.threads = torch.get_num_threads()  # at the begin of the run
         if newest is not None:
             self._go_on(self.learner.load(newest.path))
             if newest.step == self.job.steps and not self.history[-1].metrics:
-                self.history[-1] = self._evaluated(self.history[-1])  # which has failed before
+                self.history[-1] = self._evaluated(self.history[-1])  # this failed before
         self._steps, self._between = self._train(), False
-        self._frozen: bool | None = None  # by this run; None until a step has been taken
+        self._frozen: bool | None = None  # whether this run froze objects; None before a step
         with processes.together():
             self.metrics = None
             if processes.first():
@@ -103,7 +103,7 @@ class Run(PreparedRun, Iterator[Step]):
             )
         self.history = [Step(**step) for step in snapshot["history"]]
         self.peak_bytes = snapshot["peak_bytes"]
-        self.by_class = snapshot.get("by_class")  # an older razorctl wrote none
+        self.by_class = snapshot["by_class"]
         self.threads, note = run_files.begun_threads(self.out, self.threads)
         if self.device.type == "cpu":
             self.notes = (*self.notes, *note)
@@ -116,8 +116,8 @@ class Run(PreparedRun, Iterator[Step]):
             raise
 
     def _freeze(self) -> None:
-        """Hides all that is alive from garbage collections, which would look at it in vain."""
-        if self._frozen is None:  # once, since a count walks over all that is hidden
+        """Hides all objects from garbage collections, which would walk over them in vain."""
+        if self._frozen is None:  # once, since a count walks over all hidden objects
             self._frozen = not gc.get_freeze_count()
             if self._frozen:
                 gc.collect()
@@ -129,7 +129,7 @@ class Run(PreparedRun, Iterator[Step]):
         self._frozen = None
 
     def _release(self) -> None:
-        """Unlocks the directory at once, since the garbage collector may take its time."""
+        """Unlocks the directory now, not when the garbage collector runs."""
         if self.lock is not None:
             self.lock.release()
 
@@ -151,10 +151,10 @@ class Run(PreparedRun, Iterator[Step]):
             except DivergedError as error:
                 self.save(diverged=True)
                 raise self._diverged(str(error), step) from None
-            except FigureError as error:  # the weights are no good
+            except FigureError as error:  # the weights are not saved
                 self._mark_diverged()
                 raise self._diverged(error.what, step) from None
-            except Exception:  # memory that does not suffice, or an image that cannot be read
+            except Exception:  # such as a lack of memory, or an image that cannot be read
                 if not self.learner.torn and self.job.processes == 1:
                     self.save()
                 raise
@@ -181,20 +181,20 @@ class Run(PreparedRun, Iterator[Step]):
         return self.learner.evaluated
 
     def rescue(self) -> None:
-        """Saves the run if the code that iterates over its steps failed between two of them."""
+        """Saves the run, if the code that iterates over it failed between two steps."""
         if self._between and self.job.processes == 1:
             self.save()
         self._release()
 
     def _stopped(self) -> BaseException | None:
-        """The exception that `stop` returns in any process, else None. Collective."""
+        """The exception that `stop` returns in a process; None without one. Collective."""
         stop = self.stop()
         if not processes.most(stop is not None, self.device):
             return None
         return next(each for each in processes.every(stop) if each is not None)
 
     def _step(self, step: int, batches: Iterator[Iterable[Any]]) -> Step:
-        """Takes a step, and evaluates if that is due."""
+        """Takes a step, and evaluates the model if an evaluation is due."""
         assert self.job.batch_size is not None
         assert self.job.evaluate_every is not None
         start, rate = time.perf_counter(), self.learner.rate
@@ -222,7 +222,8 @@ class Run(PreparedRun, Iterator[Step]):
 
     def _evaluated(self, taken: Step) -> Step:
         """The step with the figures of an evaluation after it."""
-        figures = (evaluation := self.learner.beside_graphs(self.evaluation)).figures
+        evaluation = self.learner.beside_graphs(self.evaluation)
+        figures = evaluation.figures
         accuracy, test_loss = figures.get("accuracy"), figures.get("loss")
         taken = replace(taken, accuracy=accuracy, test_loss=test_loss, metrics=figures)
         if self._is_best(taken):
@@ -230,8 +231,8 @@ class Run(PreparedRun, Iterator[Step]):
         return taken
 
     def _take(self, step: int, micro_batches: Iterator[Any]) -> tuple[Tensor, Tensor]:
-        """Calls `Learner.step`, again and with less memory after it ran out of memory."""
-        batches = [] if self.job.of_rows else list(micro_batches)  # for the next attempt, too
+        """Calls `Learner.step`; after a lack of memory it is called again with less memory."""
+        batches = [] if self.job.of_rows else list(micro_batches)  # kept for the next attempt
         total = self.feed.total(batches)
 
         def rows() -> Iterator[Any]:
@@ -247,7 +248,7 @@ class Run(PreparedRun, Iterator[Step]):
                 if self.learner.torn or not self.recovery.relieve(step, self.sparsify):
                     raise
             self.learner.relieve(self.recovery.relief)
-            # Only now, since the error held what its frames held.
+            # After the `except` block, since the error holds the tensors of its frames.
             self._thaw()
             gc.collect()
             if self.device.type == "cuda":
@@ -261,9 +262,9 @@ class Run(PreparedRun, Iterator[Step]):
         return taken.metrics is not None if every is None else taken.step % every == 0
 
     def _is_best(self, taken: Step) -> bool:
-        """Whether no step before has a higher score."""
+        """Whether no earlier step has a higher score."""
         score = taken.score(self.metric)
-        if score is None:  # as of most steps, each of which would look at all before it
+        if score is None:
             return False
         scores = [step.score(self.metric) for step in self.history]
         return all(before <= score for before in scores if before is not None)
@@ -271,9 +272,8 @@ class Run(PreparedRun, Iterator[Step]):
     def save(self, diverged: bool = False) -> bool:
         """Writes a checkpoint between two steps, and returns whether the run is saved. Collective.
 
-        diverged: the next step cannot be taken, so the run may go on with a lower learning rate.
-        If the checkpoint cannot be written, there is a warning. Weights that are not finite are not
-        saved, as they would take the place of the last ones that are.
+        A checkpoint that cannot be written gives a warning, as do weights that are not finite.
+        diverged: whether the next step diverged, so that a lower learning rate may follow.
         """
         done, newest = len(self.history), self.checkpoints.newest
         if newest is not None and newest.step == done:
@@ -300,19 +300,19 @@ class Run(PreparedRun, Iterator[Step]):
         return self._saved(partial(self.checkpoints.save, marker, write))
 
     def _mark_diverged(self) -> bool:
-        """Lets the run go on from its newest checkpoint with a lower rate; whether there is one."""
+        """Allows a lower rate after the newest checkpoint; returns whether there is one."""
         newest = self.checkpoints.newest
         if newest is None:
             return False
         return self._saved(partial(self.checkpoints.mark, newest, diverged=True))
 
     def _saved(self, save: Callable[[], None]) -> bool:
-        """Whether the first process could write what `save` writes. Collective."""
+        """Calls `save` in the first process; returns whether it could write. Collective."""
         saved, self.checkpoints.valid = processes.of_first(partial(self._try, save))
         return saved
 
     def _try(self, save: Callable[[], None]) -> tuple[bool, list[Checkpoint]]:
-        """Returns whether `save` could write, and the checkpoints that are valid afterwards."""
+        """Calls `save`; returns whether it could write, and the valid checkpoints."""
         self.check_directory()
         newest = self.checkpoints.newest
         try:
@@ -325,7 +325,7 @@ class Run(PreparedRun, Iterator[Step]):
         return True, self.checkpoints.valid
 
     def result(self) -> dict[str, Any]:
-        """The summary of a finished run, as in `summary.summary_of`."""
+        """The summary of a finished run: `summary.summary_of`."""
         return summary.summary_of(self)
 
     def _note_peak(self) -> None:
@@ -333,7 +333,7 @@ class Run(PreparedRun, Iterator[Step]):
             self.peak_bytes = max(peak, self.peak_bytes or 0)
 
     def _diverged(self, what: str, step: int) -> RazorError:
-        """The error for what is not finite at a step, with the checkpoint to go on from."""
+        """The error for a value that is not finite at a step, with the checkpoint to resume."""
         assert self.job.learning_rate is not None
         newest, rate = self.checkpoints.newest, f"--lr {self.job.learning_rate / 2:g}"
         mend = f"no step is saved; train again with a lower rate, such as {rate}"
@@ -358,19 +358,19 @@ def finetune(
 ) -> Run:
     """Prepares and returns a run of `job` with `recipe`: iterate to train, then call `result`.
 
-    Raises RazorError, and leaves no directory behind, if the run cannot be prepared. With `resume`
-    that includes a finished run, and a checkpoint of other settings.
+    Raises RazorError, and removes a new directory, if the run cannot be prepared. With `resume` it
+    raises UsageError for a finished run, and for a checkpoint of other settings.
 
     Args:
         job: all that training needs.
         recipe: None is the default one.
-        out: the run directory to make; it must not exist. None is a new one under runs/.
+        out: the new run directory; None is one under runs/.
         device: None is CUDA if available, else the CPU.
-        plan: the document of the plan that `job` and `recipe` come from. Its budget limits what
-            CUDA may allocate, and the result has its prediction.
+        plan: the document of the plan of `job` and `recipe`. Its budget limits the memory of CUDA,
+            and the result has its prediction.
         progress: called with the name of each stage of the preparation.
-        resume: go on from the newest valid checkpoint in `out`; without one, start at the start.
-        prepared: called with the run when data and model are loaded, before the optimizer is built.
+        resume: resume from the newest valid checkpoint in `out`, if there is one.
+        prepared: called with the run after data and model are loaded, before the optimizer is made.
     """
     recipe, place = recipe or Recipe(), devices.find(device)
     processes.check_count(job.processes)

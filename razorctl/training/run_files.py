@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ENVIRONMENT = "environment"  # the table of CONFIG that says what the run was run with
-ELSEWHERE = "undo that, or name another directory with --out"  # the mend of a run to go on with
+ENVIRONMENT = "environment"  # the table of CONFIG with versions and the device
+ELSEWHERE = "undo that, or name another directory with --out"  # how to mend a run to resume
 WRITTEN = "name a directory that `razorctl finetune` has written"
 
 
@@ -51,12 +51,12 @@ def write_settings(
     split: Mapping[str, Any] | None,
     pretrained: Mapping[str, Any] | None,
 ) -> None:
-    """Writes a razorctl.toml with which the run can be repeated, and JSON documents beside it.
+    """Writes CONFIG, with which `finetune --config` repeats the run, and JSON documents beside it.
 
-    job: the resolved one. threads: the number of torch's threads on the CPU. plan, split,
-    pretrained: the documents of the plan, of the rows and of the model's files, if there are any.
+    job: the resolved one. threads: of torch on the CPU. plan, split, pretrained: the documents of
+    the plan, of the rows and of the model's files, if any.
     """
-    import tomli_w  # imported here: commands that write no run do not need it
+    import tomli_w
 
     environment = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -78,13 +78,13 @@ def write_settings(
 
 
 def read_settings(out: Path) -> tuple[Job, Recipe] | None:
-    """The resolved job and the recipe of the run in a directory; None without a prepared run.
+    """The resolved job and the recipe of the run in a directory; None if it has no run.
 
     Raises DataError if they cannot be read.
     """
     if not is_run(out):
         return None
-    from razorctl.training.schemas import RunSettings  # imported here: few commands need it
+    from razorctl.training.schemas import RunSettings
 
     tables = {name: table for name, table in read_toml(out / CONFIG).items() if name != ENVIRONMENT}
     documents.check_tables(tables, RunSettings, out / CONFIG, ELSEWHERE)
@@ -92,45 +92,44 @@ def read_settings(out: Path) -> tuple[Job, Recipe] | None:
 
 
 def begun_threads(out: Path, threads: int) -> tuple[int, list[str]]:
-    """The threads that the run in `out` was begun with, and a note unless they are `threads`.
+    """The threads that the run in `out` was begun with, and a note if they are not `threads`.
 
-    The bits of the weights depend on that number. A run that does not say it has `threads`.
+    The last bits of the weights depend on that number.
     """
-    begun = read_toml(out / CONFIG).get(ENVIRONMENT, {}).get("threads")
+    begun = read_toml(out / CONFIG)[ENVIRONMENT].get("threads")
     begun = begun if isinstance(begun, int) else threads
     note = (
         f"the run was begun with {count(begun, 'thread')} and goes on with {threads}, so its "
-        f"weights differ in their last bits; OMP_NUM_THREADS={begun} keeps them."
+        f"weights differ in their last bits; set OMP_NUM_THREADS={begun} for the same weights."
     )
     return begun, [] if begun == threads else [note]
 
 
 def split_document(splits: "Splits") -> dict[str, Any]:
-    """The document of the rows of splits with digests."""
-    white = {} if splits.white is None else {"white": splits.white}
-    masks = {"mask_classes": splits.mask_classes} if splits.mask_classes else {}
-    document = {**(splits.record or {}), "digests": splits.digests, **white, **masks}
-    parsed: dict[str, Any] = documents.parse(documents.text(document))  # as it is read again
+    """The document of the rows of splits, which have digests."""
+    document = {**(splits.record or {}), "digests": splits.digests}
+    if splits.white is not None:
+        document["white"] = splits.white
+    if splits.mask_classes:
+        document["mask_classes"] = splits.mask_classes
+    parsed: dict[str, Any] = documents.parse(documents.text(document))  # as `read_split` returns it
     return parsed
 
 
 def read_split(run: Path) -> dict[str, Any]:
-    """The document of the rows of the run in a directory; DataError if it is damaged.
-
-    That of an older razorctl may have no digests, or be empty.
-    """
-    from razorctl.training.schemas import Split  # imported here: few commands need it
+    """The document of the rows of a run; {} without one. Raises DataError if it is damaged."""
+    from razorctl.training.schemas import Split
 
     document = read_document(run / SPLIT, Split) or {}
     return {name: value for name, value in document.items() if value is not None}
 
 
 def pretrained(out: Path, model: str, files: Sequence[Path]) -> dict[str, Any] | None:
-    """The document of the files that the run in `out` begins from; None if there are none.
+    """The document of the files of a run's pretrained model; None if it has no files.
 
-    Raises UsageError that names those that have changed since the run was begun.
+    Raises UsageError that names the files that have changed since the run was begun.
     """
-    from razorctl.training.schemas import Pretrained  # imported here: few commands need it
+    from razorctl.training.schemas import Pretrained
 
     if not files:
         return None
@@ -143,20 +142,14 @@ def pretrained(out: Path, model: str, files: Sequence[Path]) -> dict[str, Any] |
         raise UsageError(
             f"{model} has changed since {out} was begun: {', '.join(changed)}; {ELSEWHERE}."
         )
-    if before is None and is_run(out):
-        log.warning(
-            "%s was begun by an older razorctl, which took no checksums of %s; the run goes on "
-            "with the files that are there now.",
-            *(out, model),
-        )
     return documents.sealed({"model": model, "files": now})
 
 
 def check_files(run: Path, result: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Checks files of a finished run, by their paths in its directory, before they are read.
+    """Checks files of a finished run, by their paths in its directory.
 
-    A note tells of those that an older razorctl took no checksum of. Raises MissingError and
-    DataError that name a file that is gone or another one.
+    Raises MissingError for a missing file, and DataError for a file with another checksum or with
+    none. A run without any checksum of its kind gets a warning.
     """
     checksums = result.get("checksums", {})
     unknown = [name for name in names if name not in checksums and exists(run / name)]
@@ -169,7 +162,7 @@ def check_files(run: Path, result: Mapping[str, Any], names: Sequence[str]) -> N
                 raise DataError(
                     f"{file} cannot be read (its checksum is not that of {RESULT}); {AGAIN}."
                 )
-    if METRICS in checksums and unknown:  # of an older razorctl it has those of weights alone
+    if METRICS in checksums and unknown:
         raise DataError(f"{run / unknown[0]} is no file of this run; remove it.")
     if unknown:
         log.warning(
@@ -178,7 +171,7 @@ def check_files(run: Path, result: Mapping[str, Any], names: Sequence[str]) -> N
 
 
 def read_document(file: Path, kind: type) -> dict[str, Any] | None:
-    """The document in a file of a run directory; None if there is no file."""
+    """The document in a file of a run directory; None without the file."""
     try:
         document: dict[str, Any] = documents.read(file, kind, ELSEWHERE)
     except FileNotFoundError:
@@ -189,8 +182,8 @@ def read_document(file: Path, kind: type) -> dict[str, Any] | None:
 def finished_run(run: Path) -> tuple[dict[str, Any], Job]:
     """The result and the job of the finished run in a directory.
 
-    The model of the job is the run, if the folder that it began with is gone. Raises UsageError if
-    there is no finished run, and DataError if the result is damaged or of another version.
+    If the folder of its pretrained model is deleted, the model of the job is the run. Raises
+    UsageError without a finished run, and DataError for a damaged result.
     """
     if not (exists(run) and run.is_dir()):
         fault = "is no directory" if exists(run) else "does not exist"
@@ -204,7 +197,7 @@ def finished_run(run: Path) -> tuple[dict[str, Any], Job]:
         )
         mend = f"name one of them, such as {inside[0]}" if inside else WRITTEN
         raise UsageError(f"{run} holds {'several runs' if inside else 'no run'}; {mend}.")
-    from razorctl.training.schemas import RunResult  # imported here: few commands need it
+    from razorctl.training.schemas import RunResult
 
     result: dict[str, Any] = documents.read(file, RunResult, AGAIN)
     job = Job(**result["job"])
@@ -220,9 +213,9 @@ def merged_settings(job: Job, recipe: Recipe) -> dict[str, Any]:
 
 
 def refuse_others(out: Path, settings: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Raises UsageError that names all settings of the run in `out` that differ from the wanted.
+    """Raises UsageError that names the settings of the run in `out` that differ from the wanted.
 
-    settings: those of the run. Names that are in only one of both do not count.
+    settings: of the run. A name in only one of both does not count.
     """
     differing = [n for n in wanted if n in settings and settings[n] != wanted[n]]
     if differing:

@@ -25,22 +25,21 @@ PRETRAINED = "pretrained.json"  # and the checksums of the files of its model, i
 CHECKPOINTS, LOCK = "checkpoints", ".lock"  # there while the run is not finished
 WEIGHTS, RESULT = "model.safetensors", "result.json"  # written at the end
 SPLIT = "split.json"  # the rows that were held out or skipped, and digests of all
-# Written at the end: the last model if another one is the best, and adapters if there are any.
+# Written at the end: the last model if another one is the best, and adapters if it has any.
 LAST, ADAPTER = "last/model.safetensors", "adapter/adapter_model.safetensors"
-OLD_BEST = "best/model.safetensors"  # of an older razorctl, which had the last model in WEIGHTS
 
-# In files that razorctl wrote; other tools have files of such names as well.
+# Content of files that razorctl wrote; other tools write files of these names too.
 MARK = re.compile(rb'^\[environment\]\s*\n(?:[^[\n].*\n)*?razorctl = "', re.MULTILINE)
 MARKS = {SPLIT: re.compile(rb'^{"(dataset|digests)"'), RESULT: re.compile(rb'^{\s*"run_dir"')}
 
-AGAIN = "copy the whole run directory again, or train again"  # the mend of a damaged finished run
+AGAIN = "copy the whole run directory again, or train again"  # how to mend a damaged finished run
 
 
 def choose(out: Path | str | None, *words: str, resume: bool = False) -> Path:
-    """`out`, or for None a path under runs/ named by `words` and the time; makes no directory.
+    """The path of a run: `out`, or for None one under runs/, named by `words` and the time.
 
-    Of a word that is a path only the last part is taken. Raises UsageError if the path cannot be
-    made, or exists; with `resume` there may be a run.
+    A word that is a path gives its last part. Makes no directory. Raises UsageError if the path
+    cannot be made, or if it exists; with `resume` it may have a run.
     """
     if out is None:
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
@@ -64,25 +63,25 @@ def choose(out: Path | str | None, *words: str, resume: bool = False) -> Path:
 
 
 def is_run(out: Path) -> bool:
-    """Whether `finetune` has begun a run in `out`, by its CONFIG and another of its files.
+    """Whether `out` has the CONFIG of a run and another of its files.
 
-    A CONFIG alone does not tell, since anyone may have a copy.
+    A CONFIG alone may be a copy.
     """
     others = exists(out / LOCK), *(is_marked(out / name, mark) for name, mark in MARKS.items())
     return is_marked(out / CONFIG, MARK) and any(others)
 
 
 def is_marked(file: Path, mark: re.Pattern[bytes]) -> bool:
-    """Whether a file has a mark by which razorctl knows what it wrote."""
+    """Whether a file has the mark of a file that razorctl wrote."""
     with suppress(OSError):
         return mark.search(documents.read_bytes(file)) is not None
     return False
 
 
 def is_blank(out: Path, *more: str) -> bool:
-    """Whether `out` is a folder with no more than a run leaves that ends before its CONFIG.
+    """Whether `out` is a folder with only the files of a run that ended before it wrote CONFIG.
 
-    more: names of files that may be in it as well.
+    more: names of other files that may be in it.
     """
 
     def left(file: Path) -> bool:
@@ -94,40 +93,40 @@ def is_blank(out: Path, *more: str) -> bool:
 
 @contextmanager
 def claimed(out: Path, resume: bool = False) -> Iterator["BaseFileLock"]:
-    """Makes a run directory and locks it; removes the directory if that or the block fails.
+    """Makes a run directory and locks it; removes a new directory if the block fails.
 
-    Yields the lock, which the kernel releases when the process ends. resume: the directory may
-    exist, and then is never removed, nor is one that somebody put in its place. Raises UsageError
-    if it exists without `resume`, if it cannot be written, or if another process has locked it.
+    Yields the lock, which the kernel releases when the process ends. A directory that existed, or
+    that another process put in place of the new one, is not removed. Raises UsageError if the
+    directory exists without `resume`, cannot be written, or is locked by another process.
     """
     missing = [path for path in out.parents if not exists(path)]
-    made, lock, held = False, None, None
+    is_new, lock, held = False, None, None
     try:
         try:
             if not (resume and exists(out)):
                 out.mkdir(parents=True)
-                made = True
+                is_new = True
             lock = _locked(out)
             held = identity(out)
             sweep(out)
         except OSError as error:
-            if not made and isinstance(error, FileExistsError):
+            if not is_new and isinstance(error, FileExistsError):
                 raise taken(out, begun=is_run(out)) from None
             raise unwritable(out, error.strerror) from None
         yield lock
     except BaseException:
-        if made and (held is None or identity(out) == held):
+        if is_new and (held is None or identity(out) == held):
             shutil.rmtree(out, ignore_errors=True)
         if lock is not None:
             lock.release()
-        for path in missing:  # a parent that another run has used is not empty and stays
+        for path in missing:  # a parent with other runs is not empty and stays
             with suppress(OSError):
                 path.rmdir()
         raise
 
 
 def _locked(out: Path) -> "BaseFileLock":
-    from filelock import FileLock, Timeout  # imported here: most commands make no directory
+    from filelock import FileLock, Timeout
 
     lock = FileLock(out / LOCK, thread_local=False)
     try:
@@ -141,7 +140,7 @@ def _locked(out: Path) -> "BaseFileLock":
 
 
 def identity(out: Path) -> tuple[int, int] | None:
-    """The device and inode of a directory's lock file; None if there is none."""
+    """The device and inode of a directory's lock file; None without one."""
     try:
         status = (out / LOCK).stat()
     except OSError:
@@ -150,12 +149,12 @@ def identity(out: Path) -> tuple[int, int] | None:
 
 
 def unlock(out: Path, lock: "BaseFileLock") -> None:
-    """Removes the lock file of a finished run and scratch files, if `lock` is held."""
+    """Removes the lock file of a finished run, and scratch files, if `lock` is held."""
     if not lock.is_locked:
         return
-    sweep(out)  # of which a first removal may have failed
+    sweep(out)
     with suppress(OSError):
-        (out / LOCK).unlink(missing_ok=True)  # a process that waits for it locks a new file
+        (out / LOCK).unlink(missing_ok=True)  # a process that waits locks a new file
     lock.release()
 
 

@@ -1,7 +1,4 @@
-"""The JSON documents of a run directory, as types that `documents` checks.
-
-A field that older versions did not write has a default. Figures that were not finite are None.
-"""
+"""The documents of a run directory as types, which `documents` checks; None is infinity or NaN."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,12 +31,12 @@ class Relieved:
     parts: int
     ratio: float | None
     joint_budget: float | None
-    captured: bool = False  # which an older razorctl did not write
+    captured: bool
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """A result.json, made by `summary_of`; checksums: of files, by their paths beside it."""
+    """A result.json, made by `summary_of`; checksums: path in the run directory -> checksum."""
 
     run_dir: str
     model: str
@@ -70,8 +67,8 @@ class RunResult:
     payoff: Payoff | None
     validation_accuracy: float | None = None
     validation_loss: float | None = None
-    best_metrics: Figures | None = None  # an older razorctl wrote none
-    by_class: ByClass | None = None  # of the best weights; an older razorctl wrote none
+    best_metrics: Figures | None = None
+    by_class: ByClass | None = None  # of the best weights
     checksums: Mapping[str, Checksum] = field(default_factory=dict)
     digest: str | None = None
 
@@ -90,10 +87,10 @@ class RunResult:
 
 @dataclass(frozen=True)
 class StepLine:
-    """A line of metrics.jsonl: a `metrics.Step`, whose figures of no finite size are None."""
+    """A line of metrics.jsonl, made of a `metrics.Step`."""
 
     step: int
-    epoch: float | None
+    epoch: float
     loss: float | None
     learning_rate: float
     grad_norm: float | None
@@ -108,9 +105,8 @@ class StepLine:
 class Marker:
     """The marker of a checkpoint.
 
-    step: the number of steps so far. score: of the last step, None if it was not evaluated. files:
-    by their names in the checkpoint's directory. digest: of all the rest, which an older razorctl
-    did not write.
+    step: the number of steps so far. score: of the last step; None if it was not evaluated. files:
+    name in the checkpoint's directory -> checksum. digest: of the other fields.
     """
 
     format: int
@@ -126,9 +122,9 @@ class Marker:
     def __post_init__(self) -> None:
         for name in self.files:
             if name in ("", ".", "..") or set(name) & set("/\\:\0"):
-                raise ValueError(f"files: {name!r} is no file beside it")
+                raise ValueError(f"files: {name!r} is not the name of a file")
         if type(self.settings.get("steps")) is not int:
-            raise ValueError("settings.steps: it is no number")
+            raise ValueError("settings.steps: it is not a number")
 
 
 @dataclass(frozen=True)
@@ -148,7 +144,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A pretrained.json, made by `run_files.pretrained`; files: by their names."""
+    """A pretrained.json, made by `run_files.pretrained`; files: name -> checksum."""
 
     model: str
     files: Mapping[str, Checksum]
@@ -157,7 +153,7 @@ class Pretrained:
 
 @dataclass(frozen=True)
 class Trackers:
-    """A trackers.json: the names of a run's trackers, and its id in them."""
+    """A trackers.json: the names of a run's trackers, and the run's id in them."""
 
     names: Sequence[str]
     id: str
@@ -188,28 +184,15 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Runs:
-    """The runs of a grid.
-
-    lists: setting -> its values. share, steps, shares: of older releases, with a budget; not read.
-    """
+    """The runs of a grid; lists: setting -> values."""
 
     methods: Sequence[str]
     seeds: Sequence[int]
-    share: float | None = None
-    steps: Mapping[str, int] | None = None
     lists: Mapping[str, Sequence[int | float]] | None = None
-    shares: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         if not self.methods or not self.seeds:
             raise ValueError("there are no methods or no seeds")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Written by older releases: seconds of training, of which each run had a share."""
-
-    budget: float | None = None
 
 
 @dataclass(frozen=True)
@@ -220,4 +203,3 @@ class GridSettings:
     recipe: Ratio
     runs: Runs
     environment: Mapping[str, str] = field(default_factory=dict)
-    limits: Limits = Limits()

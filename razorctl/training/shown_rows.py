@@ -1,4 +1,4 @@
-"""Rows as a model learns them, as text: what a dry run shows."""
+"""Training rows as text, for a dry run: their inputs and labels as the model gets them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,16 +11,15 @@ from razorctl.config.job import Job
 from razorctl.config.tasks import LANGUAGE, NO_LABEL
 from razorctl.units import percent
 
-ROWS, LONGEST = 2, 300  # rows, and characters of one
+ROWS, LONGEST = 2, 300  # rows that are shown, and most characters of a row
 
 
 def shown(
     rows: Any, family: models.Model, model: Any, job: Job, classes: Sequence[str]
 ) -> list[str]:
-    """The first rows, each as its inputs and its label.
+    """The first rows, each as its inputs and its label; texts are decoded from their tokens.
 
-    rows: of the training split, as `Model.transform` takes them. Texts are read back from their
-    tokens.
+    rows: of the training split, as for `Model.transform`.
     """
     batch = family.transform(model, job.input_size)(rows[:ROWS])
     return [
@@ -31,8 +30,8 @@ def shown(
 
 def _row(family: models.Model, inputs: Any, label: Any, job: Job, classes: Sequence[str]) -> str:
     if family.decode is None:
-        read = " x ".join(map(str, inputs.shape))
-        return f"image of {read} -> {_label(torch.as_tensor(label), job, classes)}"
+        shape = " x ".join(map(str, inputs.shape))
+        return f"image of {shape} -> {_label(torch.as_tensor(label), job, classes)}"
     ids = inputs["input_ids"]
     if "attention_mask" in inputs:
         ids = ids[inputs["attention_mask"].bool()]

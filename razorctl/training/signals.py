@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP, after which a command can write a checkpoint and say where."""
+"""Handlers of SIGINT, SIGTERM and SIGHUP, so that a command can write a checkpoint first."""
 
 import signal
 import threading
@@ -13,7 +13,7 @@ from razorctl.system import processes
 ENDING = [signal.SIGTERM]
 if hasattr(signal, "SIGHUP"):  # not on Windows
     ENDING.append(signal.SIGHUP)
-TOGETHER = 1.0  # seconds
+TOGETHER = 1.0  # seconds after a signal in which others belong to it
 
 
 def _raise(number: int, _: object) -> None:
@@ -24,8 +24,8 @@ def _raise(number: int, _: object) -> None:
 def _handled(handler: Callable[[int, object], None], *numbers: int) -> Iterator[Callable[[], None]]:
     """Inside the block, signals with their default handling call `handler`.
 
-    Yields a function that restores that handling before the block ends. Only the main thread can
-    handle signals.
+    Yields a function that restores the default handling. In another thread than the main one,
+    nothing changes.
     """
     before: dict[int, Any] = {}
 
@@ -46,7 +46,7 @@ def _handled(handler: Callable[[int, object], None], *numbers: int) -> Iterator[
 
 @contextmanager
 def termination_raises() -> Iterator[None]:
-    """Inside the block SIGTERM and SIGHUP raise Terminated and do not end the process silently."""
+    """Inside the block SIGTERM and SIGHUP raise Terminated, and do not end the process at once."""
     with _handled(_raise, *ENDING):
         yield
 
@@ -55,7 +55,7 @@ def termination_raises() -> Iterator[None]:
 def termination_waits() -> Iterator[Callable[[], None]]:
     """Delays SIGTERM and SIGHUP inside the block, so that a child process can be ended first.
 
-    Yields a function that raises Terminated after a signal; the end of the block does so too.
+    Yields a function that raises Terminated after a signal. The end of the block calls it.
     """
     signals: list[int] = []
 
@@ -70,14 +70,13 @@ def termination_waits() -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def noted() -> Iterator[Callable[[], BaseException | None]]:
-    """Inside the block the first SIGINT, SIGTERM or SIGHUP is only noted; later ones are as before.
+    """Inside the block the first SIGINT, SIGTERM or SIGHUP is noted; a later one ends the process.
 
-    Signals within TOGETHER seconds of the first belong to it: a terminal that closes sends several.
-    With several processes all signals are only noted: torchrun repeats them, and kills a process
-    that takes long.
+    Signals within TOGETHER seconds are one: a terminal that closes sends several. In a run of
+    several processes all signals are only noted: torchrun repeats them, and kills slow processes.
 
-    Yields a function that returns the exception for the first signal, None before it. A signal that
-    other code handles or ignores is left alone.
+    Yields a function that returns the exception for the first signal, or None. A signal that other
+    code handles or ignores is left alone.
     """
     signals: list[int] = []
     first = 0.0

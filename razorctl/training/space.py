@@ -1,4 +1,4 @@
-"""The space on disk that a run will take."""
+"""The disk space of a run."""
 
 import math
 import shutil
@@ -18,7 +18,7 @@ REST = 1 << 20  # bytes of all but weights: metrics, random states, draws
 def needed(model: nn.Module, job: Job) -> int:
     """The most bytes that checkpoints and weights of a resolved job take at once.
 
-    While a checkpoint is written, the newest and the best one exist too.
+    Beside a checkpoint that is written, there are the newest and the best one.
     """
     assert job.steps is not None
     assert job.evaluate_every is not None
@@ -34,7 +34,7 @@ def needed(model: nn.Module, job: Job) -> int:
 
 
 def check_space(out: Path, model: nn.Module, job: Job, checkpoints: Checkpoints) -> None:
-    """Raises RazorError if the disk of a run directory has no space for files still to write."""
+    """Raises RazorError if the disk of a run directory lacks space for the files of the run."""
     lacking = needed(model, job) - checkpoints.size
     free = shutil.disk_usage(out).free
     if lacking > free:

@@ -38,14 +38,14 @@ def load_model(folder: Path, model: nn.Module) -> None:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The state that `write` wrote; its tensors are on the CPU, and tuples are lists."""
+    """The state that `write` wrote, with tensors on the CPU, and lists for tuples."""
     tree = documents.parse(documents.read_bytes(folder / REST))
     state: dict[str, Any] = _with_tensors(tree, tensors.read(folder / TENSORS))
     return state
 
 
 def transient(model: nn.Module) -> dict[str, Any]:
-    """A copy of all that forward and backward passes change: random states, draws and buffers."""
+    """A copy of the state that a step changes beside weights: random states, draws, buffers."""
     weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     changing = {
         "draws": {name: each.state_dict() for name, each in draws(model).items()},
@@ -71,9 +71,9 @@ def seed(number: int) -> None:
 
 
 def random_states(cuda: bool = True) -> dict[str, Any]:
-    """The states of all default generators: torch's, on CUDA if it is in use, Python's, NumPy's.
+    """The states of the default generators of torch, CUDA, Python and NumPy.
 
-    cuda: whether states of generators on CUDA are included.
+    cuda: whether the states of CUDA are included, if it is in use.
     """
     kind, keys, *rest = numpy.random.get_state(legacy=True)
     return {
@@ -85,7 +85,7 @@ def random_states(cuda: bool = True) -> dict[str, Any]:
 
 
 def set_random_states(states: Mapping[str, Any]) -> None:
-    """Restores the result of `random_states`; a device that is missing now is left out."""
+    """Restores the result of `random_states`; states of missing devices are ignored."""
     torch.set_rng_state(states["torch"])
     if _cuda():
         for device, state in enumerate(states["cuda"][: torch.cuda.device_count()]):
@@ -102,7 +102,7 @@ def _cuda() -> bool:
 
 
 def _without_tensors(value: Any, out: dict[str, Tensor], name: str) -> Any:
-    """`value` for JSON, with names in the place of its tensors, which are added to `out`."""
+    """`value` for JSON, with names in place of tensors, which are added to `out`."""
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": str(value)}
     if type(value).__name__ == EIGHT_BITS:
@@ -112,7 +112,7 @@ def _without_tensors(value: Any, out: dict[str, Tensor], name: str) -> Any:
     if isinstance(value, Tensor):
         out[name] = value
         return {"tensor": name}
-    if isinstance(value, Mapping):  # as pairs, since not all keys are text
+    if isinstance(value, Mapping):  # pairs, since keys may be numbers
         pairs = ([k, _without_tensors(v, out, f"{name}/{k}")] for k, v in value.items())
         return {"pairs": list(pairs)}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""The summary of a finished run, which is its result.json."""
+"""The summary of a finished run: its result.json."""
 
 from dataclasses import asdict
 from statistics import fmean, median
@@ -12,8 +12,8 @@ from razorctl.training.preparation import PreparedRun
 def summary_of(run: PreparedRun) -> dict[str, Any]:
     """The summary of a run under the stable keys of `finetune --json`.
 
-    `payoff` has the time of compiling; `epoch_seconds` and `step_seconds` are without it, and of
-    compiled steps if there are any. Bytes are those of one process.
+    `epoch_seconds` and `step_seconds` are without the time of compiling, which `payoff` has, and of
+    compiled steps if there are any. Bytes are of one process.
     """
     last, payoff, best = run.history[-1], run.trial.payoff, run.best()
     seconds = [step.seconds for step in run.history]
@@ -51,7 +51,10 @@ def summary_of(run: PreparedRun) -> dict[str, Any]:
 
 
 def _scores(run: PreparedRun) -> dict[str, Any]:
-    """The last evaluation, and the test at the end if it was on another split."""
+    """The figures of the last weights: of the test split if there is one, else of the validation.
+
+    With both splits there are also the accuracy and the loss of the validation.
+    """
     last = run.history[-1]
     figures, split = last.metrics or {}, run.feed.split
     validation = {}

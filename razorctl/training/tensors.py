@@ -1,7 +1,7 @@
 """Files of named tensors in the format of safetensors, written a tensor at a time.
 
-The library itself writes to a path only, and raises an error of its own class when the disk is
-full. Here the caller opens the file, and the error is an OSError.
+The library writes only to a path, and a full disk raises an error of another class. Here the caller
+opens the file, and the error is an OSError.
 """
 
 from collections.abc import Mapping
@@ -26,13 +26,13 @@ DTYPES = {
     torch.float32: "F32",
     torch.float64: "F64",
 }
-ALIGN = 8  # of the data; the header is padded with spaces
+ALIGN = 8  # bytes; spaces after the header align the data
 
 
 def write(file: BinaryIO, tensors: Mapping[str, Tensor]) -> None:
     """Writes tensors of any device to an open file; a tensor with several names is written once.
 
-    As in `safetensors.torch.save_model`, the metadata map its other names to the one written.
+    The metadata map its other names to the written one, as `safetensors.torch.save_model` does.
     """
     names: dict[object, str] = {}
     metadata, header, end = {"format": "pt"}, dict[str, object](), 0
@@ -64,12 +64,12 @@ def read(path: Path) -> dict[str, Tensor]:
 
 
 def nbytes(tensors: Mapping[str, Tensor]) -> int:
-    """The bytes that `write` writes of `tensors`, without the header."""
+    """The bytes of `tensors` in a file, without its header."""
     return sum({_place(t, name): t.nbytes for name, t in tensors.items()}.values())
 
 
 def _place(tensor: Tensor, name: str) -> object:
-    """A key that two names share only if they are of one tensor; empty tensors have no memory."""
+    """A key that names of the same tensor share; an empty tensor has no memory, and shares none."""
     if not tensor.numel():
         return name
     return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()

@@ -1,4 +1,4 @@
-"""Experiment trackers of runs, through the classes of accelerate."""
+"""Experiment trackers of runs, by the classes of accelerate."""
 
 import logging
 import sys
@@ -26,14 +26,14 @@ TRACKERS = {
     "trackio": "TrackioTracker",
     "wandb": "WandBTracker",
 }
-FILE = "trackers.json"  # in a run directory: the names of its trackers, and its id in them
+FILE = "trackers.json"  # in a run directory: the names of its trackers, and the run's id in them
 OF_TRAINING = ("loss", "learning_rate", "grad_norm", "samples_per_second", "epoch")
 
 
 def check_trackers(names: Sequence[str], out: Path | None = None) -> tuple[str, ...]:
-    """The trackers of a run: `names`, or without any those of the run in a directory.
+    """The trackers of a run: `names`, else the trackers of the run in the directory `out`.
 
-    Loads none of them. Raises UsageError for an unknown tracker, or if a package is not installed.
+    Loads none of them. Raises UsageError for an unknown tracker and a missing package.
     """
     chosen = tuple(dict.fromkeys(part.strip() for name in names for part in name.split(",")))
     if not chosen and out is not None:
@@ -51,11 +51,12 @@ def check_trackers(names: Sequence[str], out: Path | None = None) -> tuple[str, 
 
 
 def tracked(run: "Run", names: Sequence[str]) -> Iterator["Step"]:
-    """Trains a run to its end and yields its steps, each after it was sent to the trackers.
+    """Trains a run and yields its steps, after it has sent each to the trackers.
 
-    names: what `check_trackers` returned. A tracker that is new to the run also gets its earlier
-    steps. A tracker that fails while the run trains is left out from then on, after a warning.
-    Raises UsageError if one cannot be started.
+    A tracker that is new to the run also gets its earlier steps. A tracker that fails during
+    training gives a warning and gets no more steps. Raises UsageError for one that cannot start.
+
+    names: the result of `check_trackers`.
     """
     if not names:
         yield from run
@@ -82,13 +83,13 @@ def tracked(run: "Run", names: Sequence[str]) -> Iterator["Step"]:
 
 
 def _read(out: Path) -> dict[str, Any]:
-    from razorctl.training.schemas import Trackers  # imported here: few commands need it
+    from razorctl.training.schemas import Trackers
 
     return run_files.read_document(out / FILE, Trackers) or {}
 
 
 def _values(run: "Run", step: "Step") -> dict[str, float]:
-    """The values of a step for a tracker, by the names of charts."""
+    """Chart -> value, of a step."""
     values = _named("train", {name: getattr(step, name) for name in OF_TRAINING})
     if run.peak_bytes is not None:
         values["train/peak_bytes"] = run.peak_bytes
@@ -110,17 +111,16 @@ class _Open:
         self.name, self.works = name, True
         try:
             with redirect_stdout(sys.stderr):  # stdout is for the result
-                self.tracker = kind(*_arguments(name, run), **_settings(name, run, identity, new))
+                # TensorBoard writes into a folder of the run; the others have a project.
+                place = (name, str(run.out)) if name == "tensorboard" else ("razorctl",)
+                self.tracker = kind(*place, **_settings(name, run, identity, new))
                 self.tracker.main_process_only = False
                 self.tracker.start()
                 if new:
-                    settings = {
-                        **run_files.merged_settings(run.job, run.recipe),
-                        "run_dir": str(run.out),
-                    }
-                    present = {k: v for k, v in settings.items() if v is not None}
-                    self.tracker.store_init_configuration(present)
-        except Exception as error:  # each library raises its own kinds
+                    settings = run_files.merged_settings(run.job, run.recipe)
+                    settings = {k: v for k, v in settings.items() if v is not None}
+                    self.tracker.store_init_configuration({**settings, "run_dir": str(run.out)})
+        except Exception as error:  # each library has other classes
             raise UsageError(
                 f"{name} cannot be started ({reason_of(error)}); correct that, or leave it out, "
                 f"and go on with `{run.command}`."
@@ -136,30 +136,21 @@ class _Open:
         self._call("finish")
 
     def _call(self, verb: str, *args: Any, **settings: Any) -> None:
-        """Calls the tracker if it works; training must not end because of it."""
+        """Calls the tracker if it works; its errors do not end the training."""
         if not self.works:
             return
         try:
             with redirect_stdout(sys.stderr):
                 getattr(self.tracker, verb)(*args, **settings)
-        except Exception as error:  # each library raises its own kinds
+        except Exception as error:  # each library has other classes
             self.works = False
-            log.warning(
-                "%s fails (%s); training goes on without it.",
-                self.name,
-                reason_of(error),
-            )
-
-
-def _arguments(name: str, run: "Run") -> tuple[str, ...]:
-    """The name of the project, or for TensorBoard of a folder in the run directory."""
-    return (name, str(run.out)) if name == "tensorboard" else ("razorctl",)
+            log.warning("%s fails (%s); training goes on without it.", self.name, reason_of(error))
 
 
 def _settings(name: str, run: "Run", identity: str, new: bool) -> dict[str, Any]:
-    """Arguments of the library's constructor by which a resumed run goes on in the tracker."""
+    """Arguments of the library's constructor, with which a resumed run continues its charts."""
     if name == "tensorboard":
-        # Hides steps after the checkpoint that the run goes on from.
+        # Hides steps after the checkpoint that the run resumes from.
         return {} if new else {"purge_step": len(run.history) + 1}
     if name == "wandb":
         return {"name": run.out.name, "id": identity, "resume": "allow", "dir": str(run.out)}

@@ -106,17 +106,6 @@ def test_a_run_is_bound_to_what_the_hub_had(name, hub):
         assert resume("hub").exit_code == 0
 
 
-def test_a_run_of_an_older_razorctl_is_resumed_and_that_is_said_once(began, caplog):
-    Path("run-bert/pretrained.json").unlink()
-    with changed(began / "bert/tokenizer.json"):
-        assert resume("bert").exit_code == 0
-    assert [record.getMessage() for record in caplog.records] == [
-        "run-bert was begun by an older razorctl, which took no checksums of "
-        f"{began / 'bert'}; the run goes on with the files that are there now."
-    ]
-    assert "tokenizer.json" in json.loads(Path("run-bert/pretrained.json").read_text())["files"]
-
-
 def test_checksums_that_were_edited_are_refused():
     file = Path("run-bert/pretrained.json")
     file.write_text(file.read_text().replace("tokenizer.json", "tokenized.json"))

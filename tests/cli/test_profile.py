@@ -142,4 +142,4 @@ def test_equal_blocks_of_ones_own_are_one_row_and_layers_are_not():
 def test_a_function_of_ones_own_is_refused():
     result = razorctl("profile", "mymodels:build", "--json")
     assert result.exit_code == 2
-    assert_ends_with_an_error(result, "traced in Python, by razorctl.profile(model, inputs).")
+    assert_ends_with_an_error(result, "in Python, by razorctl.profile(model, inputs).")

@@ -55,7 +55,7 @@ def test_the_loss_counts_where_it_is_asked_for():
 @pytest.mark.parametrize(
     ("model", "inputs", "sentence"),
     [
-        (net(), {"rows": 3}, "the inputs of Sequential hold no tensor"),
+        (net(), {"rows": 3}, "the inputs of Sequential have no tensor"),
         (nn.Sequential(nn.Embedding(9, 9)), torch.zeros(3, dtype=torch.long), "no layer of"),
     ],
 )

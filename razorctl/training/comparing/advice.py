@@ -1,4 +1,4 @@
-"""Advice: the row of a comparison to take, and the reason."""
+"""Advice: the row of a comparison to take, and why."""
 
 from collections.abc import Mapping, Sequence
 from math import inf
@@ -7,9 +7,9 @@ from typing import Any
 from razorctl import units
 from razorctl.config.tasks import LEAST
 
-# How far a score may be behind the best exact one: points of a share, percent of a perplexity.
+# Most that a score may be behind the best exact one: points of a share, percent of a perplexity.
 POINTS, PERCENT = 0.5, 1.0
-GAIN = 0.05  # least share of time that an approximation must gain over an exact method
+GAIN = 0.05  # least share of an exact method's time that an approximation must save
 
 Row = Mapping[str, Any]
 
@@ -17,21 +17,21 @@ Row = Mapping[str, Any]
 def take(
     rows: Sequence[Row], memory: str, metric: str | None, alike: bool
 ) -> dict[str, str | None]:
-    """The `label` of the row to take, None if the rows do not tell, and `why`, without a period.
+    """The `label` of the row to take, and `why`, without a period; None if no row can be chosen.
 
-    Candidates are the rows whose score is near that of the best exact row, or better. The row to
-    take is the first of them at the target, or the fastest by step if no exact row stays there,
-    then the one of least memory. An exact row that is hardly slower is preferred.
+    Candidates have a score near the best exact row's, or a better one. The first of them at the
+    target is taken; if no exact row reaches the target, the one of the fastest step; of equal ones
+    the one of least memory. An exact row that is hardly slower is preferred.
 
     Args:
         rows: of a comparison.
         memory: the column by which memory is compared.
-        metric: the figure that scores are.
+        metric: the figure of the scores.
         alike: whether the runs have the same device and settings, so that times can be compared.
     """
     done = [row for row in rows if row["score"] is not None]
     if all(row["time_to_target"] is None for row in done if row["exact"]):
-        done = [{**row, "time_to_target": None} for row in done]  # the target tells nothing
+        done = [{**row, "time_to_target": None} for row in done]
     exact = [row for row in done if row["exact"]]
     if not exact:
         return {"label": None, "why": "no exact method has a result; compare full too"}
@@ -59,7 +59,7 @@ def take(
 
 
 def best_of_settings(label: str, count: int, seeds: int) -> dict[str, str | None]:
-    """The result of `take` for the best of some settings of one method."""
+    """The result of `take` where the rows are settings of one method."""
     settings, of_seeds = units.count(count, "setting"), units.count(seeds, "seed")
     return {"label": label, "why": f"the best of {settings} ({of_seeds})"}
 
@@ -75,14 +75,14 @@ def _time_to(row: Row) -> float:
 
 
 def _lost(row: Row, best: Row, least: bool) -> float:
-    """How far a score is behind another: points of a share, percent where less is better."""
+    """By how much a score is worse than another: in points, or in percent if less is better."""
     if least:
         return round(100 * (float(row["score"]) / float(best["score"]) - 1), 9)
     return round(100 * (float(best["score"]) - float(row["score"])), 9)
 
 
 def _clearly_faster(row: Row, other: Row) -> bool:
-    """Whether a row needs GAIN less time to the target, or else for a step, than another."""
+    """Whether a row takes GAIN less time than another: to the target if known, else for a step."""
     if row["time_to_target"] is None:
         return bool(row["step_seconds"] <= (1 - GAIN) * other["step_seconds"])
     return _time_to(row) <= (1 - GAIN) * _time_to(other)
@@ -104,19 +104,19 @@ def _why_exact(
     chosen: Row, best: Row, done: Sequence[Row], near: Sequence[Row], memory: str, least: bool
 ) -> str:
     """The reason for an exact row, compared with the approximations."""
-    others = [row for row in done if not row["exact"]]
-    if not others:
+    approximations = [row for row in done if not row["exact"]]
+    if not approximations:
         first = "the fastest" if chosen["time_to_target"] is None else "the first at the target"
         return f"{first} of the exact methods {_seeds(chosen)}"
     within = "1 %" if least else "half a point"
-    others_near = [row for row in near if not row["exact"]]
-    if not others_near:
-        nearest = min(others, key=lambda row: _lost(row, best, least))
+    candidates = [row for row in near if not row["exact"]]
+    if not candidates:
+        nearest = min(approximations, key=lambda row: _lost(row, best, least))
         return (
             f"no approximation is within {within} of the exact methods {_seeds(chosen, nearest)}; "
             f"{nearest['label']} came nearest, {_behind(nearest, best, least)} {best['label']}"
         )
-    smallest = min(others_near, key=lambda row: row[memory])
+    smallest = min(candidates, key=lambda row: row[memory])
     how = "faster" if chosen["time_to_target"] is None else "sooner at the target"
     why = f"no approximation within {within} is {units.percent(GAIN)} {how} "
     why += _seeds(chosen, smallest)
@@ -130,7 +130,7 @@ def _why_exact(
 
 
 def _behind(row: Row, other: Row, least: bool) -> str:
-    """Words that compare a score with another, to be followed by the name of the other."""
+    """Words that compare a score with another, such as "0.3 points below"."""
     lost = round(_lost(row, other, least), 1)
     if not lost:
         return "level with"

@@ -1,4 +1,4 @@
-"""A command in a process of its own, with reports until it ends."""
+"""A command in a child process, with reports until it ends."""
 
 import os
 import re
@@ -19,10 +19,10 @@ KILLED = -getattr(signal, "SIGKILL", 9)
 def run_child(command: list[str], report: Callable[[], object]) -> None:
     """Runs a command to its end, and calls `report` every POLL seconds.
 
-    Raises RazorError with the command's error and exit code if it fails, and Terminated after a
+    Raises RazorError with the error and the exit code of a failed command, and Terminated after a
     SIGTERM.
     """
-    # The command line has all settings, so none may come from the environment.
+    # The command line has all settings; variables must not override them.
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("RAZORCTL_", "FORCE_"))}
     with (
         termination_waits() as check,
@@ -51,17 +51,15 @@ def run_child(command: list[str], report: Callable[[], object]) -> None:
 
 
 def _failure(command: list[str], code: int, messages: str) -> RazorError:
-    """The error of a command that ended with a code and messages on stderr."""
+    """The error of a command; messages: its stderr."""
     sentences = [line for line in messages.splitlines() if line.startswith("error: ")]
     if sentences:
-        # A grid runs again what failed, so advice to go on in the run's directory is left out.
+        # A grid repeats a failed run, so the command that continues it is left out.
         sentence = GOING_ON.sub("", sentences[-1].removeprefix("error: "))
     elif code == KILLED:
         sentence, code = "the run was killed, likely out of memory; lower --batch-size.", 4
     else:
-        sentence = (
-            f"the run ended with code {code} and no error; try by hand: {shlex.join(command)}"
-        )
+        sentence = f"the run ended with code {code} and no error; run `{shlex.join(command)}`."
     failure = RazorError(sentence)
     failure.exit_code = code if code > 0 else 1
     return failure

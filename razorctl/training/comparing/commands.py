@@ -1,10 +1,10 @@
-"""The command line of each run of a grid, with what a baseline changes of its settings."""
+"""The command line of each run of a grid, with the settings of baselines."""
 
 import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from razorctl import units
 from razorctl.config.job import BY_ROWS, Job
@@ -15,12 +15,15 @@ from razorctl.planning.plan import FLAGS
 from razorctl.training.comparing.comparison import BASELINES, recipe_by_name
 from razorctl.training.comparing.variants import GridRow
 
+if TYPE_CHECKING:
+    import torch
+
 
 class Commands:
     """The command lines of the runs of one job by several rows.
 
-    config: the file with the settings that all runs share. recipes: by the names of rows.
-    resolved: the job as `full` runs it. Raises UsageError for values of rows that no run can have.
+    config: the file of the shared settings. recipes: row name -> recipe. resolved: the job of
+    `full`. Raises UsageError for a value of a row that no run can have.
     """
 
     def __init__(
@@ -46,7 +49,7 @@ class Commands:
         return job.resolved(self._facts["defaults"], self._facts["train_examples"])
 
     def of_run(self, row: GridRow, seed: int, out: Path) -> list[str]:
-        """The command line of a run; raises UsageError if the model cannot run that baseline."""
+        """The command line of a run; raises UsageError if the model cannot run a baseline."""
         method, recipe, job = row.method, self.recipes[row.name], self._of_row(row)
         settings: dict[str, Any] = {"method": recipe.method, "attention": recipe.attention}
         settings |= {"seed": seed, "strict": True, **BASELINES.get(method, {})}
@@ -54,7 +57,7 @@ class Commands:
             settings["accumulate"] = self._micro_batches(job)
         settings |= {**dict(row.values), "device": self.device}
         if BY_ROWS in self._facts["defaults"] and self.job.patience is None:
-            settings["patience"] = 0  # runs of as many steps are compared
+            settings["patience"] = 0  # runs of equally many steps are compared
         if method == "full-flash" and self._trace(job, job.accumulate, "full").fused:
             raise UsageError(
                 f"{self.job.model} has fused attention already, so full-flash is the same as full; "
@@ -86,19 +89,18 @@ class Commands:
         )
 
     def _peak(self, job: Job, accumulate: int, method: str) -> int:
-        return self._trace(job, accumulate, method).on(self._kind)
+        return self._trace(job, accumulate, method).on(self._place.type)
 
     def _trace(self, job: Job, accumulate: int, method: str) -> Trace:
-        from razorctl import step  # import torch
-        from razorctl.system import devices
+        from razorctl import step  # imports torch
 
-        precision = step.precision(job, devices.find(self.device))
+        precision = step.precision(job, self._place)
         job = replace(self._resolved(job), precision=precision, accumulate=accumulate)
         recipe = recipe_by_name(method, self.ratio)
-        return cached_trace(job, recipe, self._facts["classes"], self._cache, self._kind)
+        return cached_trace(job, recipe, self._facts["classes"], self._cache, self._place.type)
 
     @property
-    def _kind(self) -> str:
+    def _place(self) -> "torch.device":
         from razorctl.system import devices
 
-        return devices.find(self.device).type
+        return devices.find(self.device)

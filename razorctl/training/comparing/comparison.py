@@ -17,14 +17,13 @@ from razorctl.planning.candidates import label
 from razorctl.planning.plan import FLAGS
 from razorctl.system import documents
 from razorctl.system.atomic import atomic_file
-from razorctl.system.folders import exists
 from razorctl.training.comparing.finished_run import FinishedRun, read_run
 from razorctl.training.comparing.variants import command, rows_of
 from razorctl.training.rundir import RESULT, is_marked
 from razorctl.training.schemas import Failure, GridSettings
 
-# Baselines that are no methods -> the settings of recipe and job that each changes. The method is
-# `full` if none is named, and the micro-batches of `accumulate` depend on the model.
+# Baseline -> the settings of recipe and job that it changes. The default method is `full`, and the
+# micro-batches of `accumulate` depend on the model.
 BASELINES: dict[str, dict[str, Any]] = {
     "full-stored": {"attention": "stored"},
     "full-flash": {"attention": "flash"},
@@ -38,21 +37,15 @@ BASELINES: dict[str, dict[str, Any]] = {
     "razor-int8-forward": {"method": "razor", "int8_forward": True},
 }
 NAMES = (*METHODS, *BASELINES)
-# Files in the directory of a grid, and in the directory of a run that failed.
-MARK = re.compile(rb"^\[runs\]\s*$", re.MULTILINE)  # in SETTINGS
+# Files in the directory of a grid, and in the directory of a failed run.
 SETTINGS, FAILURE = "comparison.toml", "failure.json"
+MARK = re.compile(rb"^\[runs\]\s*$", re.MULTILINE)  # in SETTINGS
 
-OF_LENGTH = ("steps", "warmup_steps", "evaluate_every")  # follow from the length of a run
-OF_BASELINES = ("accumulate", "compile", "activation_memory_budget")  # of a job
-IN_LABEL = (
-    "method",
-    "ratio",
-    "joint_budget",
-    "joint",
-    "attention",
-    "int8_forward",
-    "activation_checkpointing",
-    "lora",
+OF_LENGTH = ("steps", "warmup_steps", "evaluate_every")  # settings that follow from a run's length
+OF_BASELINES = ("accumulate", "compile", "activation_memory_budget")  # settings of a job
+IN_LABEL = (  # settings that `candidates.label` names
+    *("method", "ratio", "joint_budget", "joint", "attention", "int8_forward"),
+    *("activation_checkpointing", "lora"),
     *OF_BASELINES,
 )
 
@@ -62,9 +55,8 @@ class Entry:
     """The runs of one row, which differ only in their seeds.
 
     method: one of NAMES. label: distinguishes the row from the others. failures: seed -> the error
-    of the run, with its exit code. values: of the settings that a grid has lists for. turn: above 0
-    for runs in folders round-N, which older releases made: their N. command: trains as this row
-    does; None if no grid has it.
+    of the run. values: setting -> value, for the settings that a grid has lists of. command: trains
+    like this row; None outside a grid.
     """
 
     method: str
@@ -73,12 +65,11 @@ class Entry:
     runs: list[FinishedRun] = field(default_factory=list)
     failures: dict[int, RazorError] = field(default_factory=dict)
     values: Mapping[str, float] = field(default_factory=dict)
-    turn: int = 0
     command: str | None = None
 
     @property
     def settings(self) -> tuple[Any, ...]:
-        """The device and the job of the runs, without seed, length and what rows differ in."""
+        """The device and the job of the runs, without seed, length and settings of rows."""
         ignored = ("seed", *OF_BASELINES, *OF_LENGTH, *self.values)
         job = {name: value for name, value in self.job.items() if name not in ignored}
         return self.runs[0].result["device"], job
@@ -91,13 +82,13 @@ class Entry:
 
     @property
     def effort(self) -> tuple[bool, bool, int]:
-        """The settings of a job that baselines change: each is least in the plain job."""
+        """The settings of a job that baselines raise."""
         job = self.job
         return job["compile"], job["activation_memory_budget"] is not None, job["accumulate"]
 
     @property
     def error(self) -> str | None:
-        """The reason why runs of this entry are missing; None if none is missing."""
+        """Why runs of this entry are missing; None if none is missing."""
         if not self.failures:
             return None
         sentence = str(next(iter(self.failures.values())))
@@ -122,12 +113,12 @@ class Comparison:
 
 
 def is_grid(directory: Path) -> bool:
-    """Whether `compare` has written to the directory."""
+    """Whether a directory is a grid that `compare` wrote."""
     return is_marked(directory / SETTINGS, MARK)
 
 
 def recipe_by_name(name: str, ratio: float) -> Recipe:
-    """The recipe of a name in NAMES; raises UsageError for a ratio that cannot be used."""
+    """The recipe of a name in NAMES; raises UsageError for a wrong ratio."""
     settings: dict[str, Any] = {"ratio": ratio, "method": name if name in METHODS else "full"}
     settings |= BASELINES.get(name, {})
     return Recipe(
@@ -138,29 +129,22 @@ def recipe_by_name(name: str, ratio: float) -> Recipe:
 def of_grid(
     directory: Path, methods: Iterable[str] | None = None, seeds: Iterable[int] | None = None
 ) -> Comparison:
-    """The comparison that `compare` has written to a directory, for these methods and seeds.
+    """The comparison in the directory of a grid, for these methods and seeds; None is all.
 
-    None means all of them. A run that failed, is not finished or cannot be read is among the
-    failures of its entry. Raises DataError if the settings are not as `compare` wrote them.
+    A run that failed, is not finished or cannot be read is among the failures of its entry. Raises
+    DataError if the settings are not as `compare` wrote them.
     """
     settings = settings_of(directory)
     job, runs, ratio = settings["job"], settings["runs"], settings["recipe"]["ratio"]
     seeds = list(runs["seeds"] if seeds is None else seeds)
     methods = list(runs["methods"] if methods is None else methods)
-    rows = rows_of(methods, runs.get("lists") or {}, lambda name: recipe_by_name(name, ratio))
-    turns = sorted(directory.glob("round-*"), key=lambda turn: (len(turn.name), turn.name))
     entries = list[Entry]()
-    for row in rows:
-        places = [
-            [folder / f"{row.name}-{seed}" for seed in seeds] for folder in (directory, *turns)
-        ]
-        turn = max((at for at, of in enumerate(places) if any(map(exists, of))), default=0)
+    for row in rows_of(methods, runs.get("lists") or {}, lambda name: recipe_by_name(name, ratio)):
         recipe = recipe_by_name(row.method, dict(row.values).get("ratio", ratio))
-        label = row.label + (f", round {turn} of {len(turns)}" if 0 < turn < len(turns) else "")
-        entry = Entry(row.method, label, recipe, values=dict(row.values), turn=turn)
-        for seed, place in zip(seeds, places[turn], strict=True):
+        entry = Entry(row.method, row.label, recipe, values=dict(row.values))
+        for seed in seeds:
             try:
-                entry.runs.append(_cell(directory, place))
+                entry.runs.append(_cell(directory, directory / f"{row.name}-{seed}"))
             except RazorError as error:
                 entry.failures[seed] = error
         changes = {**BASELINES.get(row.method, {}), **entry.values}
@@ -171,7 +155,7 @@ def of_grid(
 
 
 def repeating(directory: Path) -> str:
-    """The command that runs the grid in a directory again, elsewhere.
+    """The command that repeats the grid of a directory in a new directory.
 
     Raises DataError if the settings are not as `compare` wrote them.
     """
@@ -196,7 +180,7 @@ def settings_of(directory: Path) -> dict[str, Any]:
 
 
 def _cell(grid: Path, directory: Path) -> FinishedRun:
-    """The finished run in a directory of a grid; raises the error of a failed one."""
+    """The finished run in a directory of a grid; raises the error of a failed run."""
     if (directory / RESULT).exists():
         return read_run(directory)
     failure = documents.read_cached(directory / FAILURE, Failure)
@@ -219,8 +203,7 @@ def note_failure(directory: Path, error: RazorError) -> None:
 def of_directories(directories: Iterable[Path]) -> Comparison:
     """The comparison of finished runs and grids; runs that differ only in the seed share an entry.
 
-    A single grid gives its own comparison. Raises what `read_run` and `of_grid` raise, and
-    UsageError if the directories are not all of one model and data set.
+    Raises what `read_run` and `of_grid` raise, and UsageError for several models or data sets.
     """
     parts = [_part(directory) for directory in dict.fromkeys(directories)]
     first, start = parts[0]
@@ -228,7 +211,7 @@ def of_directories(directories: Iterable[Path]) -> Comparison:
         if (part.model, part.dataset) != (start.model, start.dataset):
             raise UsageError(
                 f"{directory} is of {part.model} on {part.dataset}, {first} of {start.model} on "
-                f"{start.dataset}; compare runs of one task."
+                f"{start.dataset}; compare runs of one model and data set."
             )
     if len(parts) == 1 and is_grid(first):
         return start
@@ -250,7 +233,7 @@ def _part(directory: Path) -> tuple[Path, Comparison]:
 
 
 def _merged(entries: Iterable[Entry]) -> list[Entry]:
-    """The entries, with those of the same settings merged and repeated runs left out."""
+    """The entries; entries of the same settings are merged, and repeated runs are left out."""
     groups: dict[str, Entry] = {}
     directories: set[Path] = set()
     for entry in entries:
@@ -268,7 +251,7 @@ def _merged(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def _labeled(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries with labels that say how they differ."""
+    """The entries with labels that name the settings in which they differ."""
     settings = [_settings(entry.runs[0]) for entry in entries if entry.runs]
     differing = [
         name
@@ -279,19 +262,19 @@ def _labeled(entries: Sequence[Entry]) -> list[Entry]:
     labeled = []
     for entry in entries:
         if entry.runs:
-            own = _settings(entry.runs[0])
+            of_entry = _settings(entry.runs[0])
             recipe = Recipe(**entry.runs[0].result["recipe"])
-            words = [label(recipe, own["accumulate"])]
+            words = [label(recipe, of_entry["accumulate"])]
             if compiling_differs:
-                words += _compiling(own)
-            words += [f"{name.replace('_', ' ')} {own[name]}" for name in differing]
+                words += _compiling(of_entry)
+            words += [f"{name.replace('_', ' ')} {of_entry[name]}" for name in differing]
             entry = replace(entry, recipe=recipe, label=", ".join(words))
         labeled.append(entry)
     return labeled
 
 
 def _compiling(job: Mapping[str, Any]) -> list[str]:
-    """Words on the compiling of a job."""
+    """The settings of compiling, in words; none if steps are not compiled."""
     budget = job["activation_memory_budget"]
     words = [] if budget is None else [f"activation memory budget {budget:g}"]
     return ["compiled", *words] if job["compile"] else []

@@ -1,4 +1,4 @@
-"""Curves of the training loss and of the task's figure, over steps and over seconds of training."""
+"""Curves of the training loss and of the task's figure, over steps and over seconds."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ POINTS = 100  # of a curve of losses, at most
 
 @dataclass(frozen=True)
 class Curve:
-    """Values, each with the steps and the seconds of training until then."""
+    """Values, each with the steps and the seconds of training before it."""
 
     steps: Sequence[float]
     seconds: Sequence[float]
@@ -25,7 +25,7 @@ class Curve:
 
 
 def losses(run: FinishedRun) -> Curve:
-    """Training losses; those of a long run are means over steps, for at most POINTS points."""
+    """The training losses of a run; in a long run each point is a mean over several steps."""
     width = math.ceil(run.result["job"]["steps"] / POINTS)
     seconds = _seconds(run)
     parts = [range(at, min(at + width, len(seconds))) for at in range(0, len(seconds), width)]
@@ -37,7 +37,7 @@ def losses(run: FinishedRun) -> Curve:
 
 
 def scores(run: FinishedRun) -> Curve:
-    """The figure of the task, at each evaluation."""
+    """The figure of the task at each evaluation of a run."""
     seconds = _seconds(run)
     at = [index for index, step in enumerate(run.steps) if step["metrics"] is not None]
     return Curve(
@@ -48,7 +48,7 @@ def scores(run: FinishedRun) -> Curve:
 
 
 def mean_curve(curves: Sequence[Curve]) -> Curve:
-    """The mean of the curves of several seeds, as far as all of them go."""
+    """The mean of the curves of several seeds, up to the end of the shortest."""
 
     def mean(columns: Iterable[Sequence[float]]) -> list[float]:
         return [fmean(values) for values in zip(*columns, strict=False)]

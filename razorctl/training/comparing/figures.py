@@ -1,4 +1,4 @@
-"""The figures of a comparison: a row for each entry, the best of each column, the Pareto front."""
+"""The figures of a comparison: rows, the best of each column, and the Pareto front."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median, stdev
@@ -10,8 +10,8 @@ from razorctl.training.comparing import advice
 from razorctl.training.comparing.comparison import Comparison, Entry
 from razorctl.version import __version__
 
-TARGET = 0.99  # of full's best score
-# Columns of a row beside its memory: less is better in COSTS, more is better in GAINS.
+TARGET = 0.99  # share of full's best score
+# Columns beside memory and score: less is better in COSTS, more is better in GAINS.
 COSTS = ("memory_vs_full", "step_seconds", "epoch_seconds", "time_to_target")
 GAINS = ("speedup_vs_full", "accuracy")
 
@@ -20,13 +20,14 @@ def document(comparison: Comparison, target: float | None = None) -> dict[str, A
     """The comparison under the stable keys of `compare --json`: a row for each entry.
 
     Times are medians over the seeds; accuracies are means with a sample standard deviation.
-    `memory` names the column by which memory is compared: the measured peak if all runs have one,
-    else the traced bytes kept for backward. `metric` names the figure that is the `score` of a row:
-    the runs' own, or the first one of their task if that differs. `compile` is whether steps were
-    to be compiled, `compiled` whether they were. A `target` of None is 99 % of `full`'s best score,
-    averaged over its seeds, or as far above it where less is better. `take` is the result of
-    `advice.take`, of each method's best row if a grid has lists, and `command` trains as the row to
-    take does; None if no row is, or no grid has it.
+    `memory` is the column by which memory is compared: the measured peak if all runs have one, else
+    the traced bytes stored for backward. `metric` is the figure of `score`: the metric of the runs,
+    or the first figure of their task if they have several metrics. `compile` is the setting, and
+    `compiled` whether steps were compiled. `take` is the result of `advice.take`; in a grid with
+    lists it compares the best row of each method. `command` trains like the row to take.
+
+    target: None is TARGET of the best score of `full`, averaged over seeds, or that share inverted
+    if less is better.
     """
     done = [entry for entry in comparison.entries if entry.runs]
     runs = [run.result for entry in done for run in entry.runs]
@@ -70,11 +71,11 @@ def document(comparison: Comparison, target: float | None = None) -> dict[str, A
 
 
 def _best_of_methods(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries with runs, but of a method with lists only the best one."""
+    """The entries with runs; only the best one of a method with lists."""
     done = [entry for entry in entries if entry.runs]
 
-    def judged(entry: Entry) -> tuple[int, float]:
-        return entry.turn, fmean(run.judged for run in entry.runs)
+    def judged(entry: Entry) -> float:
+        return fmean(run.judged for run in entry.runs)
 
     chosen: dict[str, Entry] = {}
     for entry in (each for each in done if each.values):
@@ -89,11 +90,10 @@ def _shared(jobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _reference(entry: Entry, done: Sequence[Entry]) -> Entry | None:
-    """The entry of plain full fine-tuning with the same settings and device, if it was run.
+    """The entry of plain full fine-tuning with the same settings and device, if there is one.
 
-    Plain means automatic attention, no activation checkpointing, and the least `effort` of the
-    entries with those settings. Of several it is that of the same values, else the entry whose
-    number of steps is nearest.
+    A plain entry has automatic attention, no activation checkpointing, and the least `effort`. The
+    first choice among several has the same values, and the next the nearest number of steps.
     """
     if not entry.runs:
         return None
@@ -170,7 +170,7 @@ def _median(results: Sequence[Mapping[str, Any]], name: str) -> Any:
 
 
 def _mark(rows: Sequence[dict[str, Any]], memory: str, least: bool) -> None:
-    """Adds to each row its `best` columns and whether the row is on the Pareto front.
+    """Adds `best`, the columns where a row is best, and `pareto`, whether it is on the front.
 
     least: whether a lower score is better.
     """
@@ -190,7 +190,7 @@ def _mark(rows: Sequence[dict[str, Any]], memory: str, least: bool) -> None:
 
 
 def pareto(points: Sequence[tuple[float, ...]]) -> list[bool]:
-    """For each point, whether no other point is at most equal in all numbers and less in one."""
+    """For each point, whether no other point is less in one number and more in none."""
     return [
         not any(q != p and all(b <= a for a, b in zip(p, q, strict=True)) for q in points)
         for p in points

@@ -1,4 +1,4 @@
-"""A run that has ended, as it is read from its directory."""
+"""A finished run, read from its directory."""
 
 import math
 from collections.abc import Mapping
@@ -15,14 +15,14 @@ from razorctl.training.rundir import CONFIG, METRICS, RESULT
 from razorctl.training.schemas import RunResult, StepLine
 from razorctl.version import __version__
 
-LEAVE = "leave it out, or run it again"  # the mend of a damaged run
+LEAVE = "leave it out, or run it again"  # how to mend a damaged run
 
 
 @dataclass(frozen=True)
 class FinishedRun:
     """A run directory: its result, the lines of its metrics.jsonl, and its environment.
 
-    together: whether it is compared with runs that were judged by other figures.
+    together: whether it is compared with runs of other metrics.
     """
 
     directory: Path
@@ -33,13 +33,13 @@ class FinishedRun:
 
     @property
     def figure(self) -> str:
-        """The figure by which the run is judged: its metric, or the first one of its task."""
+        """The figure that scores are: the metric of the run, or the first figure of its task."""
         job = self.result["job"]
-        own = None if self.together else job.get("metric")
-        return own or FIGURES[job.get("task") or "classification"][0]
+        metric = None if self.together else job["metric"]
+        return metric or FIGURES[job["task"] or "classification"][0]
 
     def of(self, evaluated: Mapping[str, Any]) -> float:
-        """The value of `figure` in the result or in a step with metrics; there infinity is null."""
+        """The value of `figure` in the result or in an evaluated step; None stands for infinity."""
         value = evaluated["metrics"][self.figure]
         return math.inf if value is None else float(value)
 
@@ -50,7 +50,7 @@ class FinishedRun:
 
     @property
     def judged(self) -> float:
-        """The last evaluation during training, not of the test split if there is another."""
+        """The last evaluation during training, the higher the better."""
         last = next(step for step in reversed(self.steps) if step["metrics"] is not None)
         return -self.of(last) if self.figure in LEAST else self.of(last)
 
@@ -61,17 +61,18 @@ class FinishedRun:
         return min(values) if self.figure in LEAST else max(values)
 
     def time_to(self, target: float) -> float | None:
-        """Seconds of training until an evaluation and all later ones reach `target`; else None.
+        """Seconds of training until an evaluation and all later ones reach `target`; None if none.
 
-        The time of the evaluations themselves is not counted.
+        The time of evaluations does not count.
         """
         seconds, reached = 0.0, None
         for step in self.steps:
             seconds += step["seconds"]
             if step["metrics"] is None:
                 continue
-            value, least = self.of(step), self.figure in LEAST
-            if value > target if least else value < target:
+            value = self.of(step)
+            misses = value > target if self.figure in LEAST else value < target
+            if misses:
                 reached = None
             elif reached is None:
                 reached = seconds
@@ -79,10 +80,10 @@ class FinishedRun:
 
 
 def read_run(directory: Path) -> FinishedRun:
-    """The finished run in a directory that `finetune` has written.
+    """The finished run in a directory.
 
-    Raises UsageError if the run is not finished or was made by another version of razorctl, and
-    DataError if its files are damaged.
+    Raises UsageError if the run is not finished or is of another version of razorctl, and DataError
+    if its files are damaged.
     """
     environment = read_toml(directory / CONFIG).get(ENVIRONMENT, {})
     tables = {ENVIRONMENT: environment}

@@ -1,9 +1,8 @@
 """A grid of methods and seeds: one run after the other, each in its own process.
 
-A grid's directory holds `comparison.toml` and a run directory for each row and seed; `variants`
-says what rows are. `comparison.toml` has the shared settings in the layout of a razorctl.toml, and
-the methods, seeds and lists. A failed run has a `failure.json`. `comparison.of_grid`
-reads all this.
+The directory of a grid has `comparison.toml` and a run directory for each row (see `variants`) and
+seed. `comparison.toml` has the shared settings, as in a razorctl.toml, and the methods, seeds and
+lists. A failed run has a `failure.json`. `comparison.of_grid` reads these files.
 """
 
 import shutil
@@ -43,9 +42,9 @@ from razorctl.version import __version__
 class Progress:
     """The progress of a grid.
 
-    run: index of the current run, from 0. runs: their number. method: the label of its row. step,
-    steps: steps done and in all in this run; `steps` is None until it is known. end: the run's
-    outcome; None until it ends.
+    run: index of the current run, from 0. runs: the number of runs. method: the label of its row.
+    step: steps done. steps: all steps of the run; None until they are known. end: the result of the
+    run in words; None until it ends.
     """
 
     run: int
@@ -75,12 +74,11 @@ class Grid:
     ) -> None:
         """Checks the settings and makes the directory.
 
-        methods: names in NAMES. lists: settings of which each row has one of several values. seeds:
-        number of seeds, counted up from the job's. seconds: after which `run` starts no new run.
-        out: the directory to make; with `resume` it may exist, and its finished runs are not run
-        again.
-        Raises UsageError for settings that no run can use, and for a directory that exists
-        without `resume`, belongs to other settings or cannot be written.
+        methods: names in NAMES. lists: setting -> values, of which a row has one each. seeds: the
+        number of seeds, counted from the job's. seconds: time after which no new run starts. out:
+        the new directory; with `resume` it may exist, and its finished runs are not repeated.
+        Raises UsageError for settings that no run can use, and for a directory that exists without
+        `resume`, belongs to other settings or cannot be written.
         """
         if seeds < 1:
             raise UsageError(f"seeds {seeds} is too few; give 1 or more.")
@@ -90,7 +88,7 @@ class Grid:
             from razorctl.training.compiled import refuse_uncompilable  # imports torch
 
             refuse_uncompilable(job, Recipe())
-        # By its absolute path, as in the runs, so that it can be resumed from any directory.
+        # An absolute path, so that the grid can be resumed from any directory.
         self.job = replace(job, dataset=data.place(job.dataset))
         self.ratio, self.device, self.seconds = ratio, device, seconds
         self.seeds = range(job.seed, job.seed + seeds)
@@ -100,7 +98,7 @@ class Grid:
         self._prepare(resume)
 
     def _prepare(self, resume: bool) -> None:
-        """Makes the directory, or with `resume` checks that it has the same settings."""
+        """Makes the directory; with `resume`, checks that an existing one has these settings."""
         job = {k: v for k, v in asdict(self.job).items() if v is not None and k != "seed"}
         environment = {"razorctl": __version__, "device": self.device}
         settings = {
@@ -121,44 +119,43 @@ class Grid:
             raise atomic.taken(self.out, begun=True)
         if not is_grid(self.out):
             raise UsageError(f"{self.out} holds no comparison; name another directory with --out.")
-        for place in filter(exists, self._places):
-            if not (rundir.is_run(place) or rundir.is_blank(place, FAILURE)):
-                raise UsageError(f"{place} holds no run; move it away.")
+        for directory in filter(exists, self._directories):
+            if not (rundir.is_run(directory) or rundir.is_blank(directory, FAILURE)):
+                raise UsageError(f"{directory} holds no run; move it away.")
         earlier = settings_of(self.out)
-        if earlier.get("limits"):
-            raise UsageError(
-                f"{self.out} was begun with a budget that set the steps of runs, as --budget no "
-                "longer does; name another directory with --out."
-            )
-        _refuse_other(self.out, earlier, settings)
-        earlier_runs = earlier.get("runs", {})  # their methods and seeds stay in the grid
-        values = (earlier_runs.get("lists") or {}), runs.get("lists", {})
-        for name in dict.fromkeys([*values[0], *values[1]]):
-            old, new = (each.get(name) for each in values)
-            run_files.refuse_others(self.out, {name: old}, {name: new})
+        of_runs = earlier["runs"]  # its methods and seeds stay in the grid
+        for table in ("environment", "job", "recipe"):
+            self._refuse_others(earlier.get(table, {}), settings[table])
+        self._refuse_others(of_runs.get("lists") or {}, runs.get("lists", {}))
         for name in ("methods", "seeds"):
-            earlier_runs[name] = list(dict.fromkeys([*earlier_runs.get(name, []), *runs[name]]))
-        self._write(settings, runs | earlier_runs)
+            of_runs[name] = list(dict.fromkeys([*of_runs[name], *runs[name]]))
+        self._write(settings, runs | of_runs)
+
+    def _refuse_others(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+        """Raises UsageError that names the first setting of the grid that differs."""
+        for name in (*new, *old):
+            if name != "seed":
+                run_files.refuse_others(self.out, {name: old.get(name)}, {name: new.get(name)})
 
     def _write(self, settings: Mapping[str, dict[str, Any]], runs: dict[str, Any]) -> None:
-        """Writes the shared settings, and those of single runs."""
+        """Writes the shared settings and the table of the runs."""
         import tomli_w
 
-        # With the first seed, the file is all that repeating the comparison needs.
+        # The first seed is in the job, so that --config of this file repeats the comparison.
         tables = {**settings, "job": {**settings["job"], "seed": runs["seeds"][0]}, "runs": runs}
         with atomic.writing(self.out), atomic.atomic_file(self.out / SETTINGS, True) as file:
             file.write_text(tomli_w.dumps(tables), "utf-8")
 
     def run(self, report: Callable[[Progress], object]) -> bool:
-        """Trains all runs that are not finished: all rows with one seed, then with the next.
+        """Trains the runs that are not finished: all rows with one seed, then with the next.
 
-        Returns whether the time is up before all have begun. Calls `report` with the progress about
-        every POLL seconds. The error of a failed run is written to its directory, and the next run
-        begins. KeyboardInterrupt and Terminated end the current run and are raised again.
+        Returns whether the time was up before all had begun. Calls `report` about every POLL
+        seconds. The error of a failed run is written to its directory, and the next run begins.
+        KeyboardInterrupt and Terminated end the current run and are raised again.
         """
         begun = time.monotonic()
         for number, (seed, row) in enumerate(product(self.seeds, self.rows)):
-            directory = self._place(row, seed)
+            directory = self._directory(row, seed)
             late = self.seconds is not None and time.monotonic() - begun >= self.seconds
             if late and not (directory / rundir.RESULT).exists():
                 return True
@@ -174,7 +171,7 @@ class Grid:
     def _run(
         self, at: Progress, row: GridRow, directory: Path, report: Callable[[Progress], object]
     ) -> FinishedRun:
-        """Trains the run of one row and seed, or only reads it if it is finished."""
+        """Trains the run of a row and a seed, and reads it; a finished run is only read."""
         report(at)
         if not (directory / rundir.RESULT).exists():
             shutil.rmtree(directory, ignore_errors=True)
@@ -182,7 +179,7 @@ class Grid:
             run_child(command, lambda: report(_look(at, directory)))
         return read_run(directory)
 
-    def _place(self, row: GridRow, seed: int) -> Path:
+    def _directory(self, row: GridRow, seed: int) -> Path:
         """The directory of a run."""
         return self.out / f"{row.name}-{seed}"
 
@@ -192,10 +189,10 @@ class Grid:
         return len(self.seeds) * len(self.rows)
 
     @property
-    def _places(self) -> Iterator[Path]:
+    def _directories(self) -> Iterator[Path]:
         """The directories of the runs."""
         for seed, row in product(self.seeds, self.rows):
-            yield self._place(row, seed)
+            yield self._directory(row, seed)
 
     @property
     def comparison(self) -> Comparison:
@@ -204,23 +201,14 @@ class Grid:
 
     @property
     def left(self) -> str:
-        """A sentence, without its period, on the finished runs of a grid that stops now."""
-        done = sum((place / rundir.RESULT).exists() for place in self._places)
+        """How many runs a grid has finished, and how to go on; a sentence without its period."""
+        done = sum((directory / rundir.RESULT).exists() for directory in self._directories)
         runs = units.count(self.runs, "run")
         return f"{self.out} holds {done} of {runs}; go on with --resume --out {self.out}"
 
 
-def _refuse_other(out: Path, earlier: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Raises UsageError that names the first setting of the grid in `out` that differs."""
-    for table in ("environment", "job", "recipe"):
-        new, old = wanted[table], earlier.get(table, {})
-        for name in (*new, *old):
-            if name != "seed":
-                run_files.refuse_others(out, {name: old.get(name)}, {name: new.get(name)})
-
-
 def _look(progress: Progress, directory: Path) -> Progress:
-    """`progress` with the steps done of the run in a directory."""
+    """`progress` with the steps of the run in a directory."""
     try:
         steps = read_toml(directory / rundir.CONFIG)["job"]["steps"]
         return replace(progress, step=run_files.steps_taken(directory), steps=steps)

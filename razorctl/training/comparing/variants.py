@@ -1,4 +1,4 @@
-"""The rows of a grid: methods, each with every value of the settings that have lists."""
+"""The rows of a grid: each method with every value of the settings that have lists."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -16,7 +16,7 @@ Lists = Mapping[str, Sequence[Number]]  # setting -> its values
 
 
 def numeric_settings() -> dict[str, type[Number]]:
-    """The settings that may have lists, with the types of their values."""
+    """The settings that may have lists -> the type of a value."""
     kinds: dict[str, type[Number]] = {"ratio": float}
     for field in fields(Job):
         plain = {*(get_args(field.type) or (field.type,))} - {type(None)}
@@ -26,9 +26,9 @@ def numeric_settings() -> dict[str, type[Number]]:
 
 
 def lists_of(flags: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, tuple[Number, ...]]]:
-    """The flags of a command with single values, and the values of those that are lists: `a,b`.
+    """The flags with single values, and the values of flags with lists, such as `--lr 0.1,0.2`.
 
-    Raises UsageError for what is no number, and for a list of what is none.
+    Raises UsageError for a text in place of a number, and for a list where none may be.
     """
     single, lists, kinds = dict(flags), dict[str, tuple[Number, ...]](), numeric_settings()
     for name, text in flags.items():
@@ -57,7 +57,7 @@ def lists_of(flags: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, tuple[
 
 @dataclass(frozen=True)
 class GridRow:
-    """A method, one of comparison.NAMES, with the values that settings with lists have in it."""
+    """A method of comparison.NAMES, with a value of each setting that has a list."""
 
     method: str
     values: tuple[tuple[str, Number], ...] = ()
@@ -70,9 +70,8 @@ class GridRow:
     @property
     def name(self) -> str:
         """The row as a part of the name of a directory."""
-        return "-".join([self.method, *(f"{_short(n)}-{v:g}" for n, v in self.values)]).replace(
-            " ", "-"
-        )
+        words = [self.method, *(f"{_short(name)}-{v:g}" for name, v in self.values)]
+        return "-".join(words).replace(" ", "-")
 
 
 def _short(name: str) -> str:
@@ -80,34 +79,34 @@ def _short(name: str) -> str:
 
 
 def rows_of(methods: Sequence[str], lists: Lists, recipe: Callable[[str], Recipe]) -> list[GridRow]:
-    """The rows of a grid; recipe: that of a method. One without a ratio has none of a list.
+    """The rows of a grid; a list of ratios does not apply to methods without a ratio.
 
-    Raises UsageError for a list of ratios if no method has one.
+    recipe: the function that returns a method's recipe. Raises UsageError for a list of ratios if
+    no method has a ratio.
     """
     rows = []
     for method in methods:
         has_ratio = METHODS[recipe(method).method].has_ratio
-        own = {n: values for n, values in lists.items() if n != "ratio" or has_ratio}
-        rows += [
-            GridRow(method, tuple(zip(own, each, strict=True))) for each in product(*own.values())
-        ]
+        names = [name for name in lists if name != "ratio" or has_ratio]
+        every = product(*(lists[name] for name in names))
+        rows += [GridRow(method, tuple(zip(names, values, strict=True))) for values in every]
     if not any(len(row.values) == len(lists) for row in rows):
         raise UsageError(
-            f"a list of ratios needs a method that has one, which {', '.join(methods)} have not; "
+            f"a list of ratios needs a method with a ratio, and {', '.join(methods)} have none; "
             "leave --ratio out, or add razor."
         )
     return rows
 
 
 def command(job: Job, recipe: Recipe, changes: Mapping[str, Any]) -> str:
-    """The command that trains a job as a row does; changes: settings of the row or a baseline."""
+    """The command that trains a job like a row; changes: settings of the row or a baseline."""
     names = {field.name for field in fields(Job)}
     job = replace(job, **{name: value for name, value in changes.items() if name in names})
     return command_line(job, replace(recipe, seed=job.seed))
 
 
 def summary(lists: Lists) -> str:
-    """The lists of a grid in words, to be added to those of its methods."""
+    """The lists of a grid in words, such as "; lr 0.1, 0.2"."""
     return "".join(
-        f"; {_short(name)} {', '.join(f'{v:g}' for v in of)}" for name, of in lists.items()
+        f"; {_short(name)} {', '.join(f'{v:g}' for v in values)}" for name, values in lists.items()
     )

@@ -20,15 +20,15 @@ from razorctl.training.predicting.inference import Trained
 from razorctl.version import __version__
 
 FILE = "README.md"
-TIMM = ("timm", "razorctl")  # the second one puts heads on timm's backbones
-CLASSES = 20  # names of classes that are listed
-# Modality and task -> the task as the hub calls it.
+TIMM = ("timm", "razorctl")  # libraries of timm's models, and of razorctl's heads on them
+CLASSES = 20  # most names of classes
+# Modality and task -> the name of the task on the hub.
 PIPELINES = {
     ("image", "classification"): "image-classification",
     ("image", "multi-label"): "image-classification",
     ("image", "segmentation"): "image-segmentation",
     ("text", "classification"): "text-classification",
-    # As the hub has other models whose head is that of a classifier.
+    # The name for all models with the head of a classifier.
     ("text", "regression"): "text-classification",
     ("text", "multi-label"): "text-classification",
     ("text", "token-classification"): "token-classification",
@@ -43,28 +43,22 @@ AUTO = {
     "text-generation": "CausalLM",
     "fill-mask": "MaskedLM",
 }
-# Figures whose names on the hub are others.
-METRICS = {
-    "matthews": "matthews_correlation",
-    "pearson": "pearsonr",
-    "spearman": "spearmanr",
-}
-# What the names of a run are called, if not classes.
+# Figure -> its name on the hub, if it has another one there.
+METRICS = {"matthews": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}
+# Task -> the word for its classes, if it has another one.
 NAMES = {"regression": "value", "multi-label": "labels", "token-classification": "tags"}
 
 
 def text(trained: Trained, name: str, to: str, graph: Mapping[str, Any] | None) -> str:
-    """The card, in Markdown with a header in YAML. Of the user's paths it has the last part alone.
+    """The card, in Markdown with a header in YAML. A path of the user is shown by its last part.
 
     Args:
         name: the repository, or the folder.
         to: the format.
-        graph: what `onnx_model.write` returned; None for another format.
+        graph: the result of `onnx_model.write`; None for another format.
     """
     result, job = trained.result, trained.job
-    trained_job = replace(
-        type(job)(**result["job"]), model=shown(job.model), dataset=shown(job.dataset)
-    )
+    job = replace(type(job)(**result["job"]), model=shown(job.model), dataset=shown(job.dataset))
     recipe = Recipe(**result["recipe"])
     pipeline = PIPELINES.get((trained.family.modality, trained.family.task))
     library = models.library_of(trained.weights.parent)
@@ -72,18 +66,16 @@ def text(trained: Trained, name: str, to: str, graph: Mapping[str, Any] | None) 
     export = ["razorctl", "export", run, "--to", to]
     export += ["--push-to-hub", name] if "/" in name else []
     export += ["--weights", "last"] if trained.weights == trained.run / rundir.LAST else []
-    commands = f"{command_line(trained_job, recipe)} --out {shlex.quote(run)}\n{shlex.join(export)}"
-    rows = _rows(trained, trained_job.model, trained_job.dataset, recipe)
+    commands = f"{command_line(job, recipe)} --out {shlex.quote(run)}\n{shlex.join(export)}"
     figures = {
         figure.replace("_", " "): "-" if value is None else f"{value:.4f}"
         for figure, value in _figures(trained).items()
     }
-    shown_library = "onnx" if to == "onnx" else library
-    header = _header(trained, shown_library, library, pipeline, name, trained_job.dataset)
     return (
-        f"{header}# {name.rpartition('/')[2]}\n\n"
-        f"{trained_job.model}, fine-tuned on {trained_job.dataset} by razorctl {__version__} with "
-        f"method {recipe.method}.\n\n{_table(rows)}\n"
+        f"{_header(trained, to, library, pipeline, name, job.dataset)}"
+        f"# {name.rpartition('/')[2]}\n\n"
+        f"{job.model}, fine-tuned on {job.dataset} by razorctl {__version__} with method "
+        f"{recipe.method}.\n\n{_table(_rows(trained, job.model, job.dataset, recipe))}\n"
         f"Figures of these weights on the {result['split']} split:\n\n{_table(figures)}\n"
         f"## Commands\n\n```sh\n{commands}\n```\n"
         f"{_of_onnx(graph, library, name) if graph else _loading(library, pipeline, name)}"
@@ -91,16 +83,15 @@ def text(trained: Trained, name: str, to: str, graph: Mapping[str, Any] | None) 
 
 
 def shown(name: str) -> str:
-    """The name of a model or of data, which for a path is its last part."""
-    return (
-        f"./{Path(name).name}" if Path(name).is_absolute() or name.startswith(os.curdir) else name
-    )
+    """The name of a model or a data set; a path as ./ and its last part."""
+    is_path = Path(name).is_absolute() or name.startswith(os.curdir)
+    return f"./{Path(name).name}" if is_path else name
 
 
 def _header(
-    trained: Trained, shown_library: str, library: str, pipeline: str | None, name: str, data: str
+    trained: Trained, to: str, library: str, pipeline: str | None, name: str, data: str
 ) -> str:
-    """The header that the hub reads; data: the name of the data set."""
+    """The header, which the hub reads; data: the name of the data set."""
     from huggingface_hub import EvalResult, ModelCardData
 
     repository = _data_repository(trained.job.dataset)
@@ -119,7 +110,7 @@ def _header(
         if pipeline is not None and value is not None
     ]
     header = ModelCardData(
-        library_name=shown_library,
+        library_name="onnx" if to == "onnx" else library,
         pipeline_tag=pipeline,
         license=license_,
         base_model=base,
@@ -133,17 +124,17 @@ def _header(
 
 
 def _data_repository(dataset: str) -> str | None:
-    """The repository of a data set on the hub; None for one's own and for others."""
+    """The repository of a data set on the hub; None without one."""
     from razorctl.data import DATASETS
 
     if dataset in DATASETS:
         return DATASETS[dataset].repository
-    found = repositories.NAME.fullmatch(dataset)
-    return found[1] if found else None
+    match = repositories.NAME.fullmatch(dataset)
+    return match[1] if match else None
 
 
 def _origin(trained: Trained, library: str, ask: bool) -> tuple[str | None, str | None]:
-    """The repository of the pretrained weights, and their license; None for what is unknown.
+    """The repository of the pretrained weights, and their license; None if unknown.
 
     ask: whether the hub is asked for the license.
     """
@@ -160,17 +151,17 @@ def _origin(trained: Trained, library: str, ask: bool) -> tuple[str | None, str 
 def _rows(trained: Trained, model: str, dataset: str, recipe: Recipe) -> Mapping[str, str]:
     result, job = trained.result, trained.job
     stored, full = result["saved_bytes"], result["full_saved_bytes"]
-    rows = {
-        "model": model,
-        "data": dataset,
-        "task": trained.family.task,
-        "method": recipe.method,
-        **({"ratio": f"{recipe.ratio:g}"} if METHODS[recipe.method].has_ratio else {}),
-        **({"trained weights": "LoRA adapters, merged"} if recipe.lora else {}),
-        **({} if job.ema is None else {"averaged weights": f"decay {job.ema:g}"}),
+    rows = {"model": model, "data": dataset, "task": trained.family.task, "method": recipe.method}
+    if METHODS[recipe.method].has_ratio:
+        rows["ratio"] = f"{recipe.ratio:g}"
+    if recipe.lora:
+        rows["trained weights"] = "LoRA adapters, merged"
+    if job.ema is not None:
+        rows["averaged weights"] = f"decay {job.ema:g}"
+    steps, batch = result["steps"], result["job"]["batch_size"]
+    rows |= {
         "stored for backward": f"{units.size(stored)}, {units.percent(stored / full)} of full's",
-        "length": f"{units.count(result['steps'], 'step')} of "
-        f"{units.count(result['job']['batch_size'], 'example')}",
+        "length": f"{units.count(steps, 'step')} of {units.count(batch, 'example')}",
         "time of a step": f"{units.duration(result['step_seconds'])} on {result['device']}",
         "precision": str(result["job"]["precision"]),
     }
@@ -188,13 +179,12 @@ def _rows(trained: Trained, model: str, dataset: str, recipe: Recipe) -> Mapping
 
 
 def _figures(trained: Trained) -> dict[str, float | None]:
-    """The figures of the weights, as the run has measured them, in the order of the task's."""
-    result = trained.result
-    best = result.get("best_metrics")
+    """The figures of the weights in the run, in the order of the task's figures."""
     last = trained.weights == trained.run / rundir.LAST
-    figures = result["metrics"] if last or not best else best
-    order = [name for name in FIGURES[trained.family.task] if name in figures]
-    return {name: figures[name] for name in (*order, *(n for n in figures if n not in order))}
+    best = None if last else trained.result.get("best_metrics")
+    figures = best or trained.result["metrics"]
+    names = dict.fromkeys((*FIGURES[trained.family.task], *figures))
+    return {name: figures[name] for name in names if name in figures}
 
 
 def _table(rows: Mapping[str, str]) -> str:
@@ -209,7 +199,7 @@ def _use(*code: str) -> str:
 
 
 def _loading(library: str, pipeline: str | None, name: str) -> str:
-    """How the model is loaded; empty where its own library has no one call for that."""
+    """Code that loads the model; empty if its library has no single call for that."""
     if library == "timm":
         place = f"hf-hub:{name}" if "/" in name else f"local-dir:{name}"
         code = f'model = timm.create_model("{place}", pretrained=True)'
@@ -225,22 +215,21 @@ def _loading(library: str, pipeline: str | None, name: str) -> str:
 
 
 def _of_onnx(graph: Mapping[str, Any], library: str, name: str) -> str:
-    """How onnxruntime computes logits; graph: what `onnx_model.write` returned."""
+    """Code that computes logits by onnxruntime; graph: the result of `onnx_model.write`."""
     from razorctl.training.exporting import onnx_model
 
-    hub_name = "/" in name
-    imports = ["import onnxruntime"]
-    imports += ["from huggingface_hub import snapshot_download"] if hub_name else []
-    place = f'snapshot_download("{name}")' if hub_name else f'"{name}"'
-    code = [f"folder = {place}"]
+    imports, folder, inputs = ["import onnxruntime"], f'"{name}"', graph["inputs"]
+    if "/" in name:
+        imports.append("from huggingface_hub import snapshot_download")
+        folder = f"snapshot_download({folder})"
+    code = [f"folder = {folder}"]
     code += [f'session = onnxruntime.InferenceSession(f"{{folder}}/{onnx_model.FILE}")']
-    inputs = graph["inputs"]
     if "input_ids" in inputs:
         imports.append("from transformers import AutoTokenizer")
-        of_pairs = ", return_token_type_ids=True" if "token_type_ids" in inputs else ""
+        types = ", return_token_type_ids=True" if "token_type_ids" in inputs else ""
         code += [
             "tokenizer = AutoTokenizer.from_pretrained(folder)",
-            f'texts = tokenizer(["a text"], return_tensors="np"{of_pairs})',
+            f'texts = tokenizer(["a text"], return_tensors="np"{types})',
             "feed = {each.name: texts[each.name] for each in session.get_inputs()}",
         ]
     else:

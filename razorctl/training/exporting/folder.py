@@ -1,4 +1,4 @@
-"""The files of an exported run: its model's, ONNX in their weights' place, and a model card."""
+"""The files of an exported run: of its model, or ONNX in place of weights, and a model card."""
 
 import shutil
 from pathlib import Path
@@ -8,27 +8,25 @@ from razorctl.models.transformers import pretrained_files
 from razorctl.training.exporting import card, onnx_model
 from razorctl.training.predicting.inference import Trained
 
-WEIGHTS = (pretrained_files.WEIGHTS, pretrained_files.INDEX)
-# What the libraries read; nothing else that lies in a run directory leaves it.
-OTHERS = pretrained_files.SETTINGS
+# Patterns of the files that the libraries read; no other file of a run directory is exported.
+WEIGHTS, SETTINGS = (pretrained_files.WEIGHTS, pretrained_files.INDEX), pretrained_files.SETTINGS
 
 
 def write(
     trained: Trained, to: str, folder: Path, name: str, *, copy: bool
 ) -> tuple[dict[str, Path], dict[str, Any] | None]:
-    """The files of an export by their names, and what `onnx_model.write` returns, if it was called.
+    """The files of an export by name, and for ONNX the result of `onnx_model.write`.
 
-    New files are written into a folder; those of the run stay where they are, unless `copy`.
+    New files are written into a folder; with `copy`, files of the run are copied into it.
 
     Args:
         trained: the model of the run, on the CPU.
         to: a format of `formats.PACKAGES`.
-        name: the repository or the folder that will have the files, as the model card says.
+        name: the repository or the folder, for the model card.
     """
-    patterns = (*OTHERS, *(WEIGHTS if to == "safetensors" else ()))
-    own = trained.weights.parent
-    there = sorted(own.iterdir())  # which raises where `glob` would find nothing
-    files = {file.name: file for pattern in patterns for file in there if file.match(pattern)}
+    patterns = (*SETTINGS, *WEIGHTS) if to == "safetensors" else SETTINGS
+    every = sorted(trained.weights.parent.iterdir())  # raises for a folder that cannot be read
+    files = {file.name: file for pattern in patterns for file in every if file.match(pattern)}
     if copy:
         files = {each: Path(shutil.copyfile(file, folder / each)) for each, file in files.items()}
     graph = onnx_model.write(trained, folder) if to == "onnx" else None
@@ -38,5 +36,5 @@ def write(
 
 
 def title(trained: Trained) -> str:
-    """The title of a commit to the hub, without the user's paths."""
+    """The title of a commit to the hub, without paths of the user."""
     return f"{card.shown(trained.job.model)} trained on {card.shown(trained.job.dataset)}"

@@ -1,4 +1,4 @@
-"""The formats that a run is exported to, and those that are refused."""
+"""The formats of exports, and formats that are refused."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 from razorctl.errors import UsageError
 from razorctl.registry import unknown
 
-PACKAGES = {"safetensors": (), "onnx": ("onnx", "onnxruntime", "onnxscript")}  # by format
-# Formats that are not written -> what to do.
+PACKAGES = {"safetensors": (), "onnx": ("onnx", "onnxruntime", "onnxscript")}  # format -> packages
+# Format that is not written -> the reason and the mend.
 REFUSED = {
     "torchscript": "torch has deprecated it; choose onnx",
     "gguf": "llama.cpp makes it of a run's directory; run its `convert_hf_to_gguf.py {run}`",
@@ -15,7 +15,7 @@ REFUSED = {
 
 
 def check_format(to: str, run: Path) -> None:
-    """Raises UsageError if there is no such format, or if a package that it needs is missing."""
+    """Raises UsageError for a format that is not written, and for a missing package."""
     if to in REFUSED:
         raise UsageError(f"--to {to} is not written: {REFUSED[to].format(run=run)}.")
     if to not in PACKAGES:

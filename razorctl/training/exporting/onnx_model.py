@@ -1,4 +1,4 @@
-"""The model of a finished run as ONNX: torch's exporter writes it, and onnxruntime checks it."""
+"""The model of a finished run as ONNX, written by torch's exporter and checked by onnxruntime."""
 
 import logging
 import sys
@@ -16,8 +16,8 @@ from razorctl.errors import RazorError, reason_of
 from razorctl.training.predicting.inference import Trained
 
 FILE = "model.onnx"
-TOKENS = 16  # of a text that the model is traced with; texts of any length may be fed
-ROUNDING = 1e-3  # most that logits may differ by, as a share of the largest
+TOKENS = 16  # tokens of the traced texts; the model takes texts of any length
+ROUNDING = 1e-3  # most difference of logits, as a share of the largest
 AXES = ("batch", "tokens")  # of texts; images have the first one
 MEND = "export it with --to safetensors"
 
@@ -39,7 +39,7 @@ class ExportedModel(nn.Module):
 
 
 class _OtherThreads:
-    """A stream that drops what the thread writes that made it; others may show what is done."""
+    """A stream that drops the output of this thread; other threads show the progress."""
 
     def __init__(self, stream: Any) -> None:
         self._stream, self._thread = stream, threading.get_ident()
@@ -55,7 +55,7 @@ class _OtherThreads:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hides what torch warns of, logs and prints: whole graphs of what it cannot export."""
+    """Hides warnings, logs and output of torch, such as graphs that it cannot export."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     stream: Any = _OtherThreads(sys.stderr)
@@ -68,12 +68,12 @@ def _quiet() -> Iterator[None]:
 
 
 def write(trained: Trained, folder: Path) -> dict[str, Any]:
-    """Writes FILE into a folder, and its weights beside it where they take more than 2 GB.
+    """Writes FILE into a folder, with its weights beside it if they take more than 2 GB.
 
-    Images are of the run's size, and texts of any length; the batch is of any size. Returns the
-    names of inputs and outputs, each with its axes, the opset, and the largest difference of a
-    logit from the run's model. Raises RazorError if the model cannot be exported, or if the file
-    computes other logits than it.
+    The size of images is the run's; the length of texts and the batch size are free. Returns the
+    opset, the axes of each input and output by name, and the largest difference of a logit from the
+    run's model. Raises RazorError if the model cannot be exported, or if the file computes other
+    logits.
 
     trained: a model on the CPU.
     """
@@ -93,7 +93,7 @@ def write(trained: Trained, folder: Path) -> dict[str, Any]:
                 output_names=["logits"],
                 verbose=False,
             )
-    except Exception as error:  # the exporter passes on whatever a model raises
+    except Exception as error:  # a model may raise anything
         reason = reason_of(error.__cause__ or error)
         raise RazorError(f"{trained.run} cannot be exported to ONNX ({reason}); {MEND}.") from error
     assert program is not None
@@ -108,12 +108,12 @@ def write(trained: Trained, folder: Path) -> dict[str, Any]:
 
 
 def _axes(value: Any) -> list[str | int]:
-    """The axes of an input or an output: numbers, or names of those that may have any."""
+    """The axes of an input or an output: a number, or the name of a free axis."""
     return [each if isinstance(each, int) else str(each.value) for each in value.shape]
 
 
 def _inputs(trained: Trained, batch: int, tokens: int) -> dict[str, Tensor]:
-    """Random inputs by name; a mask of texts leaves out the last token of the first one."""
+    """Random inputs by name; the mask of texts hides the last token of the first text."""
     example = trained.family.example(trained.model, batch, trained.job.input_size)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(batch)
@@ -128,16 +128,16 @@ def _inputs(trained: Trained, batch: int, tokens: int) -> dict[str, Tensor]:
 
 
 def _difference(trained: Trained, model: ExportedModel, file: Path) -> float:
-    """The largest difference of a logit, on a batch and texts of other sizes than were traced.
+    """The largest difference of a logit, on inputs of other sizes than the traced ones.
 
-    Raises RazorError if it is no rounding.
+    Raises RazorError for more than ROUNDING.
     """
     inputs = _inputs(trained, 3, TOKENS // 2)
     with _quiet(), torch.no_grad():
         wanted = model(*inputs.values())
     try:
         difference = float((_run(file, inputs) - wanted).abs().max())
-    except Exception as error:  # onnxruntime has a class of its own for each kind
+    except Exception as error:  # onnxruntime's classes are not public
         raise RazorError(
             f"onnxruntime cannot run the ONNX model of {trained.run} ({reason_of(error)}); {MEND}."
         ) from error

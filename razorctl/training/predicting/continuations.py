@@ -1,4 +1,4 @@
-"""The texts that a causal language model continues, and the conversations that it answers."""
+"""Texts that a causal language model continues, and conversations that it answers."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from razorctl import models, units
 from razorctl.errors import DataError
 from razorctl.step import autocast
 from razorctl.training.loading import PRIME
-from razorctl.training.predicting.inference import check_finite
+from razorctl.training.predicting.inference import RowOfFile, check_finite
 
 if TYPE_CHECKING:
     from razorctl.data.own.whole import UnlabeledRows
@@ -20,20 +20,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Continuation:
-    """The text that continues the text, or answers the conversation, in a row of a file."""
+class Continuation(RowOfFile):
+    """The continuation of a text, or the answer to a conversation."""
 
-    file: str
-    row: int | None
     text: str
 
 
 @dataclass(frozen=True)
-class Prompt:
-    """The tokens of a row of a file; answered: whether the row is a conversation."""
+class Prompt(RowOfFile):
+    """The tokens of a row; answered: whether the row is a conversation."""
 
-    file: str
-    row: int | None
     ids: Sequence[int]
     answered: bool
 
@@ -47,13 +43,14 @@ def continue_texts(
 ) -> Iterator[Continuation]:
     """The continuations of the rows of files, in their order, batch by batch.
 
-    Tokens drawn for a row depend on the seed and the number of rows before it, not on its batch.
-    Raises DataError for a text that is too long for the model, before any is continued, and what
+    The tokens of a row depend on the seed and the number of rows before it, not on its batch.
+    Before the first one, raises DataError for a text that is too long for the model, and what
     `chats.prompt` raises.
-    new: the most tokens of each continuation. temperature: of the distribution that tokens are
-    drawn from; at 0 the most probable token is taken. seed: of the draws.
+
+    new: the most tokens of a continuation. temperature: of the draws; 0 takes the most probable
+    token. seed: of the draws.
     """
-    # From the weights of the run, as the model it began with may be gone.
+    # From the weights of the run, since its pretrained model may be deleted.
     make = models.find(str(trained.weights.parent), trained.job.task).writer
     assert make is not None
     writer = make(trained.model)
@@ -81,7 +78,7 @@ def _batches(
 
 
 def _prompts(writer: "Writer", part: "UnlabeledRows", new: int) -> Iterator[Prompt]:
-    """The tokens of the rows of a file; raises DataError if one has none, or no room for `new`."""
+    """The tokens of the rows of a file; raises DataError for a row with no or too many tokens."""
     for row, (file, number), stored in zip(part.data, part.places, part.kept, strict=True):
         ids, place = writer.prompt(row), part.place(int(stored))
         if not ids:
@@ -98,10 +95,10 @@ def _prompts(writer: "Writer", part: "UnlabeledRows", new: int) -> Iterator[Prom
 
 
 def _drawing(rows: Iterable[int], temperature: float, seed: int) -> Callable[[Tensor], Tensor]:
-    """A function of the logits [rows, vocabulary]; the tokens of its greatest values are drawn.
+    """A function of the logits [rows, vocabulary], whose greatest values are the drawn tokens.
 
-    It adds Gumbel noise, so the greatest is a draw from the softmax (Gumbel, 1954), and each row
-    can have a generator of its own.
+    It adds Gumbel noise: the greatest value is then a draw from the softmax (Gumbel, 1954). Each
+    row has its own generator.
     """
     if temperature == 0:
         return lambda logits: logits
@@ -120,7 +117,7 @@ def _drawing(rows: Iterable[int], temperature: float, seed: int) -> Callable[[Te
 def _checked(
     drawn: Callable[[Tensor], Tensor], places: Sequence[tuple[str, int | None]]
 ) -> Callable[[Tensor], Tensor]:
-    """`drawn`, which also raises DataError for logits that are not finite."""
+    """`drawn` with a check that raises DataError for logits that are not finite."""
 
     def checked(logits: Tensor) -> Tensor:
         check_finite(logits, places)

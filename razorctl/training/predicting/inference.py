@@ -29,10 +29,18 @@ CHOICES = ("best", "last")
 
 
 @dataclass(frozen=True)
-class Trained:
-    """The model of a finished run, with its classes and the way to feed it.
+class RowOfFile:
+    """The place of a prediction; row: counted from 0, None if the file is one row."""
 
-    weights: their file. result: that of the run, under the keys of `finetune --json`.
+    file: str
+    row: int | None
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The model of a finished run, with its classes and the transform of its inputs.
+
+    weights: their file. result: of the run, under the keys of `finetune --json`.
     """
 
     run: Path
@@ -50,11 +58,7 @@ class Trained:
         return tuple(self.result["classes"])
 
     def evaluate(self, rows: "Dataset", done: Callable[[int], None] = lambda _: None) -> Evaluation:
-        """The evaluation of rows with labels, such as `LabeledRows` has.
-
-        done: called with the number of rows so far.
-        """
-
+        """The evaluation of labeled rows; done: called with the number of rows so far."""
         count = 0
 
         def logits(model: nn.Module, inputs: Any) -> Tensor:
@@ -71,7 +75,7 @@ class Trained:
 
         make = self.family.sequences
         if make is not None:
-            # From the weights of the run, as the model it began with may be gone.
+            # From the weights of the run, since its pretrained model may be deleted.
             make = models.find(str(self.weights.parent), self.job.task, self.job.packing).sequences
             assert make is not None
             rows = make(rows, self.job.input_size, lambda _: None)
@@ -85,7 +89,7 @@ class Trained:
 
     @contextmanager
     def in_memory(self) -> Iterator[None]:
-        """Raises OutOfMemoryError with a mend if the block, which runs batches, raises torch's."""
+        """Raises OutOfMemoryError, with a mend, if the block runs out of memory."""
         try:
             yield
         except torch.OutOfMemoryError:
@@ -102,14 +106,14 @@ def load(
     device: torch.device | str | None = None,
     batch_size: int | None = None,
 ) -> Trained:
-    """The model of a finished run, in eval mode; only the run directory is read.
+    """The model of a finished run, in eval mode; reads only the run directory.
 
-    Raises UsageError if the directory holds no finished run, MissingError if its weights are not
-    there, and DataError if its files cannot be read.
+    Raises UsageError without a finished run, MissingError for missing weights, and DataError for
+    files that cannot be read.
 
     Args:
         run: the run directory.
-        weights: `best` or `last`, of the evaluations during training; None is the best.
+        weights: "best" or "last" of the evaluations during training; None is "best".
         device: None is CUDA if available, else the CPU.
         batch_size: None is a micro-batch of the run.
     """
@@ -132,9 +136,9 @@ def load(
 
 
 def check_finite(logits: Tensor, places: Sequence[tuple[str, int | None]]) -> None:
-    """Raises DataError that names the first row of logits [rows, ...] that is not finite.
+    """Raises DataError that names the first row of logits [rows, ...] with NaN or infinity.
 
-    places: the file of each row, and its number there unless the file has just one.
+    places: the file of each row, and its number there; None if the file is one row.
     """
     least, most = logits.detach().flatten(1).aminmax(dim=1)
     bad = (~(least.isfinite() & most.isfinite())).nonzero()
@@ -142,12 +146,12 @@ def check_finite(logits: Tensor, places: Sequence[tuple[str, int | None]]) -> No
         file, row = places[int(bad[0])]
         where = file if row is None else f"row {row} of {file}"
         raise DataError(
-            f"the model's logits of {where} are not finite; look at that row, or train again."
+            f"the model's logits of {where} are not finite; check that row, or train again."
         )
 
 
 def _check_finite(model: nn.Module, file: Path) -> None:
-    """Raises DataError that names the first weight that is not finite; a buffer may be infinite."""
+    """Raises DataError that names a weight with NaN or infinity, or a buffer with NaN."""
     for name, weight in model.named_parameters():
         if not weight.isfinite().all():
             raise DataError(f"{name} in {file} is not finite; {rundir.AGAIN}.")
@@ -157,11 +161,11 @@ def _check_finite(model: nn.Module, file: Path) -> None:
 
 
 def _loaded(run: Path, weights: Path, result: Mapping[str, Any]) -> list[str]:
-    """The paths in a run of all files that are read with its weights, those that are gone too."""
+    """The paths, in a run, of the files that are loaded with its weights, also of missing ones."""
     folder = weights.parent
-    there = (file for each in (*SETTINGS, WEIGHTS, INDEX) for file in sorted(folder.glob(each)))
-    known = (run / name for name in result.get("checksums", ()) if name != rundir.METRICS)
-    files = [*there, *(file for file in known if file.parent == folder), run / rundir.SPLIT]
+    files = [file for each in (*SETTINGS, WEIGHTS, INDEX) for file in sorted(folder.glob(each))]
+    checked = (run / name for name in result.get("checksums", ()) if name != rundir.METRICS)
+    files += [*(file for file in checked if file.parent == folder), run / rundir.SPLIT]
     return list(dict.fromkeys(file.relative_to(run).as_posix() for file in files))
 
 
@@ -169,8 +173,6 @@ def _file(result: Mapping[str, Any], weights: str) -> str:
     """The path of the best or the last weights in the directory of a run."""
     if result["best_step"] == result["steps"]:
         return rundir.WEIGHTS
-    if Path(result["best_weights"]) == Path(result["run_dir"]) / rundir.OLD_BEST:
-        return rundir.OLD_BEST if weights == "best" else rundir.WEIGHTS
     return rundir.WEIGHTS if weights == "best" else rundir.LAST
 
 
@@ -187,7 +189,7 @@ def evaluation_document(
 ) -> dict[str, Any]:
     """The figures of a run's model on rows, under the stable keys of `evaluate --json`.
 
-    dataset: the name of the rows' data set. done: called with the number of rows so far.
+    dataset: the name of the data set. done: called with the number of rows so far.
     """
     start, count = time.perf_counter(), 0
 

@@ -1,4 +1,4 @@
-"""The labels that a classifier gives, and the numbers of a regression."""
+"""The labels of classifiers, and the numbers of regressions."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from razorctl.step import scored
-from razorctl.training.predicting.inference import check_finite
+from razorctl.training.predicting.inference import RowOfFile, check_finite
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -17,58 +17,52 @@ if TYPE_CHECKING:
     from razorctl.data.own.whole import UnlabeledRows
     from razorctl.training.predicting.inference import Trained
 
-HALF = 0.5  # the probability from which on a row has a label
+HALF = 0.5  # least probability of a label that a row has
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """The probabilities of the classes for a row of a file; `row` is None for an image file."""
+class Prediction(RowOfFile):
+    """The probabilities of the classes."""
 
-    file: str
-    row: int | None
     classes: tuple[str, ...]
     probabilities: tuple[float, ...]
 
     def ranked(self, top: int) -> list[tuple[str, float]]:
-        """The `top` most probable classes with their probabilities; of equal ones the first."""
+        """The `top` most probable classes with their probabilities; equal ones in their order."""
         pairs = zip(self.classes, self.probabilities, strict=True)
         return sorted(pairs, key=lambda pair: -pair[1])[:top]
 
 
 def predict_labels(classifier: "Trained", parts: Iterable["UnlabeledRows"]) -> Iterator[Prediction]:
-    """The predictions of a classifier for the rows of files, in their order, batch by batch."""
+    """The predictions of a classifier for the rows of files, in their order."""
     for place, values in _placed(classifier, parts, probabilities):
         yield Prediction(*place, classifier.classes, tuple(values.tolist()))
 
 
 @dataclass(frozen=True)
-class LabelSet:
-    """The probability of each label for a row of a file, and those of HALF or more."""
+class LabelSet(RowOfFile):
+    """The probability of each label, and the labels of a probability of HALF or more."""
 
-    file: str
-    row: int | None
     labels: tuple[str, ...]
     probabilities: Mapping[str, float]
 
 
 def predict_several(trained: "Trained", parts: Iterable["UnlabeledRows"]) -> Iterator[LabelSet]:
-    """The labels that a multi-label model gives for the rows of files, in their order."""
+    """The labels of a multi-label model for the rows of files, in their order."""
     for place, values in _placed(trained, parts, logits_of):
         chances = dict(zip(trained.classes, values.sigmoid().tolist(), strict=True))
         yield LabelSet(*place, tuple(name for name, p in chances.items() if p >= HALF), chances)
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """The number that a regression gives for a row of a file."""
+class Estimate(RowOfFile):
+    """The number of a regression."""
 
-    file: str
-    row: int | None
     value: float
 
 
 def predict_numbers(trained: "Trained", parts: Iterable["UnlabeledRows"]) -> Iterator[Estimate]:
-    """The numbers that a regression gives for the rows of files, in their order."""
+    """The numbers of a regression for the rows of files, in their order."""
     for place, values in _placed(trained, parts, logits_of):
         yield Estimate(*place, values.item())
 
@@ -82,7 +76,7 @@ def probabilities(classifier: "Trained", rows: "Dataset") -> Iterator[Tensor]:
 def logits_of(trained: "Trained", rows: "Dataset") -> Iterator[Tensor]:
     """The logits [rows, classes] of each batch of rows, fp32, on the CPU.
 
-    A row has an `image`, or a `text` and perhaps a `text_pair`.
+    A row has an `image`, or a `text` and optionally a `text_pair`.
     """
     with trained.in_memory():
         for batch in trained.batches(rows, trained.transform):
@@ -96,7 +90,7 @@ def _placed(
     parts: Iterable["UnlabeledRows"],
     outputs: Callable[["Trained", "Dataset"], Iterator[Tensor]],
 ) -> Iterator[tuple[tuple[str, int | None], Tensor]]:
-    """The place and the outputs of each row of files; raises DataError if these are not finite."""
+    """The place and the outputs of each row of files; raises DataError for NaN and infinity."""
     for part in parts:
         places = iter(part.places)
         for batch in outputs(trained, part.data):

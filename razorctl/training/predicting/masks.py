@@ -1,4 +1,4 @@
-"""The masks that a segmentation model gives: a PNG of each image's size."""
+"""The masks of a segmentation model, as PNG files of each image's size."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,22 +17,20 @@ from razorctl.errors import UsageError
 from razorctl.models import Rows
 from razorctl.step import autocast
 from razorctl.system import atomic
-from razorctl.training.predicting.inference import check_finite
+from razorctl.training.predicting.inference import RowOfFile, check_finite
 
 if TYPE_CHECKING:
     from razorctl.data.own.whole import UnlabeledRows
     from razorctl.training.predicting.inference import Trained
 
-ROOM = 256 << 20  # bytes of logits that have the size of an image at once
-BYTE = 256  # classes that a pixel of 8 bits tells apart
+ROOM = 256 << 20  # most bytes of logits that are resized at once
+BYTE = 256  # values of a pixel of 8 bits
 
 
 @dataclass(frozen=True)
-class Mask:
-    """The mask of a row of a file; label: its most frequent class; share: of its pixels."""
+class Mask(RowOfFile):
+    """The path of a mask; label: the most frequent class; share: of the pixels that have it."""
 
-    file: str
-    row: int | None
     mask: str
     label: str
     share: float
@@ -60,12 +58,11 @@ def write_masks(
     out: Path,
     done: Callable[[int], None] = lambda _: None,
 ) -> list[Mask]:
-    """Writes the mask of each row of files into a new folder, and the names of the classes.
+    """Writes the mask of each row of files, and the names of the classes, into a new folder.
 
-    The value of a pixel is the number of its class, shown in its color if the run was told colors.
-    Raises UsageError if the folder exists or
-    cannot be written, and for two masks of the same name; then no folder is left.
-    done: called with the number of masks so far.
+    The value of a pixel is the number of its class; a PNG shows it in the color of the run, if it
+    has colors. Raises UsageError, and leaves no folder, if the folder exists or cannot be written,
+    and for two masks of one name. done: called with the number of masks so far.
     """
     names = iter(places(parts))
     colors = palette(trained.job.mask_colors)
@@ -98,15 +95,15 @@ def _masks(trained: "Trained", part: "UnlabeledRows") -> Iterator[Tensor]:
 
 
 def _sized(transform: Callable[[Rows], Rows], rows: Rows) -> Rows:
-    """Transformed rows with the height and width of their images."""
+    """Transformed rows, with the height and width of their images as `size`."""
     sizes = [torch.tensor([image.height, image.width]) for image in rows["image"]]
     return {**transform(rows), "size": sizes}
 
 
 def _greatest(logits: Tensor, size: Sequence[int]) -> Tensor:
-    """The class of each pixel of an image, by logits [classes, height, width] that are resized.
+    """The class of each pixel [height, width] by logits [classes, height', width'].
 
-    They are resized a few classes at a time, since all may not fit into memory.
+    A few classes are resized at a time, since all may not fit into memory.
     """
     height, width = size
     best = logits.new_full((height, width), -torch.inf)
@@ -122,7 +119,7 @@ def _greatest(logits: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def _save(mask: Tensor, classes: int, file: Path, colors: list[int]) -> None:
-    """Writes a PNG: of 8 bits with colors to look at, or of 16 bits for more classes than that."""
+    """Writes a PNG: of 8 bits with a palette, or of 16 bits for more than BYTE classes."""
     import numpy as np
     from PIL import Image
 
@@ -134,9 +131,9 @@ def _save(mask: Tensor, classes: int, file: Path, colors: list[int]) -> None:
 
 
 def palette(mask_colors: str | None = None) -> list[int]:
-    """Red, green and blue of each class: of `Job.mask_colors`, or by PASCAL VOC's color map.
+    """Red, green and blue of each class, by `Job.mask_colors`, else by PASCAL VOC's color map.
 
-    There 0 is black, and the bits of a class, from the lowest, become the highest bits of the three
+    In that map the bits of a class, from the lowest, become the highest bits of red, green and blue
     in turn.
     """
     if mask_colors is not None:

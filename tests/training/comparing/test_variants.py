@@ -87,32 +87,6 @@ def test_other_values_are_not_resumed(commands):
     assert_refused(refused, 2, "x was begun with learning rate [1e-05, 3e-05, 0.0001]; resume it")
 
 
-def test_the_rounds_of_older_releases_are_shown_and_not_resumed(commands):
-    """Each round was of the better half of the rows, and had longer runs."""
-    compare(*NAMED, "--methods", "full,razor", *RATES)
-    file = Path("x/comparison.toml")
-    budget = "[limits]\nbudget = 72.0\n[runs.steps]\n'1/full-lr-1e-05' = 8\n[runs]\nshares = [2, 3]"
-    file.write_text(file.read_text().replace("[runs]", budget))
-    last = ("razor-lr-3e-05-0", "full-lr-3e-05-0")
-    for place in sorted(Path("x").glob("*-0")):
-        turn = 2 if place.name in last else 1
-        Path(f"x/round-{turn}").mkdir(exist_ok=True)
-        place.rename(f"x/round-{turn}/{place.name}")
-    document = json.loads(compare("x", "--json").stdout)
-    assert [row["label"] for row in document["rows"]] == [
-        "full, lr 1e-05, round 1 of 2",
-        "full, lr 3e-05",
-        "full, lr 0.0001, round 1 of 2",
-        "razor, lr 1e-05, round 1 of 2",
-        "razor, lr 3e-05",
-        "razor, lr 0.0001, round 1 of 2",
-    ]
-    assert {len(row["run_dirs"]) for row in document["rows"]} == {1}
-    assert document["take"]["label"] == "razor, lr 3e-05"  # though 0.0001 had more in round 1
-    refused = compare(*NAMED, "--methods", "full,razor", *RATES, "--resume")
-    assert_refused(refused, 2, "x was begun with a budget that set the steps of runs")
-
-
 def test_one_method_has_its_best_setting_and_is_repeated_by_one_command(commands):
     result = compare(*NAMED, "--methods", "razor", *RATES)
     assert (
@@ -130,7 +104,7 @@ BAD = {
     "a bad value": (["--lr", "1e-5,-1"], "learning rate -1.0 is not a positive number"),
     "a list of depths": (["--freeze", "2,4"], "freeze '2,4' has several numbers of blocks; give"),
     "a list of names": (["--optimizer", "sgd,adamw"], "only numbers can have one; give one value"),
-    "no ratio": (["--ratio", "0.5,0.9", "--methods", "full"], "needs a method that has one, which"),
+    "no ratio": (["--ratio", "0.5,0.9", "--methods", "full"], "needs a method with a ratio, and"),
 }
 
 

@@ -105,18 +105,6 @@ def test_the_best_weights_are_taken_if_they_are_not_the_last(tmp_path, monkeypat
         inference.load(tmp_path / "run", weights="last")
 
 
-def test_a_run_of_an_older_razorctl_has_its_best_weights_beside_the_last(runs, tmp_path):
-    out = shutil.copytree(runs["digits"].out, tmp_path / "run")
-    (out / "best").mkdir()
-    for name in ("config.json", "model.safetensors"):
-        shutil.copy(out / name, out / "best" / name)
-    best = str(runs["digits"].out / "best/model.safetensors")
-    older = {"best_step": 1, "best_weights": best, "checksums": {}}
-    edit_result(out, lambda result: result.update(older))
-    for weights, path in (("best", "best/model.safetensors"), ("last", "model.safetensors")):
-        assert inference.load(out, weights=weights, device="cpu").weights == out / path
-
-
 def test_the_best_weights_are_tested_at_the_end_too(tmp_path, monkeypatch, shallow):
     """With validation and test splits; the last weights of training do not change."""
     real, tested = Run.evaluation, []
@@ -389,5 +377,5 @@ def test_a_row_whose_logits_are_not_finite_is_named(runs, tmp_path):
     seen.clear()
     files = [str(picture(tmp_path / f"{number}.png", 1)) for number in range(5)]
     parts, _ = whole.unlabeled(files, trained.job, "image")
-    with pytest.raises(DataError, match=r"logits of .*4\.png are not finite; look at that row"):
+    with pytest.raises(DataError, match=r"logits of .*4\.png are not finite; check that row"):
         list(labels.predict_labels(trained, parts))
