@@ -16,6 +16,7 @@ from razorctl.cli.views import common as views
 from razorctl.methods import DEFAULT_METHOD
 from razorctl.training import run as trainer
 from razorctl.training import run_files
+from razorctl.training.checkpoints import Checkpoints
 from tests import local_hub
 from tests.cli.commands import QUICK, finetune, razorctl
 from tests.forked import Forked, razorctl_command
@@ -204,6 +205,12 @@ class TestResume:
         flags = ["--steps", "4", "--ratio", "0.5", "--precision", "auto"]
         assert finetune("--out", "run", "--resume", *flags).exit_code == 0
         assert Path("run/model.safetensors").exists()
+
+    def test_takes_a_lower_rate_after_a_step_that_diverged(self, stopped):
+        saved = Checkpoints(Path("run"))
+        saved.mark(saved.newest, diverged=True)
+        assert finetune("--out", "run", "--resume", "--lr", "0.1").exit_code == 0
+        assert run_files.read_settings(Path("run"))[0].learning_rate == 0.1
 
     @pytest.mark.parametrize(
         ("flags", "sentence"),

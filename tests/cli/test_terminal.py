@@ -9,6 +9,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.table import Table
@@ -231,3 +232,20 @@ def test_cells_that_a_spreadsheet_would_run():
     assert found[0] == [f"=f.csv,3,{cell},0.75" for cell in CELLS]
     quoted = [cell if cell in ("cat", "a=1") else f"'{cell}" for cell in CELLS]
     assert found[1] == [f"'=f.csv,3,{cell},0.75" for cell in quoted]
+
+
+@pytest.mark.parametrize(
+    ("interactive", "notebook", "quiet", "shown"),
+    [
+        (True, False, False, True),
+        (False, False, False, False),
+        (True, True, False, False),
+        (True, False, True, False),
+    ],
+)
+def test_bars_are_shown_on_terminals_with_messages(
+    interactive, notebook, quiet, shown, monkeypatch
+):
+    console = SimpleNamespace(is_interactive=interactive, is_jupyter=notebook, quiet=quiet)
+    monkeypatch.setattr(views, "err", console)
+    assert views.live() is shown

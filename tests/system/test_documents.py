@@ -91,7 +91,7 @@ READ: dict[str, tuple[Callable[[Path], Any], ...]] = {
     f"run/{STEP}": (
         lambda top: Checkpoints(top / "run"),
         lambda top: checkpoints.left(top / "run"),
-        lambda top: resuming._diverged(top / "run"),
+        lambda top: (checkpoints.newest_marker(top / "run") or {"diverged": 0})["diverged"],
     ),
     "run/checkpoints/step-00000002/state.json": (lambda top: Checkpoints(top / "run"),),
     "run/config.toml": (

@@ -1,5 +1,7 @@
 """Steps that run out of memory are taken again with less of it."""
 
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -58,6 +60,36 @@ def test_smaller_micro_batches_give_the_same_weights(tmp_path, memory, caplog):
         for parts in (2, 4)
     ]
     assert "out of memory at step 1; from now on, steps run in micro-batches of 4" in caplog.text
+
+
+class Cycle:
+    def __init__(self):
+        self.itself = self
+
+
+def test_garbage_is_freed_before_a_step_is_taken_again(tmp_path, memory, monkeypatch):
+    """Also objects that lived when the run hid its objects from garbage collections."""
+    held = [Cycle()]
+    garbage, alive = weakref.ref(held[0]), []
+
+    def lacks(*_):
+        if held:  # the first step
+            return False
+        alive.append(garbage() is not None)
+        return len(alive) == 1
+
+    memory(lacks)
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: 0)
+    run = begin(tmp_path / "run", SMALL, steps=1)
+    held.clear()
+    gc.disable()
+    try:
+        next(run)
+    finally:
+        gc.enable()
+        gc.freeze()  # as tests.conftest does
+    assert alive == [True, *[False] * (len(alive) - 1)]
+    assert len(alive) > 1
 
 
 def test_then_the_ratio_rises_and_the_joint_budget_falls(tmp_path, memory):

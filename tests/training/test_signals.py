@@ -46,6 +46,7 @@ def test_one_that_is_ignored_stays_so():
 
 def test_of_several_processes_each_only_notes_all_that_come(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(signals, "TOGETHER", 0)
     with signals.termination_raises(), signals.noted() as stop:
         for number in NUMBERS:  # torchrun sends again what a terminal has sent
             signal.raise_signal(number)

@@ -43,6 +43,7 @@ CARD = "---\nlicense: mit\nconfigs:\n{}---\n" + "A long text of a card.\n\n\n" *
 ONE = "- config_name: default\n  data_files:\n  - split: train\n    path: {}\n"
 LIST = "  data_files:\n  - {split: train, path: [a.csv, b.csv]}\n  - {split: test, path: c.csv}\n"
 TWO = "- {config_name: x, data_files: x.csv}\n- {config_name: y, data_files: y.csv"
+DEFAULT = f"{TWO.partition('- {config_name: y')[0]}{ONE.format('[a.csv, b.csv]')}"
 TABLES = {  # files, the header of a card -> rows of each split
     "data": (("data/train-0-of-1.csv", "data/test-0-of-1.csv"), "", [11, 1, 12]),
     "named": (("x/one.csv", "x/two.csv"), ONE.format("x/one.csv"), [11, 1, None]),
@@ -51,6 +52,7 @@ TABLES = {  # files, the header of a card -> rows of each split
     "a list": (("a.csv", "b.csv", "c.csv"), f"- config_name: x\n{LIST}", [22, 2, 12]),
     "defaults": (("default/train/0000.csv", "default/test/0000.csv"), "", [11, 1, 12]),
     "of several": (("x.csv", "y.csv"), f"{TWO}, default: true}}\n", [11, 1, None]),
+    "called default": (("x.csv", "a.csv", "b.csv"), DEFAULT, [22, 2, None]),
     "of splits": (("train/a.csv", "train/b.csv", "test/a.csv"), None, [22, 2, 12]),
     "of training alone": (("train/a.csv",), None, [11, 1, None]),
     "by other words": (("training_set/a.csv", "validation_set/b.csv"), None, [12, 12, None]),
@@ -67,6 +69,13 @@ def test_folders_of_tables(case):
     if header is not None:
         Path("d/README.md").write_text(CARD.format(header))
     assert loaded("d") == (("neg", "pos"), sizes)
+
+
+def test_tables_beside_images_that_are_no_splits_are_no_data():
+    photos(Path("d/images"))
+    texts(Path("d/x.csv"))
+    texts(Path("d/y.csv"))
+    assert "all images of d are in d/images" in refused("vit-micro", "d")
 
 
 def test_cards_that_do_not_settle_it():
