@@ -103,7 +103,7 @@ def metrics(
     lines = (
         {
             "step": n,
-            "epoch": None,
+            "epoch": n / 10,
             "loss": 2 / n,
             "learning_rate": 0.1,
             "grad_norm": 1.0,

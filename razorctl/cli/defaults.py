@@ -33,9 +33,9 @@ def defaults_of(model: str, dataset: str | None) -> dict[str, Any]:
     values = asdict(job.resolved(family.defaults, rows))
     if rows is not None and values["epochs"] is None:
         values["epochs"] = values["steps"] / (rows // values["batch_size"])
-    own = models.find(model, source.task).defaults
+    of_model = models.find(model, source.task).defaults
     table = [
-        {"setting": name, "value": values[name], "from": _origin(name, values, family, own)}
+        {"setting": name, "value": values[name], "from": _origin(name, values, family, of_model)}
         for name in SETTINGS
         if name != "momentum" or values["optimizer"] == "sgd"
     ]
@@ -43,21 +43,21 @@ def defaults_of(model: str, dataset: str | None) -> dict[str, Any]:
 
 
 def _origin(
-    name: str, values: Mapping[str, Any], family: models.Model, own: Mapping[str, Any]
+    name: str, values: Mapping[str, Any], family: models.Model, of_model: Mapping[str, Any]
 ) -> str:
-    """Where a value comes from; own: the model's defaults for any data."""
+    """Where a value comes from; of_model: the model's defaults for any data."""
     by_optimizer = family.defaults.get(values["optimizer"].removesuffix("8bit"), {})
     if name == "metric":
         return "data"
     if BY_ROWS in family.defaults and (
         name in data.LENGTH
         or name == "patience"
-        or (name == "batch_size" and values[name] != own.get(name, GENERAL[name]))
-        or (name == "augment" and name not in own)
+        or (name == "batch_size" and values[name] != of_model.get(name, GENERAL[name]))
+        or (name == "augment" and name not in of_model)
     ):
         return "data"
     if name in ("epochs", "steps"):
-        return "model" if {"epochs", "steps"} & own.keys() else "general"
-    if name == "input_size" or name in by_optimizer or name in own:
+        return "model" if {"epochs", "steps"} & of_model.keys() else "general"
+    if name == "input_size" or name in by_optimizer or name in of_model:
         return "model"
     return "general"

@@ -211,10 +211,10 @@ class Job:
         micro-batches.
         """
         by_rows: ByRows | None = defaults.get(BY_ROWS)
-        own = {k: v for k, v in defaults.items() if k not in (*OPTIMIZERS, BY_ROWS)}
-        optimizer = self.optimizer or own.get("optimizer", "sgd")
+        of_model = {k: v for k, v in defaults.items() if k not in (*OPTIMIZERS, BY_ROWS)}
+        optimizer = self.optimizer or of_model.get("optimizer", "sgd")
         by_optimizer = defaults.get(optimizer.removesuffix("8bit"), {})
-        settings = {**GENERAL, **OPTIMIZERS[optimizer], **own, **by_optimizer}
+        settings = {**GENERAL, **OPTIMIZERS[optimizer], **of_model, **by_optimizer}
         settings["optimizer"] = optimizer
         settings["learning_rate"] *= RATES.get(part, 1) if optimizer != "sgd" else 1
         if by_rows is not None and examples is not None:

@@ -85,11 +85,11 @@ def parse(text: str, colors: bool | None = None) -> MaskClasses:
 
 def _values(entry: str, setting: str, colors: bool) -> list[tuple[int, str]]:
     """The values of an entry, each with its name, which may be empty."""
-    if colors and (found := COLOR.fullmatch(entry)):
-        return [(int(found[1], 16), (found[2] or "").strip())]
-    if not colors and (found := VALUE.fullmatch(entry)):
-        first, last = int(found[1]), int(found[2] or found[1])
-        name = (found[3] or "").strip()
+    if colors and (match := COLOR.fullmatch(entry)):
+        return [(int(match[1], 16), (match[2] or "").strip())]
+    if not colors and (match := VALUE.fullmatch(entry)):
+        first, last = int(match[1]), int(match[2] or match[1])
+        name = (match[3] or "").strip()
         if first <= last < first + MOST and (first == last or not name):
             return [(value, name) for value in range(first, last + 1)]
     example = "#000000,#ff0000=car" if colors else "0-2,7=car,255=ignore"

@@ -191,8 +191,8 @@ class Recipe:
     @property
     def runs_again(self) -> bool:
         """Whether attention that is recognized only by its code is recomputed."""
-        known = self.backend == "sparse-flash" and "attention" in self.rules
-        return known and not self.is_loose
+        recomputes = self.backend == "sparse-flash" and "attention" in self.rules
+        return recomputes and not self.is_loose
 
     @property
     def is_loose(self) -> bool:
