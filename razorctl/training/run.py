@@ -18,7 +18,7 @@ from razorctl.config.recipe import Recipe
 from razorctl.errors import DivergedError, FigureError, RazorError, UsageError
 from razorctl.optimizer import check_optimizer
 from razorctl.system import atomic, devices, processes
-from razorctl.training import export, parallel, run_files, rundir, state, summary
+from razorctl.training import export, parallel, run_files, rundir, state
 from razorctl.training.checkpoints import Checkpoint
 from razorctl.training.compiled import refuse_uncompilable
 from razorctl.training.learner import Learner
@@ -325,8 +325,8 @@ class Run(PreparedRun, Iterator[Step]):
         return True, self.checkpoints.valid
 
     def result(self) -> dict[str, Any]:
-        """The summary of a finished run: `summary.summary_of`."""
-        return summary.summary_of(self)
+        """The summary of a finished run: `export.summary_of`."""
+        return export.summary_of(self)
 
     def _note_peak(self) -> None:
         if (peak := devices.peak(self.device)) is not None:

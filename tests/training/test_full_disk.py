@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from razorctl.errors import RazorError
-from razorctl.training import space, state, summary
+from razorctl.training import export, space, state
 from razorctl.training.checkpoints import Checkpoints
 from tests.training.runs import JOB, JOINT, begin, resume, steps, stop
 
@@ -162,7 +162,7 @@ def test_a_run_takes_no_more_space_than_was_asked_for(settings, tmp_path, accura
     accuracies(0.9, 0.1, 0.1, 0.1)
     run = begin(tmp_path / "run", replace(JOB, evaluate_every=1, **settings))
     needed, most = space.needed(run.model, run.job), 0
-    write, summary_of = state.write, summary.summary_of
+    write, summary_of = state.write, export.summary_of
 
     def measure() -> None:
         nonlocal most
@@ -178,7 +178,7 @@ def test_a_run_takes_no_more_space_than_was_asked_for(settings, tmp_path, accura
         return summary_of(run)
 
     monkeypatch.setattr(state, "write", written)
-    monkeypatch.setattr(summary, "summary_of", summed)
+    monkeypatch.setattr(export, "summary_of", summed)
     list(run)
     assert needed - most < 3 * space.REST
     assert most <= needed

@@ -5,9 +5,15 @@ seed. `comparison.toml` has the shared settings, as in a razorctl.toml, and the 
 lists. A failed run has a `failure.json`. `comparison.of_grid` reads these files.
 """
 
+import os
+import re
+import shlex
 import shutil
+import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -21,7 +27,6 @@ from razorctl.errors import RazorError, UsageError
 from razorctl.system import atomic
 from razorctl.system.folders import exists
 from razorctl.training import run_files, rundir
-from razorctl.training.comparing.child import run_child
 from razorctl.training.comparing.commands import Commands
 from razorctl.training.comparing.comparison import (
     FAILURE,
@@ -35,7 +40,12 @@ from razorctl.training.comparing.comparison import (
 )
 from razorctl.training.comparing.finished_run import FinishedRun, read_run
 from razorctl.training.comparing.variants import GridRow, Lists, rows_of
+from razorctl.training.signals import termination_waits
 from razorctl.version import __version__
+
+POLL = 0.25  # seconds between two reports
+GOING_ON = re.compile(r", such as with `[^`]* --resume [^`]*`")
+KILLED = -getattr(signal, "SIGKILL", 9)
 
 
 @dataclass(frozen=True)
@@ -214,3 +224,52 @@ def _look(progress: Progress, directory: Path) -> Progress:
         return replace(progress, step=run_files.steps_taken(directory), steps=steps)
     except (UsageError, KeyError, TypeError):  # the run has not written its settings yet
         return progress
+
+
+def run_child(command: list[str], report: Callable[[], object]) -> None:
+    """Runs a command to its end, and calls `report` every POLL seconds.
+
+    Raises RazorError with the error and the exit code of a failed command, and Terminated after a
+    SIGTERM.
+    """
+    # The command line has all settings; variables must not override them.
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("RAZORCTL_", "FORCE_"))}
+    with (
+        termination_waits() as check,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        ) as process,
+    ):
+        try:
+            while True:
+                with suppress(subprocess.TimeoutExpired):
+                    _, messages = process.communicate(timeout=POLL)
+                    break
+                check()
+                report()
+        except BaseException:
+            process.kill()
+            process.wait()  # after a KeyboardInterrupt, Popen would not wait
+            raise
+    if process.returncode:
+        raise _failure(command, process.returncode, messages)
+
+
+def _failure(command: list[str], code: int, messages: str) -> RazorError:
+    """The error of a command; messages: its stderr."""
+    sentences = [line for line in messages.splitlines() if line.startswith("error: ")]
+    if sentences:
+        # A grid repeats a failed run, so the command that continues it is left out.
+        sentence = GOING_ON.sub("", sentences[-1].removeprefix("error: "))
+    elif code == KILLED:
+        sentence, code = "the run was killed, likely out of memory; lower --batch-size.", 4
+    else:
+        sentence = f"the run ended with code {code} and no error; run `{shlex.join(command)}`."
+    failure = RazorError(sentence)
+    failure.exit_code = code if code > 0 else 1
+    return failure

@@ -1,6 +1,6 @@
 """The labels of classifiers, and the numbers of regressions."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -35,8 +35,8 @@ class Prediction(RowOfFile):
 
 def predict_labels(classifier: "Trained", parts: Iterable["UnlabeledRows"]) -> Iterator[Prediction]:
     """The predictions of a classifier for the rows of files, in their order."""
-    for place, values in _placed(classifier, parts, probabilities):
-        yield Prediction(*place, classifier.classes, tuple(values.tolist()))
+    for place, logits in _placed(classifier, parts):
+        yield Prediction(*place, classifier.classes, tuple(logits.softmax(-1).tolist()))
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class LabelSet(RowOfFile):
 
 def predict_several(trained: "Trained", parts: Iterable["UnlabeledRows"]) -> Iterator[LabelSet]:
     """The labels of a multi-label model for the rows of files, in their order."""
-    for place, values in _placed(trained, parts, logits_of):
-        chances = dict(zip(trained.classes, values.sigmoid().tolist(), strict=True))
+    for place, logits in _placed(trained, parts):
+        chances = dict(zip(trained.classes, logits.sigmoid().tolist(), strict=True))
         yield LabelSet(*place, tuple(name for name, p in chances.items() if p >= HALF), chances)
 
 
@@ -63,13 +63,8 @@ class Estimate(RowOfFile):
 
 def predict_numbers(trained: "Trained", parts: Iterable["UnlabeledRows"]) -> Iterator[Estimate]:
     """The numbers of a regression for the rows of files, in their order."""
-    for place, values in _placed(trained, parts, logits_of):
-        yield Estimate(*place, values.item())
-
-
-def probabilities(classifier: "Trained", rows: "Dataset") -> Iterator[Tensor]:
-    """The probabilities [rows, classes] of each batch of rows, on the CPU."""
-    return (logits.softmax(-1) for logits in logits_of(classifier, rows))
+    for place, logits in _placed(trained, parts):
+        yield Estimate(*place, logits.item())
 
 
 @torch.no_grad()
@@ -86,14 +81,12 @@ def logits_of(trained: "Trained", rows: "Dataset") -> Iterator[Tensor]:
 
 
 def _placed(
-    trained: "Trained",
-    parts: Iterable["UnlabeledRows"],
-    outputs: Callable[["Trained", "Dataset"], Iterator[Tensor]],
+    trained: "Trained", parts: Iterable["UnlabeledRows"]
 ) -> Iterator[tuple[tuple[str, int | None], Tensor]]:
-    """The place and the outputs of each row of files; raises DataError for NaN and infinity."""
+    """The place and the logits of each row of files; raises DataError for NaN and infinity."""
     for part in parts:
         places = iter(part.places)
-        for batch in outputs(trained, part.data):
+        for batch in logits_of(trained, part.data):
             batch_places = [*islice(places, len(batch))]
             check_finite(batch, batch_places)
             yield from zip(batch_places, batch, strict=True)

@@ -14,14 +14,14 @@ import pytest
 
 from razorctl.errors import RazorError, Terminated
 from razorctl.training import signals
-from razorctl.training.comparing import child
+from razorctl.training.comparing import grid
 from tests.comparing import NAMED
 
 
 def test_a_command_that_fails_tells_why():
     def call(code: str) -> RazorError:
         with pytest.raises(RazorError) as caught:
-            child.run_child([sys.executable, "-c", f"import os, sys; {code}"], lambda: None)
+            grid.run_child([sys.executable, "-c", f"import os, sys; {code}"], lambda: None)
         return caught.value
 
     error = call("print('noise\\nerror: too large; make it small.', file=sys.stderr); sys.exit(4)")
@@ -88,7 +88,7 @@ class TestSigterm:
 
     @pytest.fixture(autouse=True)
     def default(self, monkeypatch):
-        monkeypatch.setattr(child, "POLL", 0.01)
+        monkeypatch.setattr(grid, "POLL", 0.01)
         before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
         yield
         signal.signal(signal.SIGTERM, before)
@@ -97,7 +97,7 @@ class TestSigterm:
         """The handlers of SIGTERM while a command runs."""
         seen = []
         command = [sys.executable, "-c", "import time; time.sleep(0.1)"]
-        child.run_child(command, lambda: seen.append(signal.getsignal(signal.SIGTERM)))
+        grid.run_child(command, lambda: seen.append(signal.getsignal(signal.SIGTERM)))
         return seen[0]
 
     def test_has_its_default_again(self):

@@ -275,7 +275,7 @@ def test_a_batch_that_does_not_fit_is_said(runs):
     trained = inference.load(runs["photos"].out, device="cpu", batch_size=7)
     trained = replace(trained, family=replace(trained.family, logits=full))
     rows = rows_of_run(runs["photos"].out).rows
-    for use in (lambda: trained.evaluate(rows), lambda: next(labels.probabilities(trained, rows))):
+    for use in (lambda: trained.evaluate(rows), lambda: next(labels.logits_of(trained, rows))):
         with pytest.raises(OutOfMemoryError, match="a batch of 7 does not fit into the memory of"):
             use()
 
