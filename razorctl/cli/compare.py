@@ -7,6 +7,7 @@ import typer
 
 from razorctl.cli.comparing import METHODS, exist
 from razorctl.cli.options import (
+    JOB,
     Device,
     Json,
     argument,
@@ -16,16 +17,11 @@ from razorctl.cli.options import (
     with_options,
 )
 from razorctl.cli.results import print_result
-from razorctl.cli.settings import DATA_SETTINGS, GIVEN
+from razorctl.cli.settings import GIVEN
+from razorctl.config.keywords import ComparedSettings
 from razorctl.errors import UsageError
 
-JOB_SETTINGS = (
-    *("steps", "epochs", "input_size", "batch_size", "precision", "optimizer", "learning_rate"),
-    *("weight_decay", "layer_decay", "momentum", "warmup_steps", "clip_norm", "ema", "freeze"),
-    *("label_smoothing", "class_weights", "workers", "evaluate_every", "compile", "cuda_graphs"),
-    *("task", "metric", "weights"),
-    *DATA_SETTINGS,
-)
+JOB_SETTINGS = [name for name in JOB if name in ComparedSettings.__annotations__]
 FIRST = (
     *("methods", "seeds", "ratio", "budget", "steps", "epochs"),
     *("out", "resume", "html", "csv", "json"),

@@ -5,10 +5,21 @@ from typing import Annotated, Any
 
 import typer
 
-from razorctl.cli.options import MODEL, RECIPE, Device, Json, Preset, argument, option, with_options
-from razorctl.cli.profiling import JOB_SETTINGS
+from razorctl.cli.options import (
+    JOB,
+    MODEL,
+    RECIPE,
+    Device,
+    Json,
+    Preset,
+    argument,
+    option,
+    with_options,
+)
 from razorctl.cli.results import Result, print_result
+from razorctl.config.keywords import ProfiledSettings
 
+JOB_SETTINGS = [name for name in JOB if name in ProfiledSettings.__annotations__]
 FIRST = (
     *("method", "ratio", "batch_size", "timed_steps", "precision", "device"),
     *("trace", "snapshot", "json"),

@@ -6,15 +6,10 @@ from typing import Any
 
 from razorctl.cli.settings import DATA_SETTINGS, Call
 from razorctl.cli.views import common as views
-from razorctl.config.keywords import RecipeSettings
+from razorctl.config.keywords import ProfiledSettings, RecipeSettings
 from razorctl.errors import UsageError
 from razorctl.registry import find
 
-# Settings of a job that change the cost of a step.
-JOB_SETTINGS = (
-    *("task", "input_size", "batch_size", "precision", "optimizer", "compile", "cuda_graphs"),
-    *DATA_SETTINGS,
-)
 # Settings that apply to any nn.Module.
 OF_MODULE = {*RecipeSettings.__annotations__, "precision"}
 # Options of a model by name with their defaults; they do not apply to an nn.Module.
@@ -40,7 +35,8 @@ def profile(call: Call, model: str, options: Mapping[str, Any]) -> dict[str, Any
     dataset, settings = options["dataset"], call.settings
     chosen = settings.recipe
     effects.note_settings(call, chosen)
-    of_job = {name: settings.given[name] for name in JOB_SETTINGS if name in settings.given}
+    names = ProfiledSettings.__annotations__.keys() - RecipeSettings.__annotations__.keys()
+    of_job = {name: value for name, value in settings.given.items() if name in names}
     # The settings are checked before torch is loaded, which takes seconds.
     with planning.lookup_status(model):
         name = models.find(model, of_job.get("task")).name

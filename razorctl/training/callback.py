@@ -25,7 +25,7 @@ class RazorCallback(TrainerCallback):  # type: ignore[misc]
     """Makes transformers.Trainer train by a recipe: `Trainer(..., callbacks=[RazorCallback()])`.
 
     The model is sparsified when training begins, and restored when it ends or raises. Its weights,
-    checkpoints and optimizer stay those of the stock model. With a map-style data set the byte
+    checkpoints and optimizer stay stock. With a map-style data set the byte
     budget is met for the first batch; `saved_bytes` and `full_saved_bytes` of this batch are set,
     and logged with the losses. If the model cannot run on the first batch alone, a warning says so,
     and the budget is met for the inputs of the first call of the model, unless it is compiled or a

@@ -323,7 +323,7 @@ def graphs(device: torch.device) -> Check:
     cosine = F.cosine_similarity(
         replayed.double(), gradient(forward_backward, images).double(), 0
     ).item()
-    found = f"cosine {cosine:.4f} of a replayed step's gradient to that of the step"
+    found = f"cosine {cosine:.4f} of a replayed step's gradient to the eager one"
     if cosine >= SAME:
         return Check(str(device), "CUDA graphs", "ok", found)
     return Check(str(device), "CUDA graphs", "problem", found, mend)

@@ -23,7 +23,7 @@ BY_CLASS = "by class "  # prefix of figures that have a value for each class
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The figures of `evaluate`, and those of each class if the task has classes."""
+    """The figures of `evaluate`, and the figures of each class if the task has classes."""
 
     figures: dict[str, float]
     by_class: ByClass | None

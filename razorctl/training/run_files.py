@@ -160,7 +160,7 @@ def check_files(run: Path, result: Mapping[str, Any], names: Sequence[str]) -> N
         with hub.reading(str(file), file.parent, AGAIN):
             if documents.size_and_checksum(file) != checksums[name]:
                 raise DataError(
-                    f"{file} cannot be read (its checksum is not that of {RESULT}); {AGAIN}."
+                    f"{file} cannot be read (its checksum differs from {RESULT}'s); {AGAIN}."
                 )
     if METRICS in checksums and unknown:
         raise DataError(f"{run / unknown[0]} is no file of this run; remove it.")

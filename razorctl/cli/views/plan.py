@@ -56,7 +56,7 @@ def show(plan: dict[str, Any], explain: bool) -> None:
 def show_ways(document: Mapping[str, Any]) -> None:
     """Prints a row for each way to run a job.
 
-    document: that of a plan, or `NoFitError.document`.
+    document: of a plan, or `NoFitError.document`.
     """
     job, gpu, budget = document["job"], document["gpu"], document["budget_bytes"]
     cards = f" on each of {job['processes']}, {job['strategy']}" if job["processes"] > 1 else ""
