@@ -201,13 +201,13 @@ def test_edited_documents_end_in_our_own_errors(whole, tmp_path, monkeypatch, ca
 
 # What a marker says, whose digest is right -> what is wrong with it.
 MARKERS = {
-    "a device": ({"files": {"/dev/zero": {"bytes": 1, "crc32": 1}}}, "'/dev/zero' is no file"),
-    "above": ({"files": {"../state.json": {"bytes": 1, "crc32": 1}}}, "is no file beside it"),
-    "the folder": ({"files": {"..": {"bytes": 1, "crc32": 1}}}, "is no file beside it"),
+    "a device": ({"files": {"/dev/zero": {"bytes": 1, "crc32": 1}}}, "'/dev/zero' is not the name"),
+    "above": ({"files": {"../state.json": {"bytes": 1, "crc32": 1}}}, "is not the name of a file"),
+    "the folder": ({"files": {"..": {"bytes": 1, "crc32": 1}}}, "is not the name of a file"),
     "a size": ({"files": {"state.json": {"bytes": "1", "crc32": 1}}}, "files.state.json.bytes: "),
     "a step": ({"step": "2"}, "step: Input should be a valid integer"),
     "a key": ({"note": 1}, "note: Unexpected keyword argument"),
-    "steps": ({"settings": {"steps": None}}, "settings.steps: it is no number"),
+    "steps": ({"settings": {"steps": None}}, "settings.steps: it is not a number"),
 }
 
 
