@@ -209,7 +209,8 @@ class TestResume:
     def test_takes_a_lower_rate_after_a_step_that_diverged(self, stopped):
         saved = Checkpoints(Path("run"))
         saved.mark(saved.newest, diverged=True)
-        assert finetune("--out", "run", "--resume", "--lr", "0.1").exit_code == 0
+        result = razorctl("finetune", "--resume", "--out", "run", "--lr", "0.1")
+        assert result.exit_code == 0, result.stderr
         assert run_files.read_settings(Path("run"))[0].learning_rate == 0.1
 
     @pytest.mark.parametrize(
