@@ -262,15 +262,15 @@ def profile(
     job = Job(model, dataset or RANDOM, steps=steps, **settings)
     refuse_uncompilable(job, recipe)
     _check_files(place, trace, snapshot)
+    job, note = capture_as_in_runs(job, recipe, place)
     job = replace(job, precision=precision(job, place))
     if dataset is None:
-        family, splits, one_shape = models.find(model, job.task), None, True
+        family, splits = models.find(model, job.task), None
         classes = 1 if family.task == "regression" else CLASSES
         job = job.resolved(family.defaults, sys.maxsize)
     else:
-        family, splits, job, one_shape = _load(job, progress)
+        family, splits, job = _load(job, progress)
         classes = len(splits.classes)
-    job, note = capture_as_in_runs(job, recipe, place, one_shape)
     progress(f"profiling {model}")
     tracing.blueprint(job, classes)
     net = family.bare(classes, job.input_size).to(place)
@@ -282,29 +282,26 @@ def profile(
     return replace(result, notes=(note,) if note else ())
 
 
-def capture_as_in_runs(
-    job: Job, recipe: Recipe, device: torch.device, one_shape: bool
-) -> tuple[Job, str]:
+def capture_as_in_runs(job: Job, recipe: Recipe, device: torch.device) -> tuple[Job, str]:
     """The job with `cuda_graphs` as in a long run, and the note of such a run; "" without one.
 
-    one_shape: as in `Job.eager_reason`. Raises UsageError for graphs on another device than CUDA.
+    Raises UsageError for graphs on another device than CUDA.
     """
     if job.cuda_graphs and device.type != "cuda":
         raise UsageError("CUDA graphs need a CUDA device; leave --cuda-graphs out.")
-    resolved, note = cuda_graphs.settle(replace(job, steps=None), recipe, device, one_shape)
+    resolved, note = cuda_graphs.settle(replace(job, steps=None), recipe, device)
     return replace(job, cuda_graphs=resolved.cuda_graphs), note
 
 
-def _load(job: Job, progress: Callable[[str], None]) -> tuple[Model, data.Splits, Job, bool]:
-    """The model's family, the splits, the resolved job, and whether batches have one shape."""
+def _load(job: Job, progress: Callable[[str], None]) -> tuple[Model, data.Splits, Job]:
+    """The model's family, the splits of the data set, and the resolved job."""
     family, source = data.pair(job)
     progress(f"loading {job.dataset}")
     splits = sequenced(source.load(progress), family.fed(job.packing), job, progress)
     job = job.resolved(family.defaults, len(splits.train))
-    one_shape = text_lengths.have_one_shape(job, family, source)
     if text_lengths.has_texts_apart(job, source):
         job, _ = text_lengths.of_rows(splits.train, family, job).resolve(job)
-    return family.fed(job.packing), splits, job, one_shape
+    return family.fed(job.packing), splits, job
 
 
 def _profile(

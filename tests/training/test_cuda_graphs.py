@@ -395,10 +395,10 @@ def test_graphs_are_the_default_on_a_card(job, joint_budget, why):
     assert (asked.cuda_graphs, note) == (False, "")
 
 
-@pytest.mark.parametrize(("one_shape", "why"), [(True, ""), (False, "several lengths")])
-def test_a_profile_of_few_steps_is_captured_like_a_long_run(one_shape, why):
-    job = replace(JOB, steps=1, cuda_graphs=None)
-    job, note = capture_as_in_runs(job, Recipe(), torch.device("cuda"), one_shape)
+@pytest.mark.parametrize(("joint_budget", "why"), [(1.0, ""), (0.5, "a joint budget")])
+def test_a_profile_of_few_steps_is_captured_like_a_long_run(joint_budget, why):
+    job, recipe = replace(JOB, steps=1, cuda_graphs=None), Recipe(joint_budget=joint_budget)
+    job, note = capture_as_in_runs(job, recipe, torch.device("cuda"))
     assert (job.steps, job.captured) == (1, not why)
     assert (why in note) if why else note == ""
 
