@@ -110,7 +110,5 @@ def test_a_parameter_that_changed_is_an_error():
     y = model(input_ids=IDS).last_hidden_state
     with torch.no_grad():
         model.get_submodule("base_model.model.layers.1.mlp.up_proj").ia3_l["default"].mul_(1.0)
-    with pytest.raises(
-        UsageError, match=r"layers\.1\.mlp\.up_proj \(Linear\) was changed in place"
-    ):
+    with pytest.raises(UsageError, match=r"layers\.1\.mlp\.up_proj \(Linear\) was changed in"):
         y.sum().backward()

@@ -30,7 +30,8 @@ SIZE = Size(40, 128, 16)
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_an_op_passes_the_checks_of_torch(name):
-    for args in CALLS[name](Size(20, 64, 8)):
+    calls = [*CALLS[name](Size(20, 64, 8))]
+    for args in calls[:: max(1, len(calls) - 1)]:  # which differ most; tests of kernels have each
         opcheck(op_of(name), args, test_utils=("test_schema", "test_faketensor"))
     assert name in kernels.outcomes(torch.device("cuda"))
 
@@ -41,11 +42,10 @@ def test_programs_may_run_in_any_order(name, programs, monkeypatch):
     monkeypatch.setattr(topk, "_stretch", lambda n: 512)
     for args in islice(CALLS[name](Size(40, 64, 16)), 3):
         results = []
-        for order in (None, "reverse", "shuffle"):
+        for order in (None, "reverse"):  # of any two programs each is once the first
             programs(order)
             results.append(op_of(name)(*copy.deepcopy(args)))
-        for other in results[1:]:
-            torch.testing.assert_close(other, results[0], rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(*results, rtol=0, atol=0, equal_nan=True)
 
 
 class ConvNet(nn.Module):
@@ -91,20 +91,13 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "cnn": (ConvNet, lambda: torch.randn(2, 3, 21, 21)),
 }
 RECIPES = {
-    "razor": Recipe(ratio=0.9),
     "razor, half": Recipe(ratio=0.5),
     "int8 forward": Recipe(ratio=0.9, int8_forward=True),
-    "backrazor": Recipe("backrazor", 0.9),
     "prebackrazor++": Recipe("prebackrazor++", 0.9),
 }
-# Every recipe for linear layers and for images, which int8_forward is not for; int8 calls the ops
-# of razor at a half. The other models have other norms and activations, which only razor has rules
-# for, at the ratio where its gradient is that of full too.
-PAIRS = [
-    *(("vit", name) for name in RECIPES),
-    *((kind, "razor, half") for kind in ("bert", "llama")),
-    *(("cnn", name) for name in RECIPES if name != "int8 forward"),
-]
+# Together they call each op with all types of arguments that any method has for these models.
+PAIRS = [("vit", name) for name in RECIPES]
+PAIRS += [(kind, "razor, half") for kind in ("bert", "llama", "cnn")]
 
 
 @pytest.fixture(scope="module")
