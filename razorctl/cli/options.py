@@ -150,7 +150,7 @@ JOB = NAMES | _typed(
     processes=machine_option("Processes that share a batch, one per GPU; torchrun sets it."),
     strategy=machine_option("How processes share a model; fsdp shards weights and state."),
     strict=machine_option("Stop, instead of adapting steps, when out of memory."),
-    compile=machine_option("Compile training steps; it pays off in long runs."),
+    compile=machine_option("Compile steps: pays in long runs of full, not of razor."),
     cuda_graphs=machine_option(
         "Capture forward and backward passes as CUDA graphs.",
         "in runs on CUDA, if batches have one shape",

@@ -31,8 +31,7 @@ class Predicted:
         peak_bytes: the most allocated bytes: the sum of weights, gradients, optimizer and transient
             bytes, and of the saved bytes that are alive at that moment.
         reserve_bytes: memory of the process beside its tensors; not in `peak_bytes`.
-        step_seconds: the likely time, between step_seconds_low and step_seconds_high. All three are
-            equal if they rest on measurements.
+        step_seconds: the likely time, between step_seconds_low and step_seconds_high.
         card_seconds, host_seconds: likely times of the card and of the host; the step takes the
             longer one.
         launches: kernels that a step runs.
@@ -107,12 +106,14 @@ class Candidate:
 
     Args:
         cosine: of its gradient to the exact one at the job's precision, as `Recipe.cosine`.
+        compiled: whether torch.compile compiles the step, beside what the job says.
     """
 
     recipe: Recipe
     accumulate: int
     predicted: Predicted
     cosine: float | None
+    compiled: bool = False
 
     @property
     def exact(self) -> bool:
@@ -122,7 +123,7 @@ class Candidate:
     @property
     def label(self) -> str:
         """The recipe and the micro-batches in a few words."""
-        return label(self.recipe, self.accumulate)
+        return label(self.recipe, self.accumulate) + ", compiled" * self.compiled
 
     @property
     def seconds(self) -> float:

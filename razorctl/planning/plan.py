@@ -127,6 +127,7 @@ def _entry(way: Candidate, job: Job, budget: int) -> dict[str, Any]:
         "micro_batch": replace(job, accumulate=way.accumulate).micro_batch,
         "accumulate": way.accumulate,
         "exact": way.exact,
+        "compiled": way.compiled,
         "cosine": way.cosine,
         "fits": way.fits(budget),
         "recipe": asdict(replace(recipe, seed=job.seed)),
@@ -187,6 +188,7 @@ class _Way:
     micro_batch: int
     accumulate: int
     exact: bool
+    compiled: bool
     cosine: float | None
     fits: bool
     recipe: Recipe

@@ -14,7 +14,7 @@ from razorctl.config.recipe import Recipe
 from razorctl.config.tasks import LANGUAGE
 from razorctl.errors import UsageError
 from razorctl.memory import trace_cache as traces
-from razorctl.memory.trace_cache import Trace
+from razorctl.memory.trace_cache import Calls, Trace
 from razorctl.methods import DEFAULT_METHOD, METHODS, Family
 from razorctl.models.joined_texts import Gain
 from razorctl.planning.cached_traces import cached_trace, job_facts
@@ -43,6 +43,8 @@ ADAPTERS = Recipe("lora")
 
 class Search:
     """The ways to run one job on one card; each is traced on first use."""
+
+    compiled: Candidate | None = None  # full fine-tuning, which is shown beside the others
 
     def __init__(
         self,
@@ -83,6 +85,7 @@ class Search:
         fitting = [way for way in ways if way.fits(self.budget)]
         last = [way for way in ways if way.accumulate == self.counts[-1]]
         ways = [way for way in ways if way.accumulate == 1 or way in (fitting or last)]
+        ways += [] if self.compiled is None else [self.compiled]
         ways.sort(key=lambda way: (way.approximation, way.recipe.method != "full", way.accumulate))
         unlike = {(way.exact, way.accumulate, way.predicted): way for way in reversed(ways)}
         return tuple(way for way in ways if way in unlike.values())
@@ -172,9 +175,21 @@ class Search:
         return min(1.0, step_seconds(trace, self.gpu).likely / way.seconds)
 
     def look_beside(self) -> None:
-        """Adds LoRA for a language model to the ways that are shown; it is never chosen."""
+        """Adds ways to those that are shown, which are never chosen.
+
+        They are LoRA for a language model, and compiled full fine-tuning, whose memory is that of
+        full fine-tuning: an H100 took 99 % of it.
+        """
         if self.recipe is None and self.job.task in LANGUAGE:
             self.fastest([ADAPTERS])
+        if self.recipe is None and not self.job.compile:
+            whole, way = self._trace(Recipe("full"), 1), self.predict(Recipe("full"))
+            calls = Calls(sum(whole.compiled.values()))
+            trace = replace(whole, kernels=whole.compiled, calls=calls)
+            predicted = Predicted.of(trace, self.gpu, whole, shards=self.shards)
+            seconds_vs_full = predicted.step_seconds / way.seconds
+            predicted = replace(predicted, step_seconds_vs_full=seconds_vs_full)
+            self.compiled = replace(way, predicted=predicted, compiled=True)
 
     def _balanced(self) -> Candidate | None:
         """The fastest exact way, or the fastest close way if it is faster and any close way pays.

@@ -599,20 +599,33 @@ def figures() -> str:
         if r["task"] == "fashion" and r["ratio"] in (memory["ratio"], 0.97, None)
     }
     pruned = ("backrazor", "razor", "razor, ratio 0.97")
+    measured = {row["case"]: row for row in load("phases_cuda")["rows"]}
+    captured = {"razor": "razor, CUDA graphs", pruned[2]: "razor at 0.97, CUDA graphs"}
+    on_card = {
+        case: measured[name]["step_seconds"] / measured["full"]["step_seconds"]
+        for case, name in {"full": "full", COMPILED: COMPILED, **captured}.items()
+    }
+    times[COMPILED] = next(
+        row["step_time_vs_full"] for row in load("step_cpu")["rows"] if row["case"] == COMPILED
+    )
+    row_of["bf16", COMPILED] = measured[COMPILED]["peak_bytes"] / GIB
 
     def line(case: str) -> Iterator[str]:
         yield label(case)
         for precision in ("bf16", "fp32"):
-            yield f"{row_of[precision, case]:.2f} GiB"
+            peak = row_of.get((precision, case))
+            yield f"{peak:.2f} GiB" if peak else "not traced"
             exact = "of adapters" if case == "lora" else "exact"
             yield f"{whole(close[precision, case]):.3f}" if case in pruned else exact
-        yield f"{times[case]:.2f}" if case in times else "not timed"
+        for seconds in (times, on_card):
+            yield f"{seconds[case]:.2f}" if case in seconds else "not timed"
 
     head = ["ratio 0.9", "peak, bf16", "gradient, bf16", "peak, fp32", "gradient, fp32"]
-    cases = ("full", "accumulate 8", "checkpoint", "lora", *pruned)
-    return table([*head, "step, fp32, on a CPU"], map(line, cases))
+    cases = ("full", COMPILED, "accumulate 8", "checkpoint", "lora", *pruned)
+    return table([*head, "step, fp32, on a CPU", "bf16, on an H100"], map(line, cases))
 
 
+COMPILED = "full, compiled"
 MARKS = re.compile(r"(<!-- (\S+): scripts/bench/report.py -->\n).*?(<!-- /\2 -->)", flags=re.DOTALL)
 
 

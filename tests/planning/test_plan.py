@@ -38,6 +38,19 @@ def test_exact_ways_stand_beside_the_approximate_one(cache):
     assert all(way.fits(found.budget) for way in found.candidates if way.accumulate > 1)
 
 
+def test_compiled_full_fine_tuning_is_a_row_that_is_never_chosen(cache):
+    found = planned(cache, 40, prefer="exact")
+    (row,) = (way for way in found.candidates if way.compiled)
+    full = next(way for way in found.candidates if way.label == "full")
+    assert (row.label, row.recipe, row.exact) == ("full, compiled", Recipe("full"), True)
+    assert row.seconds < full.seconds
+    assert row.predicted.step_seconds_vs_full == pytest.approx(row.seconds / full.seconds)
+    assert row.predicted.needed_bytes == full.predicted.needed_bytes
+    assert found.chosen == full
+    found = planned(cache, 40, job=replace(JOB, compile=True))
+    assert not any(way.compiled for way in found.candidates)
+
+
 def test_a_recipe_is_all_that_is_planned(cache):
     recipe = Recipe("prebackrazor++", 0.8)
     found = planned(cache, 2.5, recipe=recipe)

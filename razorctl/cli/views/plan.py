@@ -49,7 +49,8 @@ def show(plan: dict[str, Any], explain: bool) -> None:
             highlight=False,
         )
     choice = f"> {plan['chosen']['label']}: {plan['reason']}."
-    views.out.print(" ".join([choice, *_others(plan), *_host(plan)]), highlight=False)
+    words = choice, *_others(plan), *_compiled(plan), *_host(plan)
+    views.out.print(" ".join(words), highlight=False)
     views.line(plan["command"])
 
 
@@ -94,10 +95,10 @@ def show_ways(document: Mapping[str, Any]) -> None:
         remarks += f"; each of {job['processes']} GPUs needs this memory"
         remarks += ", and communication takes more time"
     views.out.print(
-        f"All predicted{remarks}. Times are ranges where no measurement exists; of all GPUs, "
-        "an H100 and an H200 have run the kernels of razorctl. ≈: approximate gradient. "
-        "model: weights, gradients and optimizer state. stored: activations for backward. other: "
-        f"inputs, temporaries, and {reserve} for context and fragmentation. room: memory left.",
+        f"All predicted{remarks}. Of all GPUs, an H100 and an H200 have run kernels of razorctl. "
+        "≈: approximate gradient. model: weights, gradients and optimizer state. stored: "
+        f"activations for backward. other: inputs, temporaries, and {reserve} for context and "
+        "fragmentation. room: memory left.",
         highlight=False,
         style="dim",
     )
@@ -122,6 +123,15 @@ def _others(plan: dict[str, Any]) -> list[str]:
             what = f"{entry['label']}, {gradient}, {_faster(entry, chosen)}"
         words.append(f"--prefer {prefer}: {what}.")
     return words
+
+
+def _compiled(plan: dict[str, Any]) -> Iterator[str]:
+    """A sentence on compiled full fine-tuning where it fits and is faster than the choice."""
+    chosen = plan["chosen"]
+    for entry in plan["candidates"]:
+        faster = entry["predicted"]["step_seconds"] < chosen["predicted"]["step_seconds"]
+        if entry["compiled"] and entry["fits"] and faster:
+            yield f"--method full --compile: exact, {_faster(entry, chosen)} after it has compiled."
 
 
 def _host(plan: dict[str, Any]) -> Iterator[str]:
