@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from razorctl.data.own.raw import TEXT_COLUMNS
-from razorctl.data.own.read.sample import Sample
+from razorctl.data.own.read.column import columns_of
+from razorctl.data.own.read.recognition import classifier_columns
 from razorctl.data.own.read.table import Table
 from razorctl.data.own.request import DataRequest
 from razorctl.errors import UsageError
@@ -59,8 +60,9 @@ def files():
 
 
 def found(values, *, images=(), classes=(), **given):
-    sample = Sample(values, frozenset(images), frozenset(classes), Path())
-    columns = Table(DataRequest("a.csv", "m", **given), sample).classifier_columns()
+    holds = dict.fromkeys(images, "images") | dict.fromkeys(classes, "classes")
+    table = Table(DataRequest("a.csv", "m", **given), columns_of(values, holds, Path()))
+    columns = classifier_columns(table)
     texts = tuple(columns.get(role) for role in TEXT_COLUMNS if columns.get(role))
     return columns.get("label"), columns.get("image"), texts
 

@@ -228,19 +228,19 @@ def test_a_parquet_file_that_cannot_be_read_is_named(after, error, monkeypatch):
     rows = Dataset.from_list([{"text": f"a text {i}", "label": "xy"[i % 2]} for i in range(8)])
     for name in ("train-1", "train-2", "test"):
         rows.to_parquet(f"d/{name}.parquet")
-    opened, seen = parquet._open, []
+    opened, seen = parquet.TypedFile._open, []
 
     class Failing:
         def __init__(self, file):
             self.file, self.schema_arrow = file, opened(file).schema_arrow
 
         def iter_batches(self, most, columns):
-            if self.file.name == "train-2.parquet" and len(seen) >= after:
+            if self.file.path.name == "train-2.parquet" and len(seen) >= after:
                 raise error
             seen.append(self.file)
             return opened(self.file).iter_batches(most, columns=columns)
 
-    monkeypatch.setattr(parquet, "_open", Failing)
+    monkeypatch.setattr(parquet.TypedFile, "_open", lambda file: Failing(file))
     with pytest.raises((DataError, MemoryError, OSError)) as caught:
         data.source_of(Job("any", "d")).load()
     if lacks_memory(error):

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from razorctl.data.catalog import DATASETS
 from razorctl.data.own.raw import NOT_UTF8, RawRows
-from razorctl.data.own.read import folder, hub, layout, recognition, refused, sample, tables, texts
+from razorctl.data.own.read import folder, hub, layout, recognition, refused, tables, texts
+from razorctl.data.own.read.column import SUFFIXES
 from razorctl.data.own.request import STDIN, DataRequest, role
 from razorctl.errors import DataError, UsageError, raise_lack
 from razorctl.models import Modality
@@ -132,7 +133,7 @@ def _files(name: str, modality: Modality) -> list[str]:
 def _check_text(name: str) -> None:
     """Raises UsageError for a file that has no texts by its name."""
     file = Path(name)
-    if file.suffix.casefold() in sample.SUFFIXES:
+    if file.suffix.casefold() in SUFFIXES:
         raise UsageError(f"{file} is an image, and the model takes texts; name files of texts.")
     if name != STDIN and not texts.is_text(file):
         kinds = ", ".join(suffix.removeprefix(".").upper() for suffix in layout.SUFFIXES)

@@ -7,7 +7,7 @@ columns beside it, and the `history` of a prompt. Lists may be JSON in texts, as
 import re
 from collections.abc import Sequence
 
-from razorctl.data.own.read.sample import Sample
+from razorctl.data.own.read.column import Column
 from razorctl.data.own.read.table import Table
 from razorctl.data.own.read.table_columns import TableColumns
 
@@ -25,45 +25,44 @@ FORMS: Sequence[tuple[Sequence[str], Sequence[str]]] = (
 
 
 def columns_of(table: Table, answered: bool = True) -> TableColumns | None:
-    """The columns of conversations; None if there are none, or the user names others.
+    """The columns of conversations; None if there are none, or others are named or clear.
 
     answered: whether prompts need answers; without them an instruction alone is a conversation.
     """
-    request, sample, first = table.request, table.sample, table.first
-    text = request.text_column
-    if request.label_column is not None or request.image_column is not None:
+    request, first = table.request, table.first
+    others = request.label_column is not None or request.image_column is not None
+    if others or (answered and table.clear):
         return None
-    called = [c for n in MESSAGES if (c := first([n]))] if text is None else [text]
-    messages = next((column for column in called if _has_messages(sample, column)), None)
+    name = request.text_column
+    called = [first([key]) for key in MESSAGES] if name is None else [table.columns.get(name)]
+    messages = next((column for column in called if column and _has_messages(column)), None)
     beside = {"system": first(SYSTEM), "tools": first(["tools"])}
     if messages is not None:
         return TableColumns.of("causal-lm", messages=messages, **beside)
-    for asked, more in FORMS if text is None else ():
-        prompt, answer = first(asked), first(ANSWER)
+    for asked, more in FORMS if name is None else ():
+        prompt, answer, added = first(asked), first(ANSWER), first(more)
         if prompt is None or (answer is None and (answered or not more)):
             continue
         # Answers to questions may be classes; answers to instructions are for a model that writes.
         sure = asked is not QUESTIONS and "causal-lm" in request.tasks
-        added = first(more)
-        texts = [prompt] if answer is None else [prompt, answer]
+        texts = [column for column in (prompt, answer) if column]
         # All rows may have one instruction, each with an input or an answer of its own.
-        one = sure and any(sample.varied(c) for c in (*texts, added) if c is not None)
-        if _are_chats(sample, prompt) or one or sample.varied(*texts):
+        one = sure and any(column.varied for column in (*texts, added) if column)
+        if _are_chats(prompt) or one or all(column.varied for column in texts):
             earlier = first(["history"])
             parts = {"history": earlier, "prompt": prompt, "input": added, "answer": answer}
             return TableColumns.of("causal-lm", **parts, **beside)
     return None
 
 
-def _has_messages(sample: Sample, column: str) -> bool:
+def _has_messages(column: Column) -> bool:
     return any(
         isinstance(value, list) or (isinstance(value, str) and LIST.match(value) is not None)
-        for value in sample.values.get(column, ())
+        for value in column.values
     )
 
 
-def _are_chats(sample: Sample, column: str) -> bool:
+def _are_chats(prompts: Column) -> bool:
     """Whether prompts are lists of messages."""
-    values = sample.present(column)
-    first = values[0] if values else None
+    first = next(iter(prompts.present), None)
     return isinstance(first, list) and bool(first) and isinstance(first[0], dict)

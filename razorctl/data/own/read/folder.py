@@ -12,7 +12,7 @@ from pathlib import Path
 
 from razorctl.data.own import labels
 from razorctl.data.own.raw import NOT_UTF8, Fault, RawRows, not_utf8, walk
-from razorctl.data.own.read.sample import SUFFIXES
+from razorctl.data.own.read.column import SUFFIXES
 from razorctl.data.own.request import STDIN, DataRequest, role, role_in
 from razorctl.data.own.store import text_table
 from razorctl.errors import DataError, UsageError

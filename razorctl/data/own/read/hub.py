@@ -13,9 +13,9 @@ from razorctl.config.tasks import LANGUAGE
 from razorctl.data.own import chats, rows
 from razorctl.data.own.raw import RawRows
 from razorctl.data.own.read import parquet
+from razorctl.data.own.read.column import SAMPLE, columns_of
 from razorctl.data.own.read.recognition import table_columns
 from razorctl.data.own.read.refused import refuse_table
-from razorctl.data.own.read.sample import SAMPLE, Sample
 from razorctl.data.own.read.table import Table
 from razorctl.data.own.read.table_columns import TableColumns
 from razorctl.data.own.request import DataRequest
@@ -79,17 +79,18 @@ def card(request: DataRequest) -> DatasetCard | None:
     split_names = request.splits(list(origin.files))
     if origin.features is None or not {*split_names.values()} <= origin.counts.keys():
         return None
-    images, classes, _ = parquet.typed(origin.features)
+    types = parquet.types_of(origin.features)
     # Columns of text that only their content tells are not clear: a word stands for all of it.
     values = {name: _word(kind) for name, kind in origin.features.items()}
-    table = Table(request, Sample(values, images, classes))
+    table = Table(request, columns_of(values, types))
     refuse_table(table)
     try:
         columns = table_columns(table)
     except UsageError:
         return None  # the data may settle it, or say what is wrong
     label, names = columns.get("label"), tuple[str, ...]()
-    if label in classes and columns.get("image") in (None, *images):
+    image = columns.get("image")
+    if types.get(label or "") == "classes" and (image is None or types.get(image) == "images"):
         names = tuple(origin.features[label].names)
     elif columns.task not in LANGUAGE or "classification" in request.tasks[:1]:
         return None
@@ -141,7 +142,7 @@ def _columns(table: Table, kinds: "Features") -> TableColumns:
     columns = table_columns(table)
     for role, option in (("image", "--image-column"), ("mask", "--label-column")):
         column = columns.get(role)
-        if column is not None and column not in table.sample.images:
+        if column is not None and table.columns[column].holds != "images":
             raise UsageError(
                 f"column {column} of {table.request.name} has no images but {kinds[column]}; name "
                 f"another with {option}."
@@ -160,11 +161,10 @@ def _raw(
     train = data["train"]
     kinds = train.features
     plain = train.with_format("arrow")  # which decodes nothing: a list may be of images
-    sample = parquet.sample_of(
+    first = parquet.typed_columns(
         kinds, lambda names: plain.select_columns(names)[:SAMPLE].to_pydict()
     )
-    table = Table.for_run(request, sample)
-    columns = _columns(table, kinds)
+    columns = _columns(Table.for_run(request, first), kinds)
     label = columns.answer
     named = None if label is None else parquet.named_classes(kinds[label])
     for split, name_in_data in split_names.items():

@@ -5,8 +5,9 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,15 +18,14 @@ from razorctl.data.own.fields import field_of, worse
 from razorctl.data.own.labels import halved, label_text
 from razorctl.data.own.raw import Fault, refusal
 from razorctl.data.own.read import tagged
+from razorctl.data.own.read.column import SAMPLE, Columns, columns_of
 from razorctl.data.own.read.dialects import dialect
-from razorctl.data.own.read.sample import SAMPLE, Sample
 from razorctl.data.own.read.table_columns import TableColumns
-from razorctl.data.own.store import batches_of, stored_rows
+from razorctl.data.own.store import batches_of
 from razorctl.errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from datasets import Dataset
 
 OF_FILE = "-DOCSTART-"  # begins a line before a text
 COMMENT = re.compile(r"#\s*(\w+\s*=|id\s)")  # before a sentence, as of CoNLL-U
@@ -275,73 +275,67 @@ def lines_of(file: Path) -> Iterator[Line]:
     return (of_tokens(file) or READERS.get(file.suffix.casefold(), conll))(file)
 
 
-def sample(file: Path) -> Sample:
-    """The first rows of a file; raises DataError if there are none."""
-    bad: list[Line] = []
-    rows: list[Line] = []
-    for line in lines_of(file):
-        (bad if line.fault else rows).append(line)
-        if len(rows) == SAMPLE:
-            break
-    names = list(dict.fromkeys(name for row in rows for name in row.values if name))
-    if not names and bad:
-        faults = [Fault(_place(file, line), str(line.fault)) for line in bad]
-        raise refusal(str(file), faults, len(bad))
-    if not names:
-        raise DataError(f"{file} has no rows that can be read; give a file with rows.")
-    values = {name: [row.values.get(name) for row in rows] for name in names}
-    return Sample(values, root=file.parent)
+@dataclass(frozen=True)
+class LineFile:
+    """A table whose values are texts or JSON; it names no classes."""
 
+    path: Path
 
-def _place(file: Path, line: Line) -> str:
-    return f"{file.name}, {line.unit} {line.number}"
+    @cached_property
+    def columns(self) -> Columns:
+        """The columns of the first rows; raises DataError if there are none."""
+        bad: list[Line] = []
+        rows: list[Line] = []
+        for line in lines_of(self.path):
+            (bad if line.fault else rows).append(line)
+            if len(rows) == SAMPLE:
+                break
+        names = list(dict.fromkeys(name for row in rows for name in row.values if name))
+        if not names and bad:
+            faults = [Fault(self._place(line), str(line.fault)) for line in bad]
+            raise refusal(str(self.path), faults, len(bad))
+        if not names:
+            raise DataError(f"{self.path} has no rows that can be read; give a file with rows.")
+        values = {name: [row.values.get(name) for row in rows] for name in names}
+        return columns_of(values, {}, self.path.parent)
 
+    def class_names(self, label: str | None) -> None:
+        return None
 
-def schema(columns: TableColumns) -> "pa.Schema":
-    """The columns of `RawRows`; labels are texts."""
-    import pyarrow as pa
+    def schema(self, columns: TableColumns) -> "pa.Schema":
+        """The columns of `RawRows`; labels are texts."""
+        import pyarrow as pa
 
-    names = [*columns.fields, "place", "fault"]
-    kinds = [(name, field_of(name)) for name in names]
-    return pa.schema([(name, of.kind() if of else pa.string()) for name, of in kinds])
+        names = [*columns.fields, "place", "fault"]
+        kinds = [(name, field_of(name)) for name in names]
+        return pa.schema([(name, of.kind() if of else pa.string()) for name, of in kinds])
 
+    def batches(self, columns: TableColumns, schema: "pa.Schema") -> Iterator["pa.RecordBatch"]:
+        """The rows as `RawRows` has them; raises DataError for labels of several types."""
+        return batches_of(self._records(columns), schema)
 
-def rows(files: Sequence[Path], columns: TableColumns) -> "Dataset":
-    """The rows of files, as in `RawRows`; raises DataError for labels of several types."""
-    kinds = schema(columns)
+    def _place(self, line: Line) -> str:
+        return f"{self.path.name}, {line.unit} {line.number}"
 
-    def batches() -> Iterator["pa.RecordBatch"]:
-        return batches_of((row for file in files for row in records(file, columns)), kinds)
-
-    return stored_rows(files, kinds, batches, columns)
-
-
-def class_names(file: Path, columns: TableColumns) -> None:
-    """None: the type of a label names no classes."""
-
-
-def records(file: Path, columns: TableColumns) -> Iterator[dict[str, Any]]:
-    """Yields the rows of one file, as `rows` has them; image paths are relative to its folder."""
-    kinds: dict[str, str] = {}
-    renamed = columns.renamed
-    parts = {name: column for column, name in renamed.items() if name in chats.PARTS}
-    for line in lines_of(file):
-        place = _place(file, line)
-        row: dict[str, Any] = {"place": place, "fault": line.fault}
-        if parts:
-            said = {name: line.values.get(column) for name, column in parts.items()}
-            row["messages"], fault = chats.of_line(said)
-            row["fault"] = worse(row["fault"], fault)
-        for column, name in renamed.items():
-            value = line.values.get(column)
-            if name in parts:
-                continue
-            if name == "label":
-                row[name] = None if line.fault else label_text(value, place, kinds)
-            elif (field := field_of(name)) is None:  # the split
-                row[name] = value if isinstance(value, str) else None
-            else:
-                row[name], fault = field.of_line(value, column, file.parent)
-                if fault is not None:
+    def _records(self, columns: TableColumns) -> Iterator[dict[str, Any]]:
+        kinds: dict[str, str] = {}
+        parts = {role: name for name, role in columns.renamed.items() if role in chats.PARTS}
+        for line in lines_of(self.path):
+            place = self._place(line)
+            row: dict[str, Any] = {"place": place, "fault": line.fault}
+            if parts:
+                said = {role: line.values.get(name) for role, name in parts.items()}
+                row["messages"], fault = chats.of_line(said)
+                row["fault"] = worse(row["fault"], fault)
+            for name, role in columns.renamed.items():
+                value = line.values.get(name)
+                if role in parts:
+                    continue
+                if role == "label":
+                    row[role] = None if line.fault else label_text(value, place, kinds)
+                elif (field := field_of(role)) is None:  # the split
+                    row[role] = value if isinstance(value, str) else None
+                else:
+                    row[role], fault = field.of_line(value, name, self.path.parent)
                     row["fault"] = worse(row["fault"], fault)
-        yield row
+            yield row

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 from razorctl.data.own import chats
 from razorctl.data.own.fields import field_of, worse
 from razorctl.data.own.raw import Reasons
-from razorctl.data.own.read.sample import SAMPLE, Sample
+from razorctl.data.own.read.column import SAMPLE, Columns, columns_of
 from razorctl.data.own.read.table_columns import TableColumns
-from razorctl.data.own.store import stored_rows
 from razorctl.errors import DataError, raise_lack, reason_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from datasets import Dataset, Features
+    from datasets import Features
 
 BATCH = 100  # rows; a column of lists in a batch has 2 GB of text at most
 
@@ -34,22 +35,116 @@ class Arrow:
         yield from self._table.select(columns).to_batches(size)
 
 
-def _open(file: Path) -> Any:
-    from pyarrow.parquet import ParquetFile
+@dataclass(frozen=True)
+class TypedFile:
+    """A Parquet file, or an Arrow file of `datasets`."""
 
-    with _reading(file):
-        return Arrow(file) if file.suffix == ".arrow" else ParquetFile(file, memory_map=True)
+    path: Path
+
+    def _open(self) -> Any:
+        from pyarrow.parquet import ParquetFile
+
+        with self._reading():
+            arrow = self.path.suffix == ".arrow"
+            return Arrow(self.path) if arrow else ParquetFile(self.path, memory_map=True)
+
+    @cached_property
+    def features(self) -> "Features":
+        """The columns and their types, as `datasets` marks them if it wrote the file."""
+        from datasets import Features
+
+        schema = self._open().schema_arrow
+        if twice := [name for name in schema.names if schema.names.count(name) > 1]:
+            raise DataError(f"{self.path} has two columns named {twice[0]}; rename one.")
+        return Features.from_arrow_schema(_plain(schema))
+
+    @cached_property
+    def columns(self) -> Columns:
+        """The columns of the first rows; raises DataError if the file cannot be read."""
+        import pyarrow as pa
+
+        def first(names: list[str]) -> Mapping[str, list[Any]]:
+            batches = [*islice(self._read(names), SAMPLE // BATCH)]
+            return pa.Table.from_batches(batches).to_pydict() if batches else {}
+
+        return typed_columns(self.features, first, self.path.parent)
+
+    def class_names(self, label: str | None) -> tuple[str, ...] | None:
+        """The names of the classes that the label's type has; None without them or a label."""
+        return None if label is None else named_classes(self.features[label])
+
+    def schema(self, columns: TableColumns) -> "pa.Schema":
+        """The columns of `RawRows`, with a `fault` if images are named by paths."""
+        import pyarrow as pa
+
+        types = _plain(self._open().schema_arrow)
+        none = {role: pa.nulls(0, types.field(name).type) for name, role in columns.renamed.items()}
+        arrays = row_arrays(none, self.path.parent)
+        return pa.schema([(name, values.type) for name, values in arrays.items()])
+
+    def batches(self, columns: TableColumns, schema: "pa.Schema") -> Iterator["pa.RecordBatch"]:
+        """The rows as `RawRows` has them; image paths are relative to the folder of the file."""
+        import pyarrow as pa
+
+        for batch in self._read(list(columns.renamed)):
+            with self._reading():
+                values = dict(zip(batch.schema.names, map(_values, batch.columns), strict=True))
+                arrays = {role: values[name] for name, role in columns.renamed.items()}
+                arrays = row_arrays(arrays, self.path.parent)
+                cast = [arrays[field.name].cast(field.type) for field in schema]
+                rows = pa.RecordBatch.from_arrays(cast, schema=schema)
+            yield rows
+
+    def _read(self, names: list[str]) -> Iterator["pa.RecordBatch"]:
+        with self._reading():
+            yield from self._open().iter_batches(BATCH, columns=names)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Turns errors of pyarrow in the block, which reads the file, into a DataError."""
+        import pyarrow as pa
+
+        try:
+            yield
+        except (pa.ArrowException, OSError) as error:
+            raise_lack(error)
+            reason = reason_of(error)
+            raise DataError(f"{self.path} cannot be read ({reason}); write it again.") from None
 
 
-def features(file: Path) -> "Features":
-    """The columns of a file and their types, as `datasets` marks them if it wrote the file."""
-    from datasets import Features
+def typed_columns(
+    features: "Features",
+    first: Callable[[list[str]], Mapping[str, Sequence[Any]]],
+    root: Path | None = None,
+) -> Columns:
+    """The columns of data with these types, without the values of images.
 
-    schema = _open(file).schema_arrow
-    names = schema.names
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise DataError(f"{file} has two columns named {twice[0]}; rename one.")
-    return Features.from_arrow_schema(_plain(schema))
+    first: returns the first values of the columns with these names. root: as of `Column`.
+    """
+    types = types_of(features)
+    plain = [name for name in features if types.get(name) != "images"]
+    values = first(plain) if plain else {}
+    return columns_of({name: values.get(name, []) for name in features}, types, root)
+
+
+def types_of(features: "Features") -> dict[str, str]:
+    """The `Column.holds` of the columns of images and of numbered classes."""
+    from datasets import ClassLabel, Image, Value
+
+    def type_of(kind: Any) -> str:
+        if isinstance(kind, dict):  # what `datasets` has not written is not marked as an image
+            return "images" if {"bytes", "path"} == set(kind) else ""
+        binary = isinstance(kind, Value) and kind.dtype in ("binary", "large_binary")
+        image = binary or isinstance(kind, Image)
+        return "images" if image else "classes" if isinstance(kind, ClassLabel) else ""
+
+    return {name: type_of(kind) for name, kind in features.items()}
+
+
+def named_classes(kind: Any) -> tuple[str, ...] | None:
+    """The names of classes that a type of `datasets`, or of items of its lists, has; else None."""
+    names = getattr(getattr(kind, "feature", kind), "names", None)
+    return None if names is None else tuple(names)
 
 
 def _plain(schema: "pa.Schema") -> "pa.Schema":
@@ -61,97 +156,6 @@ def _plain(schema: "pa.Schema") -> "pa.Schema":
         for field in schema
     ]
     return pa.schema(fields, schema.metadata)
-
-
-def sample(file: Path) -> Sample:
-    """The first rows of a file without its images; raises DataError if it cannot be read."""
-    import pyarrow as pa
-
-    def first(plain: list[str]) -> Mapping[str, list[Any]]:
-        batches = [*islice(_read(file, plain), SAMPLE // BATCH)]
-        return pa.Table.from_batches(batches).to_pydict() if batches else {}
-
-    return sample_of(features(file), first, file.parent)
-
-
-def sample_of(
-    kinds: "Features",
-    first: Callable[[list[str]], Mapping[str, Sequence[Any]]],
-    root: Path | None = None,
-) -> Sample:
-    """The first rows of data without their images.
-
-    kinds: the columns and their types. first: returns the first values of some columns. root: as of
-    `Sample`.
-    """
-    images, classes, plain = typed(kinds)
-    rows = first(plain) if plain else {}
-    return Sample({name: rows.get(name, []) for name in kinds}, images, classes, root)
-
-
-def typed(kinds: "Features") -> tuple[frozenset[str], frozenset[str], list[str]]:
-    """The columns of images, of numbered classes, and of anything but images."""
-    from datasets import ClassLabel, Image, Value
-
-    def is_image(kind: Any) -> bool:
-        if isinstance(kind, dict):  # what `datasets` has not written is not marked as an image
-            return {"bytes", "path"} == set(kind)
-        binary = isinstance(kind, Value) and kind.dtype in ("binary", "large_binary")
-        return binary or isinstance(kind, Image)
-
-    images = frozenset(name for name, kind in kinds.items() if is_image(kind))
-    classes = frozenset(name for name, kind in kinds.items() if isinstance(kind, ClassLabel))
-    return images, classes, [name for name in kinds if name not in images]
-
-
-def rows(files: Sequence[Path], columns: TableColumns) -> "Dataset":
-    """The rows of files with the columns of `RawRows`; image paths are relative to their folder."""
-    schema = _schema(files[0], columns)
-    return stored_rows(
-        files, schema, lambda: (b for file in files for b in _batches(file, columns, schema))
-    )
-
-
-def class_names(file: Path, columns: TableColumns) -> tuple[str, ...] | None:
-    """The names of the classes that the label's type has; None without them or a label."""
-    label = columns.answer
-    return None if label is None else named_classes(features(file)[label])
-
-
-def named_classes(kind: Any) -> tuple[str, ...] | None:
-    """The names of classes that a type of `datasets`, or of items of its lists, has; else None."""
-    names = getattr(getattr(kind, "feature", kind), "names", None)
-    return None if names is None else tuple(names)
-
-
-def _schema(file: Path, columns: TableColumns) -> "pa.Schema":
-    """The columns of `RawRows`, with a `fault` if images are named by paths."""
-    import pyarrow as pa
-
-    types = _plain(_open(file).schema_arrow)
-    renamed = columns.renamed.items()
-    arrays = {name: pa.nulls(0, types.field(column).type) for column, name in renamed}
-    arrays = row_arrays(arrays, file.parent)
-    return pa.schema([(name, values.type) for name, values in arrays.items()])
-
-
-def _batches(file: Path, columns: TableColumns, schema: "pa.Schema") -> Iterator["pa.RecordBatch"]:
-    import pyarrow as pa
-
-    renamed = columns.renamed
-    for batch in _read(file, list(renamed)):
-        with _reading(file):
-            arrays = dict(zip(batch.schema.names, map(_values, batch.columns), strict=True))
-            arrays = {name: arrays[column] for column, name in renamed.items()}
-            arrays = row_arrays(arrays, file.parent)
-            cast = [arrays[field.name].cast(field.type) for field in schema]
-            made = pa.RecordBatch.from_arrays(cast, schema=schema)
-        yield made
-
-
-def _read(file: Path, columns: list[str]) -> Iterator["pa.RecordBatch"]:
-    with _reading(file):
-        yield from _open(file).iter_batches(BATCH, columns=columns)
 
 
 def _values(array: "pa.Array") -> "pa.Array":
@@ -179,15 +183,3 @@ def row_arrays(arrays: Mapping[str, "pa.Array"], folder: Path) -> dict[str, "pa.
     if faults is not None:
         row_arrays["fault"] = pa.array(faults, pa.string())
     return row_arrays
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Turns errors of pyarrow in the block, which reads a file, into a DataError."""
-    import pyarrow as pa
-
-    try:
-        yield
-    except (pa.ArrowException, OSError) as error:
-        raise_lack(error)
-        raise DataError(f"{path} cannot be read ({reason_of(error)}); write it again.") from None

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from razorctl.config.tasks import LANGUAGE
 from razorctl.data.own.read import conversations
+from razorctl.data.own.read.column import SAMPLE, Column, columns_of
 from razorctl.data.own.read.folder import SEEN, Folder
-from razorctl.data.own.read.sample import SAMPLE, Sample
 from razorctl.data.own.read.table import Table
 from razorctl.data.own.request import SPLIT_NAMES, DataRequest
 from razorctl.errors import UsageError
@@ -101,12 +101,11 @@ KINDS = (
 )  # fmt: skip
 
 
-def _most(fits: Callable[[Any], bool]) -> Callable[[Table, str], bool]:
-    """Whether most values of a column fit."""
+def _most(fits: Callable[[Any], bool]) -> Callable[[Table, Column], bool]:
+    """A function that tells whether most values of a column fit."""
 
-    def most(table: Table, column: str) -> bool:
-        values = table.sample.present(column)
-        return bool(values) and 2 * sum(map(fits, values)) > len(values)
+    def most(_: Table, column: Column) -> bool:
+        return bool(column.present) and 2 * sum(map(fits, column.present)) > len(column.present)
 
     return most
 
@@ -116,50 +115,47 @@ def _is_sound(value: Any) -> bool:
     return isinstance(path, str) and Path(path).suffix.casefold()[1:] in AUDIO
 
 
-def _is_repeated(table: Table, image: str) -> bool:
-    paths = table.sample.texts(image)
-    return [image] == table.images[:1] and len({*paths}) < len(paths)
-
-
-def _has_spans(table: Table, column: str) -> bool:
+def _has_spans(table: Table, column: Column) -> bool:
     """Whether a column has spans, and options name no others."""
-    asked = not table.request.columns or column == table.request.label_column
-    return asked and table.request.task not in LANGUAGE and table.sample.has_spans(column)
+    asked = not table.request.columns or column.name == table.request.label_column
+    return asked and table.request.task not in LANGUAGE and column.has_spans
 
 
 # Word -> whether a column fits it by its values.
-FITS: Mapping[str, Callable[[Table, str], bool]] = {
+FITS: Mapping[str, Callable[[Table, Column], bool]] = {
     "": lambda table, column: True,
-    "filled": lambda table, column: bool(table.sample.present(column)),
-    "texts": lambda table, column: table.sample.varied(column),
-    "others": lambda table, column: table.sample.varied(column),
-    "alike": lambda table, column: not table.sample.varied(column),
+    "filled": lambda table, column: bool(column.present),
+    "texts": lambda table, column: column.varied,
+    "others": lambda table, column: column.varied,
+    "alike": lambda table, column: not column.varied,
     "only_texts": lambda table, column: (
-        [*filter(table.sample.varied, table.sample.values)] == [column]
+        [each for each in table.columns.values() if each.varied] == [column]
     ),
     "unasked": lambda table, _: not table.request.columns and table.request.task not in LANGUAGE,
-    "lists": lambda table, column: table.sample.has_lists(column),
+    "lists": lambda table, column: column.has_lists(),
     "objects": _most(lambda value: isinstance(value, Mapping)),
     "nested": _most(lambda value: isinstance(value, (list, Mapping))),
     "sounds": _most(_is_sound),
     "images": lambda table, column: column in table.images,
     "image": lambda table, column: [column] == table.images[:1],
-    "repeated_image": _is_repeated,
+    "repeated_image": lambda table, column: (
+        [column] == table.images[:1] and len({*column.texts}) < len(column.texts)
+    ),
     "spans": _has_spans,
 }
 
 
-def _signs(kind: Kind, table: Table) -> Sequence[str]:
+def _signs(kind: Kind, table: Table) -> Sequence[Column]:
     """The columns by which a table is of a kind; none if it is not."""
     for roles in kind.columns.split(" / "):
-        columns: list[str] = []
+        columns: list[Column] = []
         for role in roles.split():
             names, _, word = role.removeprefix("!").partition(":")
-            called = [table.names[name] for name in names.split("|") if name in table.names]
-            named = [*table.sample.values] if names == "*" else called[:1]
+            called = [table.by_key[key] for key in names.split("|") if key in table.by_key]
+            candidates = [*table.columns.values()] if names == "*" else called[:1]
             if word == "others":
-                named = [column for column in called if column not in columns][:1]
-            fitting = [column for column in named if FITS[word](table, column)]
+                candidates = [column for column in called if column not in columns][:1]
+            fitting = [column for column in candidates if FITS[word](table, column)]
             if bool(fitting) == role.startswith("!"):
                 break
             columns += fitting
@@ -174,8 +170,9 @@ def refuse_table(table: Table) -> None:
     name, settled = table.request.name, table.request.columns or table.clear
     for kind in KINDS[:1] if settled else KINDS:
         if columns := _signs(kind, table):
-            many = "s" if len(columns) > 1 else ""
-            raise _refused(name, kind.what, f"its column{many} {', '.join(columns)}", kind.mend)
+            sign = f"its column{'s' if len(columns) > 1 else ''} "
+            sign += ", ".join(column.name for column in columns)
+            raise _refused(name, kind.what, sign, kind.mend)
 
 
 def _refused(name: str, what: str, sign: str, mend: str) -> UsageError:
@@ -198,7 +195,7 @@ def refuse_document(request: DataRequest, file: Path) -> UsageError:
     rows = [row for row in first if isinstance(row, dict)]
     names = dict.fromkeys(column for row in rows for column in row)
     values = {column: [row.get(column) for row in rows] for column in names}
-    refuse_table(Table(request, Sample(values, root=file.parent)))
+    refuse_table(Table(request, columns_of(values, {}, file.parent)))
     return UsageError(
         f"{request.name} is one JSON document, not a list; write a list of objects, or JSONL, with "
         "an object on each line."

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from razorctl.config.tasks import Task
 from razorctl.data.own import chats
+from razorctl.data.own.read.column import Column
 from razorctl.models import Modality
 
 # Task -> the role of its label.
@@ -38,10 +39,9 @@ class TableColumns:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, task: Task = "classification", /, **roles: str | None) -> "TableColumns":
+    def of(cls, task: Task = "classification", /, **roles: Column | None) -> "TableColumns":
         """The columns with these roles; None is no column."""
-        pairs = tuple((role, column) for role, column in roles.items() if column is not None)
-        return cls(pairs, task)
+        return cls(tuple((role, column.name) for role, column in roles.items() if column), task)
 
     def get(self, role: str) -> str | None:
         """The column with a role; None if there is none."""

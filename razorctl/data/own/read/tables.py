@@ -5,17 +5,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from razorctl import units
 from razorctl.data.own import labels, rows
 from razorctl.data.own.raw import RawRows
-from razorctl.data.own.read import conversations, layout, lines, parquet, texts
+from razorctl.data.own.read import layout, texts
+from razorctl.data.own.read.column import SUFFIXES as IMAGE_SUFFIXES
+from razorctl.data.own.read.column import Columns
 from razorctl.data.own.read.folder import ARCHIVES
-from razorctl.data.own.read.recognition import table_columns
+from razorctl.data.own.read.lines import LineFile, has_json_rows
+from razorctl.data.own.read.parquet import TypedFile
+from razorctl.data.own.read.recognition import table_columns, unlabeled_columns
 from razorctl.data.own.read.refused import refuse_document
-from razorctl.data.own.read.sample import SUFFIXES as IMAGE_SUFFIXES
-from razorctl.data.own.read.sample import Sample, normalized_name
 from razorctl.data.own.read.table import Table
 from razorctl.data.own.read.table_columns import TableColumns
 from razorctl.data.own.request import DataRequest, role_in
@@ -31,16 +33,21 @@ if TYPE_CHECKING:
 SPLIT_COLUMNS = ("split", "subset", "partition", "data_split", "dataset_split")
 
 
-class Reader(Protocol):
-    """A reader of tables of a kind: `lines` or `parquet`."""
+class TableFile(Protocol):
+    """A file with a table: a `LineFile` or a `TypedFile`."""
 
-    def sample(self, file: Path) -> Sample: ...
-    def class_names(self, file: Path, columns: TableColumns) -> tuple[str, ...] | None: ...
-    def rows(self, files: Sequence[Path], columns: TableColumns) -> "Dataset": ...
+    @property
+    def path(self) -> Path: ...
+    @property
+    def columns(self) -> Columns: ...
+    def class_names(self, label: str | None) -> tuple[str, ...] | None: ...
+    def schema(self, columns: TableColumns) -> "pa.Schema": ...
+    def batches(self, columns: TableColumns, schema: "pa.Schema") -> Iterator["pa.RecordBatch"]: ...
 
 
-def reader(file: Path) -> Reader:
-    return parquet if file.suffix.casefold() in (".parquet", ".arrow") else lines
+def table_file(path: Path) -> TableFile:
+    typed = path.suffix.casefold() in (".parquet", ".arrow")
+    return TypedFile(path) if typed else LineFile(path)
 
 
 def at(request: DataRequest, path: Path) -> RawRows | None:
@@ -55,7 +62,7 @@ def at(request: DataRequest, path: Path) -> RawRows | None:
     if path.suffix.casefold() in ARCHIVES:
         what = "file" if path.with_suffix("").suffix not in ("", ".tar") else "folder"
         raise DataError(f"{name} is an archive; unpack it, and name the {what}.")
-    if path.suffix.casefold() == ".json" and not lines.has_json_rows(path):
+    if path.suffix.casefold() == ".json" and not has_json_rows(path):
         raise refuse_document(request, path)
     if not layout.is_table(path, tagged):
         documents = texts.SUFFIXES if request.language is not None else ()
@@ -75,177 +82,168 @@ def raw(
     candidates: split as the folder calls it -> its tables. single: whether it is one file, which is
     to be split whatever its name.
     """
-    only = next(iter(candidates.values()))[0] if len(candidates) == 1 else None
-    sample = None if only is None else reader(only).sample(only)
-    by_column = None if sample is None else _split_column(request, sample)
+    files = {split: [*map(table_file, paths)] for split, paths in candidates.items()}
+    first = next(iter(files.values()))[0]
+    by_column = _split_column(request, first.columns) if len(files) == 1 else None
     if single or by_column:
         if request.split is not None and not by_column:
             raise UsageError(f"{request.name} has no splits to choose from; leave --split out.")
-        splits = {"train": next(iter(candidates))}
+        names = {"train": next(iter(files))}
     else:
-        splits = request.splits(list(candidates))
-    files = {split: candidates[name] for split, name in splits.items()}
-    every = [file for split in files.values() for file in split]
-    kinds = {file.suffix.casefold() for file in every}
+        names = request.splits(list(files))
+    unused = [] if request.split else [name for name in files if name not in names.values()]
+    files = {split: files[name] for split, name in names.items()}
+    every = [file for part in files.values() for file in part]
+    kinds = {file.path.suffix.casefold() for file in every}
     if len(kinds) > 1:
         raise UsageError(
             f"{request.name} has tables of several kinds, {', '.join(sorted(kinds))}; name one "
             "file, or choose with --split."
         )
-    root = Path(os.path.commonpath([file.parent for file in every]))
-    read = reader(every[0])
-    first = read.sample(every[0]) if sample is None else sample
-    if not first.images and not any(map(len, first.values.values())):
-        raise DataError(f"{every[0]} has no rows; give a file with rows.")
-    table = Table.for_run(request, first)
-    rest = {name: values for name, values in first.values.items() if name != by_column}
-    columns = table_columns(replace(table, sample=replace(first, values=rest)))
+    root, first = Path(os.path.commonpath([file.path.parent for file in every])), every[0]
+    if not any(column.values or column.holds == "images" for column in first.columns.values()):
+        raise DataError(f"{first.path} has no rows; give a file with rows.")
+    others = {name: column for name, column in first.columns.items() if name != by_column}
+    columns = table_columns(Table.for_run(request, others))
     if by_column:
         columns = replace(columns, roles=(*columns.roles, ("split", by_column)))
-    samples = {file: read.sample(file) for file in every[1:]}
-    files, left_out = _labeled(request, files, first, samples, columns)
-    if unused := [name for name in candidates if not request.split and name not in splits.values()]:
-        left_out += f", without {', '.join(unused)}"
-    every = [file for part in files.values() for file in part]
-    for file in every[1:]:
-        _check_columns(file, samples[file], columns)
-    class_names = _class_names(request.name, every, columns, root)
-    names = {split: str(part[0].relative_to(root)) for split, part in files.items()}
+    files, left_out = _labeled(request, files, columns)
+    left_out += f", without {', '.join(unused)}" if unused else ""
     untyped = kinds <= {".csv", ".tsv"}
     if untyped:
-        notes = (*columns.notes, *_header_note(every[0], first, columns))
-        columns = replace(columns, notes=notes)
-    more = {"class_names": class_names, "root": root, "untyped": untyped}
-    return _rows(request, files, names, columns, left_out, **more)
+        columns = replace(columns, notes=(*columns.notes, *_header_note(first, columns)))
+    class_names = _class_names(request.name, files, columns, root)
+    names = {split: str(part[0].path.relative_to(root)) for split, part in files.items()}
+    rows = _rows(request, files, names, columns, left_out)
+    return replace(rows, class_names=class_names, root=root, untyped=untyped)
 
 
 def _class_names(
-    name: str, files: Sequence[Path], columns: TableColumns, root: Path
+    name: str, files: Mapping[str, Sequence[TableFile]], columns: TableColumns, root: Path
 ) -> tuple[str, ...] | None:
     """The names of classes that files or types of labels have; raises DataError if they differ."""
     if columns.task == "segmentation":
         return labels.class_names_in(root)
-    names = {columns.class_names or reader(file).class_names(file, columns) for file in files}
+    every = (file for part in files.values() for file in part)
+    names = {columns.class_names or file.class_names(columns.answer) for file in every}
     if len(names) > 1:
         raise DataError(f"the tables of {name} number their classes otherwise; write them anew.")
     return names.pop()
 
 
-def without_labels(request: DataRequest, file: Path, modality: Modality) -> RawRows:
+def without_labels(request: DataRequest, path: Path, modality: Modality) -> RawRows:
     """The rows of one table, without labels, for a model of this modality; raises as `raw`."""
-    table = Table.for_run(request, reader(file).sample(file))
-    chats = request.task == "causal-lm"
-    columns = conversations.columns_of(table, answered=False) if chats else None
-    columns = columns or table.unlabeled_columns(modality)
-    return _rows(request, {"test": [file]}, {"test": file.name}, columns, root=file.parent)
+    file = table_file(path)
+    columns = unlabeled_columns(Table.for_run(request, file.columns), modality)
+    rows = _rows(request, {"test": [file]}, {"test": path.name}, columns)
+    return replace(rows, root=path.parent)
 
 
 def _rows(
     request: DataRequest,
-    files: Mapping[str, Sequence[Path]],
+    files: Mapping[str, Sequence[TableFile]],
     names: dict[str, str],
     columns: TableColumns,
     left_out: str = "",
-    **more: Any,
 ) -> RawRows:
     """The rows of the tables of each split; raises DataError if one cannot be read.
 
     names: split -> what it is called in the data. left_out: what to say of splits that are left
-    out. more: other fields of `RawRows`.
+    out.
     """
-    first = next(iter(files.values()))
-    read = reader(first[0])
-    splits = {split: read.rows(part, columns) for split, part in files.items()}
+    splits = {split: _stored(part, columns) for split, part in files.items()}
     if columns.get("split"):
         total = len(splits["train"])
-        splits, names = _by_column(request, first, splits["train"])
+        splits, names = _by_column(request, files["train"], splits["train"])
         left = total - sum(map(len, splits.values()))
         left_out += f", without {units.count(left, 'row')} of other splits" if left else ""
     details = columns.details(left_out + rows.unlabeled_out(request, splits, names))
     name, modality, task = request.name, columns.modality, columns.task
-    return RawRows(name, modality, splits, names, details, task=task, notes=columns.notes, **more)
+    return RawRows(name, modality, splits, names, details, task=task, notes=columns.notes)
 
 
-def _split_column(request: DataRequest, sample: Sample) -> str | None:
+def _stored(files: Sequence[TableFile], columns: TableColumns) -> "Dataset":
+    schema = files[0].schema(columns)
+
+    def batches() -> Iterator["pa.RecordBatch"]:
+        for file in files:
+            yield from file.batches(columns, schema)
+
+    return stored_rows([file.path for file in files], schema, batches, columns)
+
+
+def _split_column(request: DataRequest, columns: Columns) -> str | None:
     """The column of a table that says the split of each row; None if there is none."""
-    used = (request.label_column, request.text_column, request.image_column)
-    for column in sample.values:
-        values = sample.texts(column) if normalized_name(column) in SPLIT_COLUMNS else []
-        if column not in used and "train" in map(role_in, values):
-            return column
+    options = (request.label_column, request.text_column, request.image_column)
+    for name, column in columns.items():
+        texts = column.texts if column.key in SPLIT_COLUMNS else []
+        if name not in options and "train" in map(role_in, texts):
+            return name
     return None
 
 
 def _by_column(
-    request: DataRequest, files: Sequence[Path], rows: "Dataset"
+    request: DataRequest, files: Sequence[TableFile], rows: "Dataset"
 ) -> tuple[dict[str, "Dataset"], dict[str, str]]:
     """The rows of each split that a column says, and what it is called there."""
     import pyarrow.compute as pc
 
-    said = rows.unique("split")
-    names = request.splits([name for name in said if name])
+    names = request.splits([name for name in rows.unique("split") if name])
 
     def batches(name: str) -> Iterator["pa.RecordBatch"]:
         for batch in rows.data.table.to_batches():
             yield batch.filter(pc.equal(batch.column("split"), name))
 
-    schema = rows.data.schema
+    schema, paths = rows.data.schema, [file.path for file in files]
     return {
-        split: stored_rows(files, schema, partial(batches, name), schema.names, name)
+        split: stored_rows(paths, schema, partial(batches, name), schema.names, name)
         for split, name in names.items()
     }, names
 
 
 def _labeled(
-    request: DataRequest,
-    files: dict[str, Sequence[Path]],
-    first: Sample,
-    samples: Mapping[Path, Sample],
-    columns: TableColumns,
-) -> tuple[dict[str, Sequence[Path]], str]:
+    request: DataRequest, files: Mapping[str, list[TableFile]], columns: TableColumns
+) -> tuple[dict[str, list[TableFile]], str]:
     """The tables of each split; tables that lack labels are left out unless they are asked for.
 
-    Returns also what to say of that, as the end of a sentence.
+    Returns also what to say of that, as the end of a sentence. Raises DataError if a table lacks a
+    column that the first one has.
     """
     used, left_out = {}, ""
+    first = next(iter(files.values()))[0].columns
     for split, part in files.items():
-        lacking = split != "train" and any(
-            _has_no_label(first, samples[file], columns) for file in part
-        )
+        lacking = split != "train" and any(_has_no_label(first, f.columns, columns) for f in part)
         if lacking and request.split is None:
-            left_out += rows.WITHOUT.format(part[0].name)
+            left_out += rows.WITHOUT.format(part[0].path.name)
         else:
             used[split] = part
+    for file in (file for part in used.values() for file in part):
+        for name in columns.renamed:
+            if name not in file.columns:
+                raise DataError(
+                    f"{file.path} has no column {name}, only {', '.join(file.columns)}; give all "
+                    "tables the same columns."
+                )
     return used, left_out
 
 
-def _has_no_label(first: Sample, sample: Sample, columns: TableColumns) -> bool:
+def _has_no_label(first: Columns, others: Columns, columns: TableColumns) -> bool:
     """Whether a table lacks all columns of labels alone, as tests of contests do.
 
     It has no column that the first table has not, as it has if the label is called otherwise.
     """
-    absent = {name for column, name in columns.renamed.items() if column not in sample.values}
+    absent = {role for name, role in columns.renamed.items() if name not in others}
     labels = {*filter(rows.is_label, columns.renamed.values())}
-    return bool(absent) and absent == labels and sample.values.keys() <= first.values.keys()
+    return bool(absent) and absent == labels and others.keys() <= first.keys()
 
 
-def _check_columns(file: Path, sample: Sample, columns: TableColumns) -> None:
-    """Raises DataError if a table lacks a column that the first one has."""
-    for column in columns.renamed:
-        if column not in sample.values:
-            raise DataError(
-                f"{file} has no column {column}, only {', '.join(sample.values)}; give all tables "
-                "the same columns."
-            )
-
-
-def _header_note(file: Path, sample: Sample, columns: TableColumns) -> tuple[str, ...]:
+def _header_note(file: TableFile, columns: TableColumns) -> tuple[str, ...]:
     """A note on a table whose header may be its first row."""
     label, image = columns.get("label"), columns.get("image")
-    if label is not None and label in map(str, sample.values[label]):
+    if label is not None and label in map(str, file.columns[label].values):
         sign = f"{label!r} is a label of other rows"
     elif image is not None and Path(image).suffix.casefold() in IMAGE_SUFFIXES:
         sign = f"{image!r} is an image"
     else:
         return ()
-    return (f"the first line of {file} looks like a row, not like a header: {sign}.",)
+    return (f"the first line of {file.path} looks like a row, not like a header: {sign}.",)

@@ -7,7 +7,7 @@ from itertools import pairwise
 from razorctl.config.tasks import ENTITY_TAG
 from razorctl.data.own.labels import UNSAID
 
-Column = Sequence[Sequence[str]]  # the values of each sentence
+Sentences = Sequence[Sequence[str]]  # the values of each sentence
 OUTSIDE = "O"
 BARE = frozenset("OBIMELSU")  # tags without types
 WORDS = frozenset(("word", "words", "token", "tokens", "form"))  # names of their column
@@ -19,7 +19,7 @@ UNIVERSAL, PART = tuple(map(str, range(2, 11))), "4"  # the columns of CoNLL-U, 
 CHUNK = re.compile("[BIOES]-((N|V|P|ADV|ADJ|CONJ|UC)P|[NVP]C|SBAR|PRT|INTJ|LST)|O")
 
 
-def counts(column: Column) -> bool:
+def counts(column: Sentences) -> bool:
     """Whether a column numbers the tokens of each sentence, from any number on."""
     words = [[value for value in own if not RANGE.fullmatch(value)] for own in column]
     return any(words) and all(
@@ -44,7 +44,7 @@ def has_header(rows: Sequence[Sequence[str]]) -> bool:
     return named and (of_words or any(are_tags(own) and not are_tags([n]) for n, own in columns))
 
 
-def tag_columns(columns: Mapping[str, Column]) -> list[str]:
+def tag_columns(columns: Mapping[str, Sentences]) -> list[str]:
     """The columns that may be the tags: one, or several if that is not clear.
 
     The tags are of entities, or else of chunks, the parts of speech of CoNLL-U, or the column of
@@ -75,7 +75,7 @@ def look_tagged(rows: Sequence[Sequence[str]], sure: bool) -> bool:
     return may_be or any(map(are_tags, columns))
 
 
-def token_column(columns: Mapping[str, Column], tags: Sequence[str]) -> str | None:
+def token_column(columns: Mapping[str, Sentences], tags: Sequence[str]) -> str | None:
     """The first column of many words beside the tags; None if there is none."""
     rest = {name: column for name, column in columns.items() if name not in tags}
     words = {
@@ -87,7 +87,7 @@ def token_column(columns: Mapping[str, Column], tags: Sequence[str]) -> str | No
     return next(iter([*many, *rest]), None)
 
 
-def seen(columns: Mapping[str, Column]) -> str:
+def seen(columns: Mapping[str, Sentences]) -> str:
     """The columns with their first values, for a sentence."""
     firsts = {name: [*dict.fromkeys(_values(column))] for name, column in columns.items()}
     return ", ".join(
@@ -96,11 +96,11 @@ def seen(columns: Mapping[str, Column]) -> str:
     )
 
 
-def _values(column: Column) -> list[str]:
+def _values(column: Sentences) -> list[str]:
     return [value for own in column for value in own]
 
 
-def _says_nothing(column: Column) -> bool:
+def _says_nothing(column: Sentences) -> bool:
     """Whether a column counts, or has one value in each sentence, as its number."""
     longer = [own for own in column if len(own) > 1]
     return counts(column) or (len(longer) > 1 and all(len({*own}) == 1 for own in longer))

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from razorctl.config.tasks import Task
 from razorctl.data.own.raw import RawRows, not_utf8, walk
 from razorctl.data.own.read import layout
+from razorctl.data.own.read.column import SAMPLE
 from razorctl.data.own.read.lines import decoded, of_tokens
-from razorctl.data.own.read.sample import SAMPLE
 from razorctl.data.own.request import STDIN, DataRequest, role, split_of
 from razorctl.data.own.store import batches_of, stored_rows, text_table
 from razorctl.errors import DataError, UsageError
