@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ from transformers import (
 
 from razorctl import data, models
 from razorctl.data import Source, Splits
-from razorctl.models import ModelEntry, timm, transformers
+from razorctl.models import Model, ModelEntry, timm, transformers
 from razorctl.models.timm.micro import VIT_MICRO
 from razorctl.models.transformers.repositories import REPOSITORIES
 from razorctl.planning import job_trace
@@ -109,6 +109,15 @@ def _vit(classes: int, input_size: int | None = None) -> nn.Module:
     return model
 
 
+def altered(model: Model, name: str | None = None, **methods: Any) -> Model:
+    """A model with other methods, which take no `self`."""
+    kind = type(model)
+    values = {part.name: getattr(model, part.name) for part in fields(model)}
+    other: Any = type(kind.__name__, (kind,), {at: staticmethod(of) for at, of in methods.items()})
+    made: Model = other(**{**values, "name": name or model.name})
+    return made
+
+
 def entry(name: str, **changes: Any) -> ModelEntry:
     """A small vit, resnet or bert as the registry has them; `changes` are of BERT's config."""
     if name == "resnet":
@@ -117,7 +126,7 @@ def entry(name: str, **changes: Any) -> ModelEntry:
         )
     if name == "vit":
         model = timm.from_hub("vit", "small", "test_vit.r160_in1k", {})
-        return ModelEntry.single(replace(model.of("classification"), bare=_vit))
+        return ModelEntry.single(altered(model.of("classification"), bare=_vit))
     config = {"model_type": "bert", **TEXT, **changes}
     return transformers.from_hub("bert", "small", "nobody/small", config)
 
@@ -128,7 +137,7 @@ def two_blocks(name: str) -> ModelEntry:
         vit = models.find(name)
         build = partial(create_model, "vit_base_patch16_224", depth=2)
         return ModelEntry.single(
-            replace(vit, bare=lambda classes, _=None: build(num_classes=classes))
+            altered(vit, bare=lambda classes, _=None: build(num_classes=classes))
         )
     entry = REPOSITORIES[name]
     config = {**entry["config"], "num_hidden_layers": 2}
@@ -154,7 +163,10 @@ def registered(*entries: ModelEntry, shallow: bool = False) -> Iterator[None]:
             micro = models.find("vit-micro")
             patch.setitem(VIT_MICRO, "depth", 2)
             patch.setitem(data.DATASETS, "digits", few_tests(data.find("digits")))
-            entries = (*entries, ModelEntry.single(replace(micro, build=micro.bare)))
+            untrained = altered(
+                micro, build=lambda classes, size=None, _=None: micro.bare(classes, size)
+            )
+            entries = (*entries, ModelEntry.single(untrained))
         for model in entries:
             patch.setitem(models.models(), model.name, model)
         job_trace._blueprint.cache_clear()

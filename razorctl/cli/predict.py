@@ -137,7 +137,7 @@ def predict(
     if json:
         write = partial(view.write_json, document=_document(model, skipped))
     file = None if job.task == "segmentation" else out
-    total = sum(len(part.kept) for part in parts)
+    total = sum(len(part.good) for part in parts)
     with _opened(file) as stream, progress.count_rows("predicting", total) as done:
         row_format, rows = _predictions(model, parts, ctx.params, done)
         write(stream, rows, row_format)

@@ -1,6 +1,6 @@
-"""The data set of a job: a registered one, or one's own.
+"""The data set of a job: a registered one, or a user's.
 
-The package `own` is for what has no entry: files and folders of a user, and any set of the hub.
+The package `own` reads data sets without an entry: files, folders, and any set of the hub.
 """
 
 from dataclasses import replace
@@ -18,10 +18,9 @@ from razorctl.data.source import Splits as Splits
 from razorctl.errors import UsageError
 from razorctl.models import Modality
 
-SETTINGS = (  # of one's own data
-    *("image_column", "text_column", "label_column", "mask_values", "mask_colors"),
-    *("split", "validation"),
-)
+# Settings for a user's data alone.
+SETTINGS: tuple[str, ...] = ("image_column", "text_column", "label_column")
+SETTINGS += ("mask_values", "mask_colors", "split", "validation")
 USUAL: dict[tuple[Task, Modality], str] = {
     ("classification", "image"): "cifar100",
     ("classification", "text"): "rte",
@@ -34,7 +33,7 @@ LENGTH = ("steps", "epochs", "warmup_steps", "evaluate_every")  # a model's, for
 
 
 def source_of(job: Job) -> Source:
-    """The data set of a job: a registered one, or else one's own.
+    """The data set of a job: a registered one, or else a user's.
 
     Loads no torch. Raises UsageError if there is none or a setting does not apply to it, DataError
     if its files cannot be read, and MissingError if it is not on the hub.
@@ -67,7 +66,7 @@ def source_of(job: Job) -> Source:
 
 
 def usual(task: Task, modality: Modality) -> str:
-    """The name of the data set that a model of this kind is planned for if none is given.
+    """The name of the data set that models of this kind are planned for by default.
 
     Raises UsageError for a task that no registered data set is for.
     """
@@ -79,7 +78,7 @@ def usual(task: Task, modality: Modality) -> str:
 
 
 def pair(job: Job) -> tuple[models.Model, Source]:
-    """The model and the data set of a job, with the model's defaults for these data.
+    """The model of a job, with its defaults for the data set, and the data set.
 
     Raises what `source_of` raises, and UsageError for an unknown model or one that cannot take the
     data set.
@@ -107,12 +106,16 @@ def pair(job: Job) -> tuple[models.Model, Source]:
             "--packing out."
         )
     if source.name not in DATASETS:
-        own_defaults = dict(family.own)
+        own_defaults = dict(family.own_defaults)
         times = max(own_defaults.pop("times", 1), FROM_SCRATCH if job.from_scratch else 1)
         by_rows = ByRows(
-            *(source.task, source.modality, source.validated, source.evaluated_examples, times)
+            task=source.task,
+            modality=source.modality,
+            validated=source.validated,
+            evaluated=source.evaluated_examples,
+            times=times,
         )
-        if family.augmented is not None and source.task == "classification":
+        if family.modality == "image" and source.task == "classification":
             own_defaults = {"augment": "crop", **own_defaults}
         common = {name: value for name, value in defaults.items() if name not in LENGTH}
         defaults = {**common, **own_defaults, BY_ROWS: by_rows}
@@ -144,7 +147,7 @@ def check(job: Job) -> Source:
     """
     family, source = pair(job)
     changes = job.augment not in (None, "none") or job.mixup or job.cutmix
-    if changes and family.augmented is None:
+    if changes and family.modality != "image":
         raise UsageError(
             f"{job.model} takes {family.modality}s, which are not augmented; leave --augment, "
             "--mixup and --cutmix out."

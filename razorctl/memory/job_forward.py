@@ -26,10 +26,11 @@ class JobForward:
 
     def inputs(self, model: nn.Module, device: torch.device) -> Any:
         """The inputs of `forward`: the model's inputs, with labels if the loss belongs to it."""
-        size, pixels = self.job.micro_batch, self.job.input_size
-        batch: Any = self.family.example(model, size, pixels)
-        if self.forward is not None:
-            batch = self.family.batch(model, size, pixels, 0)  # no loss over classes is traced
+        shape = self.job.micro_batch, self.job.input_size
+        if self.forward is None:
+            batch: Any = self.family.example(model, *shape)
+        else:
+            batch = self.family.batch(model, *shape, 0)  # no loss over classes is traced
         return tree_map_only(Tensor, lambda tensor: tensor.to(device), batch)
 
     @property

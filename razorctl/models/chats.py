@@ -35,7 +35,7 @@ PLAIN = (
     "{% if add_generation_prompt %}{{ '\n\n' }}### Assistant:\n{% endif %}"
 )
 WHOLE = "whole"  # the column with the number of tokens of an uncut conversation
-SHOWN, NAMED = 240, 60  # characters of a part of a sample, and of a question in an error
+SHOWN, QUOTED = 240, 60  # characters of a part of a sample, and of a question in an error
 
 
 class Spoken:
@@ -59,14 +59,15 @@ class Spoken:
     def name(self) -> str:
         """A description of the row for the user: its index here differs from the file's."""
         said = next(m["content"] for m in self.messages if m["role"] == "user")
-        return f"the conversation that asks {_shortened(said.strip(), NAMED)!r}"
+        return f"the conversation that asks {_shortened(said.strip(), QUOTED)!r}"
 
     def text(self, tokenizer: Any, count: int | None = None, prompt: bool = False) -> str:
         """The first messages by the chat template; prompt: whether an answer begins after them."""
-        made: str = tokenizer.apply_chat_template(
-            *(self.messages[:count], self.tools), tokenize=False, add_generation_prompt=prompt
+        messages = self.messages[:count]
+        text: str = tokenizer.apply_chat_template(
+            messages, self.tools, tokenize=False, add_generation_prompt=prompt
         )
-        return made
+        return text
 
 
 def templated(tokenizer: Any) -> Any:
@@ -127,7 +128,9 @@ def conversation_tokens(
         log.warning(
             "of %s, %s cut after %s, and %s left out for want of an answer to learn before that; a "
             "larger --input-size keeps more.",
-            *(units.count(len(rows), "conversation"), are(cut), units.count(tokens, "token")),
+            units.count(len(rows), "conversation"),
+            are(cut),
+            units.count(tokens, "token"),
             are(lost),
         )
     return dataset.remove_columns(WHOLE)
@@ -196,17 +199,17 @@ def _conversation(tokenizer: Any, spoken: Spoken) -> tuple[list[int], list[bool]
     marks = GENERATION.search(tokenizer.get_chat_template(tools=tools))
     if marks and not spoken.unlearned:  # marks do not tell to which answer they belong
         marked = partial(tokenizer.apply_chat_template, return_assistant_tokens_mask=True)
-        found = _templated(what, lambda: marked(messages, tools, return_dict=True))
+        batch = _templated(what, lambda: marked(messages, tools, return_dict=True))
         text = _templated(what, lambda: spoken.text(tokenizer))
         _check_kept(spoken, text, {})
-        return found["input_ids"], [bool(said) for said in found["assistant_masks"]]
+        return batch["input_ids"], [bool(said) for said in batch["assistant_masks"]]
     text, spans = _templated(what, lambda: _spans(tokenizer, spoken))
     _check_kept(spoken, text, spans)
     learned = [span for place, span in spans.items() if place not in spoken.unlearned]
-    found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    offsets = found["offset_mapping"]
+    batch = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    offsets = batch["offset_mapping"]
     said = [any(first <= a < b <= last for first, last in learned) for a, b in offsets]
-    return found["input_ids"], said
+    return batch["input_ids"], said
 
 
 def _spans(tokenizer: Any, spoken: Spoken) -> tuple[str, dict[int, tuple[int, int]]]:
@@ -265,8 +268,8 @@ def prompt(tokenizer: Any, row: Mapping[str, Any]) -> list[int]:
     template, and DataError for a conversation that the template refuses.
     """
     if "messages" not in row:
-        found = tokenizer(row["text"], add_special_tokens=False, verbose=False)
-        return [*around(tokenizer)[0], *found["input_ids"]]
+        batch = tokenizer(row["text"], add_special_tokens=False, verbose=False)
+        return [*around(tokenizer)[0], *batch["input_ids"]]
     if not tokenizer.chat_template:
         raise UsageError(
             "the tokenizer has no chat template, which conversations need; choose a run that was "

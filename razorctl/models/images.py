@@ -10,7 +10,8 @@ from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from razorctl.models import Rows, prepared
+from razorctl.models.model import prepared
+from razorctl.models.rows import Rows
 
 if TYPE_CHECKING:
     from PIL.Image import Image

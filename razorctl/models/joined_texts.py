@@ -132,7 +132,7 @@ class Gain:
         return self.share <= PAYS
 
     def average(self, packing: bool, micro_batches: float, rows: int, most: int) -> tuple[int, int]:
-        """The sequences of an average micro-batch, and their width, as of `layout`.
+        """The sequences of an average micro-batch, and their width, as in `layout`.
 
         Args:
             packing: whether texts are packed.

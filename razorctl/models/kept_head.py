@@ -18,11 +18,9 @@ log = logging.getLogger("razorctl.models")
 
 UNNAMED = re.compile(r"LABEL_\d+|\d+")  # placeholder names of classes
 # Prefixes of the weights of heads in timm and transformers.
-HEADS = (
-    *("classifier.", "score.", "classification_head.", "head.", "fc."),
-    *("decode_head.classifier.", "auxiliary_head.classifier."),
-)
-NAMED = 5  # classes that a message names
+HEADS: tuple[str, ...] = ("classifier.", "score.", "classification_head.", "head.", "fc.")
+HEADS += ("decode_head.classifier.", "auxiliary_head.classifier.")
+SHOWN = 5  # classes that a message names
 DEVIATION = 0.02  # of the weights of new rows
 
 
@@ -54,13 +52,13 @@ class KeptHead:
         """
         import torch
 
-        rows, own = self.rows(classes), model.state_dict()
+        rows, state = self.rows(classes), model.state_dict()
         pairs = zip(classes, rows, strict=True)
-        known = {name: self.names[row] for name, row in pairs if row is not None}
+        kept = {name: self.names[row] for name, row in pairs if row is not None}
         placed = False
         with torch.no_grad():
             for name, stored in self.weights.items():
-                weight = own.get(name)
+                weight = state.get(name)
                 if weight is None or weight.shape != (len(rows), *stored.shape[1:]):
                     continue
                 new = torch.zeros_like(weight)
@@ -71,17 +69,17 @@ class KeptHead:
                         new[number] = stored[row]
                 weight.copy_(new)
                 placed = True
-        if not (placed and known):
+        if not (placed and kept):
             log.warning("the classifier of %s is new; it is trained from random weights", what)
             return
-        others = [name for name in classes if name not in known]
+        others = [name for name in classes if name not in kept]
         new_rows = f"; those of {_listed(others)} are new" if others else ""
-        said = [a if a == b or not UNNAMED.fullmatch(b) else f"{a} ({b})" for a, b in known.items()]
+        said = [a if a == b or not UNNAMED.fullmatch(b) else f"{a} ({b})" for a, b in kept.items()]
         log.warning("the classifier of %s keeps the rows of %s%s", what, _listed(said), new_rows)
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= NAMED else units.count(len(names), "class")
+    return ", ".join(names) if len(names) <= SHOWN else units.count(len(names), "class")
 
 
 def read(files: Sequence[Path]) -> KeptHead | None:
@@ -90,15 +88,15 @@ def read(files: Sequence[Path]) -> KeptHead | None:
 
     config = next((file for file in files if file.name == "config.json"), None)
     names = () if config is None else _names(documents.read_foreign(config))
-    found = dict[str, Any]()
+    weights = dict[str, Any]()
     for file in files:
         if file.suffix == ".safetensors":
             with safe_open(file, "pt") as opened:
                 for name in opened.keys():  # noqa: SIM118, as it is no mapping
                     shape = opened.get_slice(name).get_shape()
                     if name.startswith(HEADS) and shape[:1] == [len(names)]:
-                        found[name] = opened.get_tensor(name)
-    return KeptHead(names, found) if found else None
+                        weights[name] = opened.get_tensor(name)
+    return KeptHead(names, weights) if weights else None
 
 
 def _names(config: Any) -> tuple[str, ...]:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from razorctl.config import mask_classes
 from razorctl.config.mask_classes import IGNORED
 from razorctl.config.tasks import NO_LABEL
-from razorctl.models import Rows
 from razorctl.models.images import converted, levels
+from razorctl.models.rows import Rows
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,8 +41,8 @@ def occurring(mask: "Image") -> list[int]:
 
     pixels = values(mask, mask.mode in COLORS)
     few = mask.mode not in COLORS and pixels.min() >= 0 and pixels.max() < 1 << 16
-    found = np.bincount(pixels.ravel()).nonzero()[0] if few else np.unique(pixels)
-    return [*map(int, found)]
+    distinct = np.bincount(pixels.ravel()).nonzero()[0] if few else np.unique(pixels)
+    return [*map(int, distinct)]
 
 
 def mask_labels(mask: "Image", classes: str = "") -> "np.ndarray[Any, Any]":
@@ -57,11 +57,11 @@ def mask_labels(mask: "Image", classes: str = "") -> "np.ndarray[Any, Any]":
         labels[labels == IGNORED] = NO_LABEL
         return labels
     of = mask_classes.parse(classes)
-    known = sorted(value for value, number in of.numbers.items() if number is not None)
+    of_classes = sorted(value for value, number in of.numbers.items() if number is not None)
     pixels = values(mask, of.colors)
-    at = np.searchsorted(known, pixels).clip(max=len(known) - 1)
-    numbers = np.array([of.numbers[value] for value in known])
-    return np.where(np.array(known)[at] == pixels, numbers[at], NO_LABEL)
+    at = np.searchsorted(of_classes, pixels).clip(max=len(of_classes) - 1)
+    numbers = np.array([of.numbers[value] for value in of_classes])
+    return np.where(np.array(of_classes)[at] == pixels, numbers[at], NO_LABEL)
 
 
 def transform(config: Mapping[str, Any]) -> Callable[[Rows], Rows]:
@@ -112,7 +112,7 @@ def _prepared(
     from torchvision.transforms import InterpolationMode
 
     channels, *size = config["input_size"]
-    smooth = InterpolationMode(config["interpolation"])
+    smooth, exact = InterpolationMode(config["interpolation"]), InterpolationMode.NEAREST_EXACT
     parts, batch = [], Rows(inputs=[])
     for image, level in zip(rows["image"], levels(rows), strict=True):
         plain = converted(image, level).convert("L" if channels == 1 else "RGB")
@@ -122,13 +122,8 @@ def _prepared(
         classes = rows.get("mask_classes", [""] * len(parts))
         batch["labels"] = [
             # Not `nearest`, which shifts by half a pixel.
-            _resized(
-                torch.from_numpy(mask_labels(mask, of))[None],
-                own,
-                size,
-                InterpolationMode.NEAREST_EXACT,
-            )[0]
-            for mask, of, own in zip(rows["mask"], classes, parts, strict=True)
+            _resized(torch.from_numpy(mask_labels(mask, of))[None], box, size, exact)[0]
+            for mask, of, box in zip(rows["mask"], classes, parts, strict=True)
         ]
     return batch
 

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
-from itertools import chain, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -108,22 +108,22 @@ def text_lengths(tokenizer: Any, tokens: int, rows: Rows) -> list[int]:
     """
     most = LONGEST * tokens
     if "tokens" in rows:
-        parts, split = [[own[: tokens + 1] for own in rows["tokens"]]], True
+        parts, split = [[words[: tokens + 1] for words in rows["tokens"]]], True
     else:
         names, split = [name for name in ("text", "text_pair") if name in rows], False
         parts = [[text[:most] for text in rows[name]] for name in names]
-    found = tokenizer(*parts, is_split_into_words=split, verbose=False)
-    return [*map(len, found["input_ids"])]
+    batch = tokenizer(*parts, is_split_into_words=split, verbose=False)
+    return [*map(len, batch["input_ids"])]
 
 
 def around(tokenizer: Any) -> tuple[list[int], list[int]]:
     """The tokens that a tokenizer puts before and after a text."""
     if not tokenizer.num_special_tokens_to_add():
         return [], []
-    found = tokenizer("a", return_special_tokens_mask=True)
-    ids, special = found["input_ids"], found["special_tokens_mask"]
-    own = [place for place, added in enumerate(special) if not added]
-    first, last = (own[0], own[-1] + 1) if own else (1, 1)
+    batch = tokenizer("a", return_special_tokens_mask=True)
+    ids, special = batch["input_ids"], batch["special_tokens_mask"]
+    text = [place for place, added in enumerate(special) if not added]
+    first, last = (text[0], text[-1] + 1) if text else (1, 1)
     return ids[:first], ids[last:]
 
 
@@ -145,14 +145,14 @@ def _tokenized(
         progress(f"tokenizing, {done:,} of {units.count(len(rows), 'text')}")
         pieces = (piece for text in batch["text"] for piece in _pieces(bare(text)))
         for group in _groups(pieces):
-            found = tokenizer(
+            batch_of_ids = tokenizer(
                 [text for text, _ in group],
                 add_special_tokens=False,
                 return_attention_mask=False,
                 return_token_type_ids=False,
                 verbose=False,
             )
-            for ids, (_, last) in zip(found["input_ids"], group, strict=True):
+            for ids, (_, last) in zip(batch_of_ids["input_ids"], group, strict=True):
                 yield [*ids, end] if last else ids
         done += len(batch["text"])
 
@@ -182,46 +182,35 @@ def _groups(pieces: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool
 
 
 def stored(
-    made: Iterable[Mapping[str, list[int]]],
+    blocks: Iterable[Mapping[str, list[int]]],
     columns: tuple[str, ...],
     rows: "Dataset",
     tokenizer: Any,
     tokens: int,
 ) -> "Dataset":
     """Rows of lists of tokens: in memory, or in a cached file if they are large."""
-    import datasets
     import pyarrow as pa
 
     schema = pa.schema([(column, pa.list_(pa.int32())) for column in columns])
     key = repr((__version__, rows._fingerprint, _described(tokenizer), columns, tokens))
     file = hub.cached(f"{sha256(key.encode()).hexdigest()[:32]}.arrow")
-    if file.exists():
-        return datasets.Dataset.from_file(str(file))
-    batches = _batches(made, schema)
-    first: list[Any] = []
-    while sum(batch.nbytes for batch in first) <= SMALL:
-        batch = next(batches, None)
-        if batch is None:
-            return datasets.Dataset(pa.Table.from_batches(first, schema))
-        first.append(batch)
-    hub.write_cached(file, schema, chain(first, batches))
-    return datasets.Dataset.from_file(str(file))
+    return hub.stored_batches(file, schema, _batches(blocks, schema), SMALL)
 
 
-def _batches(made: Iterable[Mapping[str, list[int]]], schema: Any) -> Iterator[Any]:
+def _batches(blocks: Iterable[Mapping[str, list[int]]], schema: Any) -> Iterator[Any]:
     import pyarrow as pa
 
-    made = iter(made)
-    while chunk := list(islice(made, BATCH)):
+    blocks = iter(blocks)
+    while chunk := list(islice(blocks, BATCH)):
         yield pa.RecordBatch.from_pylist(chunk, schema)
 
 
 def _described(tokenizer: Any) -> str:
-    """The properties of a tokenizer that determine its tokens."""
+    """A text with the properties of a tokenizer that determine its tokens."""
     fast = tokenizer.is_fast
-    own = tokenizer.backend_tokenizer.to_str() if fast else sorted(tokenizer.get_vocab().items())
+    rules = tokenizer.backend_tokenizer.to_str() if fast else sorted(tokenizer.get_vocab().items())
     return repr(
-        (type(tokenizer).__name__, own, tokenizer.special_tokens_map, tokenizer.chat_template)
+        (type(tokenizer).__name__, rules, tokenizer.special_tokens_map, tokenizer.chat_template)
     )
 
 
@@ -246,8 +235,7 @@ def causal_inputs(
     import torch
 
     every = rows["input_ids"]
-    own = rows.get("labels", every)
-    labels = [[*said[1:], NO_LABEL] for said in own]
+    labels = [[*of[1:], NO_LABEL] for of in rows.get("labels", every)]
     lengths = [*map(len, every)]
     groups, length = [[row] for row in range(len(every))], max(lengths)
     most = tokens or sys.maxsize
@@ -255,9 +243,9 @@ def causal_inputs(
         groups, length = layout(lengths, most, (sequences, widths[0]) if widths else None)
     elif widths or "labels" in rows or packing is not None:
         length = rounded(length, most, widths)
-    padded = not packing and (bool(widths) or any(own < length for own in lengths))
+    padded = not packing and (bool(widths) or any(short < length for short in lengths))
     filler = tokenizer.pad_token_id or 0
-    found: Rows = {"inputs": [], "labels": []}
+    joined: Rows = {"inputs": [], "labels": []}
     for group in groups:
         used = sum(lengths[row] for row in group)
         more = length - used
@@ -268,10 +256,10 @@ def causal_inputs(
         if packing:
             parts = [*(lengths[row] for row in group), more]
             inputs["position_ids"] = torch.cat([torch.arange(part) for part in parts])
-        said = [label for row in group for label in labels[row]]
-        found["inputs"].append(inputs)
-        found["labels"].append(torch.tensor([*said, *[NO_LABEL] * more]))
-    return found
+        targets = [label for row in group for label in labels[row]]
+        joined["inputs"].append(inputs)
+        joined["labels"].append(torch.tensor([*targets, *[NO_LABEL] * more]))
+    return joined
 
 
 def masked_inputs(tokenizer: Any, seeded: bool, rows: Rows) -> Rows:
@@ -290,15 +278,15 @@ def masked_inputs(tokenizer: Any, seeded: bool, rows: Rows) -> Rows:
             "--task causal-lm."
         )
     draw = DataCollatorForLanguageModeling(tokenizer, mlm_probability=MASKED).torch_mask_tokens
-    found: Rows = {"inputs": [], "labels": []}
+    masked: Rows = {"inputs": [], "labels": []}
     before = torch.get_rng_state()
     for row in rows["input_ids"]:
         ids = torch.tensor(row)
         if seeded:
             torch.default_generator.manual_seed(crc32(ids.numpy().tobytes()))
         inputs, labels = draw(ids[None])
-        found["inputs"].append({"input_ids": inputs[0]})
-        found["labels"].append(labels[0])
+        masked["inputs"].append({"input_ids": inputs[0]})
+        masked["labels"].append(labels[0])
     if seeded:
         torch.set_rng_state(before)
-    return found
+    return masked

@@ -24,12 +24,12 @@ def shapes(folder: Path, files: str) -> Shapes:
     """Name -> shape of the weights in the files that match a pattern."""
     from safetensors import safe_open
 
-    found: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for file in folder.glob(files):
         with safe_open(file, "numpy") as opened:
             names: list[str] = opened.keys()
-            found |= {name: (*opened.get_slice(name).get_shape(),) for name in names}
-    return found
+            shapes |= {name: (*opened.get_slice(name).get_shape(),) for name in names}
+    return shapes
 
 
 def check_layers(file: Path, config: Any) -> None:
@@ -42,13 +42,13 @@ def check_layers(file: Path, config: Any) -> None:
 def check_lists(model: Any, stored: Shapes) -> None:
     """Raises ValueError if a model has fewer or more layers than the stored weights."""
     prefix = f"{model.base_model_prefix}."
-    there, own = (
+    there, here = (
         {name.removeprefix(prefix) for name in names} for names in (stored, model.state_dict())
     )
     for name, module in model.named_modules():
         if type(module).__name__ == "ModuleList":
             inside = re.compile(re.escape(f"{name.removeprefix(prefix)}.") + r"(\d+)\.")
-            has, wants = ({m[1] for n in ns if (m := inside.match(n))} for ns in (there, own))
+            has, wants = ({m[1] for n in ns if (m := inside.match(n))} for ns in (there, here))
             if has and has != wants:
                 raise ValueError(
                     f"{name} has [{len(has)}] layers in its weights, and [{len(wants)}] by its "
@@ -57,14 +57,14 @@ def check_lists(model: Any, stored: Shapes) -> None:
 
 
 def unused(
-    model: Any, stored: Shapes, names: Iterable[str], fresh: tuple[str, ...], own: bool
+    model: Any, stored: Shapes, names: Iterable[str], fresh: tuple[str, ...], same_head: bool
 ) -> set[str]:
-    """The modules of the stored weights `names`, for which a model has no place.
+    """The modules of the stored weights `names` that a model lacks.
 
     Poolers, other heads and masks do not count. Raises ValueError for a weight of a layer in the
     body.
 
-    fresh: prefixes of new weights. own: whether the model's head is the weights' head.
+    fresh: prefixes of new weights. same_head: whether model and weights have a head of one class.
     """
     modules, body = {name for name, _ in model.named_modules()}, f"{model.base_model_prefix}."
     whole = body[:-1] not in modules or any(name.startswith(body) for name in stored)
@@ -76,7 +76,11 @@ def unused(
         head = f"{inside}.".startswith(fresh)
         if body[:-1] in modules:
             head = not place.startswith(body)
-        if "pooler" in name or stored.get(name, (0,))[:2] in ((), (1, 1)) or (head and not own):
+        if (
+            "pooler" in name
+            or stored.get(name, (0,))[:2] in ((), (1, 1))
+            or (head and not same_head)
+        ):
             continue
         if not head and inside not in ("", body[:-1]):
             raise ValueError(f"{name} is among its weights, and not in the model of its config")
@@ -89,18 +93,18 @@ def differ(folder: Path, files: str, names: Sequence[str]) -> bool:
     import torch
     from safetensors import safe_open
 
-    found = []
+    tensors = []
     for file in folder.glob(files):
         with safe_open(file, "pt") as opened:
-            found += [opened.get_tensor(name) for name in {*names} & {*opened.keys()}]
-    return any(not torch.equal(found[0], other) for other in found[1:])
+            tensors += [opened.get_tensor(name) for name in {*names} & {*opened.keys()}]
+    return any(not torch.equal(tensors[0], other) for other in tensors[1:])
 
 
 def blamed(folder: Path, attempt: Callable[[str], object], error: BaseException) -> str | None:
     """The setting in a folder's files that makes an attempt fail, as "SETTING in FILE".
 
-    It is found by another value with which the attempt succeeds: one that makes the sizes in
-    `error` agree, or the default. None if there is none, or if that takes more than SECONDS.
+    Tries other values until the attempt succeeds: values that make the sizes in `error` agree, and
+    the default. None if no value helps within SECONDS.
     """
     end, reason = monotonic() + SECONDS, reason_of(error)
     sizes = [re.findall(r"\d+", size) for size in re.findall(r"\[([\d, ]+)\]", reason)[:2]]
@@ -132,9 +136,9 @@ def _changes(
         if isinstance(value, dict):
             inner = _changes(value, pairs)
             yield from ((f"{name}.{one}", {**settings, name: new}) for one, new in inner)
-        for wanted, own in pairs if type(value) is int else ():
-            if value == own or (own and value and not value * wanted % own):
-                new = wanted if value == own else value * wanted // own
+        for wanted, size in pairs if type(value) is int else ():
+            if value == size or (size and value and not value * wanted % size):
+                new = wanted if value == size else value * wanted // size
                 yield name, {**settings, name: new}
         if not pairs or type(value) is not int:
             yield name, {key: settings[key] for key in settings if key != name}

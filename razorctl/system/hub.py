@@ -3,12 +3,16 @@
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from razorctl.errors import DataError, MissingError, RazorError, UsageError, raise_lack, reason_of
 from razorctl.system import documents
 from razorctl.system.atomic import atomic_file
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 TIMEOUT = 10  # seconds
 
@@ -240,21 +244,33 @@ def cached(name: str) -> Path:
     return Path(config.HF_DATASETS_CACHE) / "razorctl" / name
 
 
-def write_cached(file: Path, schema: Any, batches: Iterable[Any]) -> None:
-    """Writes batches to a file that `cached` names; several processes may do so at once.
+def stored_batches(file: Path, schema: Any, batches: Iterable[Any], most: int) -> "Dataset":
+    """The rows of record batches: in memory up to `most` bytes, else in a file.
 
+    `cached` names the file, which is written once; several processes may do so at the same time.
     Raises UsageError that names the cache if it is full.
     """
+    import datasets
     import pyarrow as pa
 
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file(file, replace=True) as new, pa.ipc.new_stream(str(new), schema) as sink:
-            for batch in batches:
-                sink.write_batch(batch)
-    except OSError as error:
-        raise_lack(error)
-        raise
+    if not file.exists():
+        batches, first, size = iter(batches), [], 0
+        for batch in batches:
+            first.append(batch)
+            size += batch.nbytes
+            if size > most:
+                break
+        else:
+            return datasets.Dataset(pa.Table.from_batches(first, schema))
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_file(file, replace=True) as new, pa.ipc.new_stream(str(new), schema) as out:
+                for batch in chain(first, batches):
+                    out.write_batch(batch)
+        except OSError as error:
+            raise_lack(error)
+            raise
+    return datasets.Dataset.from_file(str(file))
 
 
 @contextmanager

@@ -25,19 +25,17 @@ def sequenced(
 ) -> data.Splits:
     """The splits of a data set as the model's transform takes them; see `Model.sequences`."""
     splits = digested(splits)  # digests of texts, not of their tokens
-    make = family.sequences
-    if make is None:
-        return splits
     parts = splits.parts.items()
-    return replace(splits, **{name: make(rows, job.input_size, progress) for name, rows in parts})
+    return replace(
+        splits, **{name: family.sequences(rows, job.input_size, progress) for name, rows in parts}
+    )
 
 
 def cut_texts(rows: Any, family: models.Model, job: Job) -> tuple[str, ...]:
     """A note on training texts that are cut, by packed.SAMPLE of them; none if these are not."""
-    if family.lengths is None or family.longest is None:
-        return ()
-    some, most = text_lengths.sample(rows), family.longest(job.input_size)
-    cut = sum(length > most for length in family.lengths(some[:], job.input_size))
+    some = text_lengths.sample(rows)
+    lengths = family.lengths(some, job.input_size)
+    cut = sum(length > family.longest(job.input_size) for length in lengths)
     of = units.count(len(some), "training text")
     if len(some) < len(rows):
         of += f" of {len(rows):,}"
@@ -83,23 +81,21 @@ class Feed:
     ) -> None:
         self.device = device
         self.job = job
-        transform = training_transform = family.transform(model, job.input_size)
-        if family.trained is not None:
-            training_transform = family.trained(model, job.input_size)
+        transform, masked = family.transform(model, job.input_size), family.masked(model)
+        training_transform = masked or transform
         lengths: Sequence[int] | None = None
         if job.packing is False:
             lengths = text_lengths.of_rows(splits.train, family, job).tokens
         # Or each length is compiled. Texts apart are, since padding them costs more.
         apart = job.packing is not None
-        if family.padded is not None and (job.cuda_graphs or (job.compile and not apart)):
+        if family.pads and (job.cuda_graphs or (job.compile and not apart)):
             shapes = text_lengths.few_shapes(splits.train, family, job)
-            training_transform = family.padded(model, job.input_size, *shapes)
+            training_transform = family.transform(model, job.input_size, shapes)
         if job.augment != "none":
-            assert family.augmented is not None
             assert job.augment is not None
             training_transform = family.augmented(model, job.input_size, job.augment)
         training_rows = splits.train.with_transform(training_transform)
-        drawn = job.augment != "none" or family.trained is not None
+        drawn = job.augment != "none" or masked is not None
         keeps = family.modality == "image"  # the padding of texts depends on the micro-batch
         if keeps and not drawn:
             training_rows = cached(training_rows, job, device)

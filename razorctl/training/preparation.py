@@ -103,7 +103,7 @@ class PreparedRun:
         splits = splits_of_run(out, job, source, progress)
         splits = sequenced(splits, family.fed(job.packing), job, progress)
         self.sample = None
-        if source.conversations and family.sample is not None:
+        if source.conversations:
             rows: Any = splits.train
             self.sample = family.sample(rows[0])
         self.split_document = run_files.split_document(splits)
@@ -153,7 +153,7 @@ class PreparedRun:
         """Builds the model; asked: whether the user wants texts to be packed."""
         job = self.job
         progress(f"building {job.model}")
-        if family.check is not None:
+        if family.unproven:
             blueprint(job, len(splits.classes))
         state.seed(job.seed)
         begun = self.checkpoints.newest is not None

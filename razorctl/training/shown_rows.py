@@ -29,7 +29,7 @@ def shown(
 
 
 def _row(family: models.Model, inputs: Any, label: Any, job: Job, classes: Sequence[str]) -> str:
-    if family.decode is None:
+    if family.modality == "image":
         shape = " x ".join(map(str, inputs.shape))
         return f"image of {shape} -> {_label(torch.as_tensor(label), job, classes)}"
     ids = inputs["input_ids"]

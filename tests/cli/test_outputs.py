@@ -15,9 +15,9 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
+from razorctl import models
 from razorctl.cli.app import COMMANDS, app, loaded
 from razorctl.cli.views import report
-from razorctl.models.timm import segmentation
 from razorctl.system import atomic
 from tests.cli.commands import razorctl
 from tests.own import photos
@@ -268,7 +268,7 @@ def test_the_heads_that_timm_has_not_are_exported(call, monkeypatch):
     assert "library_name: razorctl\n" in card
     assert "pipeline_tag: image-segmentation\n" in card
     assert "## Use" not in card  # no library has a call for it
-    model, _ = segmentation.load(Path("out"))
+    model, _ = models.find("./out").load(Path("out"))
     assert model.eval()(torch.zeros(1, 3, 32, 32)).shape == (1, 2, 32, 32)
 
 

@@ -25,7 +25,7 @@ from transformers import (
 from razorctl import Recipe, saved_bytes, sparsify
 from razorctl.config.job import Job
 from razorctl.models import joined_texts, tokens
-from razorctl.models.transformers import language
+from razorctl.models.transformers.language import LanguageModel
 from razorctl.step import losses_of
 from razorctl.training.loading import Order
 
@@ -217,7 +217,10 @@ def test_traced_bytes_are_those_of_a_full_micro_batch(method, packed):
     net = model("llama")
     sparsify(net, Recipe("full") if method == "full" else Recipe("razor", ratio=0.5))
     files = SimpleNamespace(length=lambda size, usual: size)
-    example = language._example(files, packed, net, 2, 64)
+    family = LanguageModel(
+        name="any", summary="", task="causal-lm", pretrained=files, packing=packed
+    )
+    example = family.example(net, 2, 64)
     texts = rows((40, 24, 33, 31) if packed else (64, 40))
     inputs, _ = batch(packed, **texts)
     assert inputs["input_ids"].shape == (2, 64)

@@ -4,7 +4,7 @@ import itertools
 import json
 from collections import Counter
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cache
 from types import SimpleNamespace
 
@@ -21,6 +21,7 @@ from razorctl.system.spans import packing, watched
 from razorctl.training import profiler
 from razorctl.training.kept_bytes import OTHER
 from razorctl.training.profiler import CLASSES, PHASES, Clock, Profile, profile
+from tests.models import altered
 
 pytestmark = pytest.mark.usefixtures("shallow")
 
@@ -166,7 +167,7 @@ def _unbuildable() -> models.ModelEntry:
     def bare(*_):
         raise AssertionError("was built")
 
-    odd = replace(models.find("vit-micro"), bare=bare, example=bare)
+    odd = altered(models.find("vit-micro"), bare=bare, example=bare)
     return models.ModelEntry.single(odd)
 
 

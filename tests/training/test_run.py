@@ -19,6 +19,7 @@ from razorctl.config.recipe import Recipe
 from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer
 from razorctl.training.run import Run, finetune
+from tests.models import altered
 
 # Those whose runs differ; tests of surgery have every method.
 RUN = ("full", "checkpoint", "head", "lora", "torchao-int8", "razor", "prebackrazor++")
@@ -160,10 +161,11 @@ class Odd(nn.Conv1d):
 
 def register(monkeypatch, build) -> None:
     micro = models.find("vit-micro")
-    odd = replace(
+    odd = altered(
         micro,
         name="odd",
         build=build,
+        bare=micro.bare,
         transform=lambda _, size: micro.transform(micro.build(2)),
         example=lambda _, rows, size: torch.zeros(rows, 1, 28, 28),
     )

@@ -36,7 +36,7 @@ def stamp(files: Iterable[Path], *more: Any) -> str:
 def batches_of(
     rows: Iterable[Mapping[str, Any]], schema: "pa.Schema"
 ) -> Iterator["pa.RecordBatch"]:
-    """Rows as batches; what a row lacks is null."""
+    """Rows as batches; missing values are null."""
     import pyarrow as pa
 
     rows = iter(rows)
@@ -59,20 +59,10 @@ def stored_rows(
     batches: Callable[[], Iterator["pa.RecordBatch"]],
     *key: Any,
 ) -> "Dataset":
-    """The batches that are read from `files`, which are small or are read once for each `key`."""
-    import datasets
-    import pyarrow as pa
+    """The rows of batches, in memory if the files are small, else in a file of the cache.
 
-    if sum(file.stat().st_size for file in files) <= SMALL:
-        few, left = [], IN_MEMORY
-        for batch in batches():
-            few.append(batch)
-            left -= batch.nbytes
-            if left < 0:
-                break
-        else:
-            return datasets.Dataset(pa.Table.from_batches(few, schema))
+    batches: reads `files`; it runs once for each `key` if they are large.
+    """
+    small = sum(file.stat().st_size for file in files) <= SMALL
     file = hub.cached(f"{stamp(files, schema.to_string(), *key)}.arrow")
-    if not file.exists():
-        hub.write_cached(file, schema, batches())
-    return datasets.Dataset.from_file(str(file))
+    return hub.stored_batches(file, schema, batches(), IN_MEMORY if small else 0)

@@ -79,7 +79,6 @@ def of_rows(rows: Any, family: Model, job: Job) -> TextLengths:
     """The lengths of rows of `Model.sequences`."""
     import pyarrow.compute as pc
 
-    assert family.longest is not None
     ids = rows.with_format("arrow")[:].column("input_ids")
     lengths: list[int] = pc.list_value_length(ids).to_pylist()
     return TextLengths(lengths, family.longest(job.input_size), family.packs())
@@ -89,16 +88,13 @@ def few_shapes(rows: Any, family: Model, job: Job) -> tuple[Sequence[int], int]:
     """The widths in tokens of micro-batches that are compiled or captured, and their sequences.
 
     The number of sequences is a multiple of that, for joined texts alone; else it is 0.
-    rows: of training, as of `Model.sequences`. job: a resolved one, for whose model texts are
-    `padded`.
+    rows: of training, as of `Model.sequences`. job: a resolved one, whose model `pads`.
     """
-    assert family.longest is not None
     most = family.longest(job.input_size)
     if job.packing is None:
         if job.compile or most <= BUCKET * BUCKETS:
             return (most,) if job.compile else buckets(range(1, most + 1), most), 0
-        assert family.lengths is not None
-        some = drawn(family.lengths(sample(rows)[:], job.input_size), job.micro_batch, most)
+        some = drawn(family.lengths(sample(rows), job.input_size), job.micro_batch, most)
         return buckets([most, *map(max, some)], most), 0
     lengths = of_rows(rows, family, job).tokens
     longest = min(max(lengths), most)
@@ -121,16 +117,13 @@ def sample_lengths(job: Job, family: Model, source: Source) -> TextLengths | Non
     """
     if not has_texts_apart(job, source):
         return None
-    assert family.longest is not None
     unknown = TextLengths((), family.longest(job.input_size), family.packs())
     if job.dataset.startswith("hf:"):
         return unknown
-    make = family.fed(job.packing).sequences
-    assert make is not None
     rows: Any = source.load().train
     some = sample(rows)
     try:
-        made = make(some, job.input_size, lambda _: None)
+        made = family.fed(job.packing).sequences(some, job.input_size, lambda _: None)
     except MissingError:
         return unknown
     return replace(of_rows(made, family, job), share=len(some) / len(rows))

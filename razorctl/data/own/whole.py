@@ -28,16 +28,16 @@ def labeled(
     white: int | None = None,
     trained: Job | None = None,
 ) -> tuple["Dataset", str | None, tuple[str, ...]]:
-    """All rows of the test split of a job's data, or else of the validation split, or else all.
+    """The rows of the test split of a job's data, or else of validation, or else of training.
 
-    Returns the rows, the split's name in the data, which is None if there are no splits, and a line
-    for each bad row that is left out. Raises DataError for labels without a class too.
+    Returns the rows, the name of the split in the data or None if there is one split, and a line
+    for each bad row that is left out. Raises DataError also for labels that are no classes.
 
     Args:
         job: names the data, and may name the split.
-        modality: what the model takes.
+        modality: of the model.
         classes: the classes of the model; labels are their numbers.
-        progress: called with what is being done.
+        progress: called with a text on the progress.
         white: the level of white in the images that the model was trained on; None is the level
             in these images.
         trained: the job of the run, whose columns are used where a table has them.
@@ -55,11 +55,11 @@ def labeled(
     if not len(raw.splits[split]):
         raise rows.empty(raw.name, raw.names[split])
     raw = replace(raw, splits={split: raw.splits[split]}, names={split: raw.names[split]})
-    found, faults = read_labels(request, raw, {})
-    # Before images are read.
-    of_run = targets.targets_of_run(raw, found, classes, rows.good(found.numbers, faults))
+    labels, faults = read_labels(request, raw, {})
+    # Before images are read, so that unknown labels are refused at once.
+    of_run = targets.targets_of_run(raw, labels, classes, rows.good(labels.numbers, faults))
     inspection = SplitRows(request, raw, of_run, faults).inspect(progress)
-    good = rows.good(found.numbers, inspection.faults)[split]
+    good = rows.good(labels.numbers, inspection.faults)[split]
     if not len(good):
         raise DataError(f"{raw.name} has only bad rows; correct some.")
     selected = select_rows(raw, split, good, label=of_run.labels[split])
@@ -68,7 +68,7 @@ def labeled(
 
 
 def whitened(data: "Dataset", white: int | None) -> "Dataset":
-    """Rows with this level of white, if they are of images and it is not None."""
+    """The rows; rows of images get this level of white, unless it is None."""
     import numpy as np
 
     if white is None or "image" not in data.column_names:
@@ -79,20 +79,20 @@ def whitened(data: "Dataset", white: int | None) -> "Dataset":
 
 @dataclass(frozen=True)
 class UnlabeledRows:
-    """Good rows without labels: of one table or text file, or of image files.
+    """Good rows without labels of one table, one text file, or several image files.
 
-    raw: the stored rows, as its test split. kept: the numbers of the good ones, counted
-    from 0. white: the level of white in images.
+    raw: the stored rows, in the test split. good: the numbers of good rows, counted from 0. white:
+    the level of white in images.
     """
 
     raw: RawRows
-    kept: "np.ndarray[Any, Any]"
+    good: "np.ndarray[Any, Any]"
     white: int | None = None
 
     @property
     def data(self) -> "Dataset":
-        """The rows as `Splits` has them, without labels."""
-        return whitened(select_rows(self.raw, "test", self.kept), self.white)
+        """The good rows, as in `Splits` but without labels."""
+        return whitened(select_rows(self.raw, "test", self.good), self.white)
 
     @property
     def places(self) -> Iterator[tuple[str, int | None]]:
@@ -100,8 +100,8 @@ class UnlabeledRows:
         stored = self.raw.splits["test"]
         if "name" in stored.column_names:
             files = stored.data.column("image")
-            return ((files[row].as_py(), None) for row in self.kept)
-        return ((self.raw.name, int(row)) for row in self.kept)
+            return ((files[row].as_py(), None) for row in self.good)
+        return ((self.raw.name, int(row)) for row in self.good)
 
     def place(self, row: int) -> str:
         """The place of a stored row by its number, for a sentence."""
@@ -109,15 +109,15 @@ class UnlabeledRows:
 
     @property
     def names(self) -> Iterator[Path]:
-        """The path of each image in its folder, without an ending, after which results are called.
+        """The names of results: the path of each image in its folder, without the ending.
 
-        An image inside a table is called by the table and its row.
+        For an image inside a table it is the name of the table with the row: `photos-3`.
         """
         stored = self.raw.splits["test"]
         images = stored.data.column("image")
         top = (self.raw.root or Path()).absolute()
         names = stored.data.column("name") if "name" in stored.column_names else None
-        for row in self.kept:
+        for row in self.good:
             image = content(images[row].as_py())
             if names is not None:
                 yield Path(names[row].as_py()).with_suffix("")
@@ -138,11 +138,11 @@ def unlabeled(
 ) -> tuple[list[UnlabeledRows], tuple[str, ...]]:
     """The rows of files for a model, and a line for each bad row that is left out.
 
-    Raises UsageError for what does not exist or is of another kind, and DataError for bad rows that
-    the job does not skip.
+    Raises UsageError for files that do not exist or are of another kind, and DataError for bad rows
+    that the job does not skip.
 
-    files: tables, images or files of texts, whose empty lines do not count, and folders of these;
-    STDIN stands for the lines in `stdin`, texts or paths of images. Others: as of `labeled`.
+    files: tables, images, text files whose empty lines do not count, and folders of these; STDIN
+    stands for the lines in `stdin`, texts or paths of images. Others: as in `labeled`.
     """
     _check_files(files, job, modality)
     parts: list[UnlabeledRows] = []
@@ -176,7 +176,7 @@ def _check_files(files: Sequence[str], job: Job, modality: Modality) -> None:
 def _good(
     request: DataRequest, raw: RawRows, progress: Progress
 ) -> tuple[UnlabeledRows, Inspection]:
-    """The good rows, and all that was seen; blank lines are neither good nor bad."""
+    """The good rows, and the inspection of all; blank lines are neither good nor bad."""
     import numpy as np
 
     stored = raw.splits["test"]

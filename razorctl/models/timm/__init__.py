@@ -2,17 +2,16 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from razorctl import registry
 from razorctl.config.tasks import OF_ROWS, Task
-from razorctl.models import Model, ModelEntry
-from razorctl.models.timm.classification import Architecture, classifier, in_folder
+from razorctl.models.model import Model, ModelEntry
+from razorctl.models.timm.classification import TimmClassifier, in_folder
 from razorctl.models.timm.micro import MICRO
 from razorctl.models.timm.proxyless import PROXYLESS
-from razorctl.models.timm.segmentation import OWN, continued, segmenter
+from razorctl.models.timm.segmentation import OWN, Segmenter, continued
 from razorctl.system import documents
 
 PREFIX = "timm:"
@@ -27,21 +26,19 @@ VIT_DEFAULTS = {
 }
 
 
-def entry_of(architecture: Architecture, summary: str, defaults: Mapping[str, Any]) -> ModelEntry:
-    """The entry of an architecture."""
+def entry_of(name: str, summary: str, defaults: Mapping[str, Any], **fields: Any) -> ModelEntry:
+    """The entry of an architecture. fields: others of `TimmClassifier`."""
 
     def model(task: Task) -> Model:
-        make = segmenter if task == "segmentation" else classifier
-        made = make(architecture, summary, defaults)
-        check = None if architecture.folder is None else architecture.check
-        return replace(made, task=task, files=architecture.files, check=check)
+        kind = Segmenter if task == "segmentation" else TimmClassifier
+        return kind(name=name, summary=summary, task=task, defaults=defaults, **fields)
 
-    return ModelEntry(architecture.name, summary, "image", (*OF_ROWS, "segmentation"), model)
+    return ModelEntry(name, summary, "image", (*OF_ROWS, "segmentation"), model)
 
 
 def from_hub(name: str, summary: str, timm_name: str, defaults: Mapping[str, Any]) -> ModelEntry:
     """The entry of an architecture whose weights are on the hub."""
-    return entry_of(Architecture(name, timm_name), f"{summary}; from the hub", defaults)
+    return entry_of(name, f"{summary}; from the hub", defaults, timm_name=timm_name)
 
 
 def named(name: str) -> ModelEntry:
@@ -86,7 +83,7 @@ def local(name: str, folder: Path, config: Mapping[str, Any]) -> ModelEntry:
     """The entry of a local folder; raises DataError if timm cannot build its model."""
     if "library" in config:
         return ModelEntry.single(continued(name, folder, config))
-    return entry_of(in_folder(name, folder, config), f"a model of timm in {folder}", {})
+    return entry_of(name, f"a model of timm in {folder}", {}, **in_folder(folder, config))
 
 
 MODELS = (

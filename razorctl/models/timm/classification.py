@@ -3,45 +3,50 @@
 import logging
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from razorctl.errors import DataError, UsageError, lacks_memory, reason_of
-from razorctl.models import Model, Rows, images
+from razorctl.models import images
+from razorctl.models.image_model import ImageModel
+from razorctl.models.model import Size, Transform
 from razorctl.system import documents, hub
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
+    from torch import nn
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Architecture:
-    """An architecture of timm, with weights on the hub or in a local folder.
+@dataclass(frozen=True, kw_only=True)
+class TimmClassifier(ImageModel):
+    """The classifier of an architecture of timm; only its last layer is fresh.
 
     Args:
-        name: razorctl's name.
         timm_name: timm's name, with the tag of the weights if it has several.
-        folder: the local folder; None for the hub.
+        folder: the local folder with the weights; None for the hub.
         args: arguments for building it with timm, besides the number of classes.
     """
 
-    name: str
     timm_name: str
     folder: Path | None = None
     args: Mapping[str, Any] = field(default_factory=dict)
+
+    def build(self, classes: int, input_size: Size = None, pretrained: bool = True) -> "nn.Module":
+        return self.create(pretrained, input_size, num_classes=classes)
+
+    @property
+    def unproven(self) -> bool:
+        return self.folder is not None
 
     @property
     def source(self) -> str:
         """The name that `timm.create_model` takes."""
         return self.timm_name if self.folder is None else f"local-dir:{self.folder}"
 
-    def settings(self, input_size: int | None) -> dict[str, Any]:
+    def settings(self, input_size: Size) -> dict[str, Any]:
         """The arguments of `create_model` for images of a size; raises UsageError if none fit."""
         from timm.models import get_pretrained_cfg
 
@@ -57,7 +62,7 @@ class Architecture:
             )
         return {"img_size": input_size}
 
-    def create(self, pretrained: bool, input_size: int | None, **wanted: Any) -> "nn.Module":
+    def create(self, pretrained: bool, input_size: Size, **wanted: Any) -> "nn.Module":
         """The model, with the pretrained weights or fresh ones.
 
         Raises MissingError or DataError if the weights are not available, and UsageError for a size
@@ -71,13 +76,13 @@ class Architecture:
                 self._check_whole(wanted.get("num_classes"))
                 wanted["pretrained_cfg_overlay"] = self._classifier()
                 return self._created(input_size, pretrained=True, **wanted)
-        (file,) = self.files()
+        (file,) = self.files(True)
         # The hub's file has timm's layout, even if the first release of the weights had another.
         wanted["pretrained_cfg_overlay"] = {"file": str(file), "custom_load": False}
         with hub.reading(self.name, file.parent):
             return self._created(input_size, pretrained=True, **wanted)
 
-    def files(self, weights: bool = True) -> list[Path]:
+    def files(self, weights: bool) -> Sequence[Path]:
         """The files of the pretrained model that are read, with or without weights."""
         if self.folder is not None:
             of_weights = ("*model*.safetensors", "*model*.bin", "*model*.pth") if weights else ()
@@ -87,7 +92,7 @@ class Architecture:
         repo = f"timm/{self.tagged}"
         return [hub.fetch(self.name, repo, (file,), "model") / file] if weights else []
 
-    def _created(self, input_size: int | None, **wanted: Any) -> "nn.Module":
+    def _created(self, input_size: Size, **wanted: Any) -> "nn.Module":
         from timm import create_model
 
         try:
@@ -102,12 +107,12 @@ class Architecture:
             ) from None
         return model
 
-    def check(self, _: "nn.Module", weights: bool) -> None:
+    def check(self, model: "nn.Module", weights: bool) -> None:
         """Raises an error if an image cannot be prepared, or if the folder's weights do not fit."""
         from timm.data import resolve_data_config
 
         images.check(resolve_data_config(pretrained_cfg=self.config))
-        if weights and any(self.files()[1:]):
+        if weights and any(self.files(True)[1:]):
             self._check_whole(None)
 
     def _check_whole(self, classes: int | None) -> None:
@@ -118,13 +123,16 @@ class Architecture:
         import torch
         from timm import create_model
 
-        own = self.config.get("num_classes")
-        if own is None or own == classes:
+        stored = self.config.get("num_classes")
+        if stored is None or stored == classes:
             return
         with torch.device("meta"), warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
             warnings.simplefilter("ignore")  # no weight is copied
             try:
-                for others in ({}, {"num_classes": own + 1}):  # the second one skips the classifier
+                for others in (
+                    {},
+                    {"num_classes": stored + 1},
+                ):  # the second one skips the classifier
                     overlay = self._classifier()
                     create_model(self.source, True, pretrained_cfg_overlay=overlay, **others)
             except RuntimeError as error:  # torch names the model, then all that is missing
@@ -136,7 +144,7 @@ class Architecture:
             log.warning("the classifier of %s is new; it is trained from random weights", self.name)
 
     def _classifier(self) -> dict[str, Any]:
-        """The name of the classifier, which is not loaded for other classes; empty if unknown."""
+        """The setting that names the classifier, so that timm can skip it; empty if unknown."""
         from timm.models import get_pretrained_cfg
 
         config: Any = get_pretrained_cfg(self.timm_name.split(".")[0])
@@ -167,86 +175,37 @@ class Architecture:
             )
         return f"{config.architecture}.{config.tag}" if config.tag else str(config.architecture)
 
+    def data_config(self, model: "nn.Module", input_size: Size) -> dict[str, Any]:
+        from timm.data import resolve_model_data_config
 
-def data_config(model: "nn.Module", input_size: int | None) -> dict[str, Any]:
-    """timm's data config of a model, for images `input_size` pixels high and wide."""
-    from timm.data import resolve_model_data_config
+        return images.resized(resolve_model_data_config(model), input_size)
 
-    return images.resized(resolve_model_data_config(model), input_size)
+    def save(
+        self, model: "nn.Module", classes: Sequence[str], input_size: Size, folder: Path
+    ) -> None:
+        """Writes what `timm.create_model("local-dir:FOLDER", pretrained=True)` loads."""
+        from timm.models import save_for_hf
 
+        save_for_hf(
+            model,
+            folder,
+            model_config={"label_names": list(classes)},
+            model_args={**self.args, **self.settings(input_size)},
+            safe_serialization=True,
+        )
 
-def transform(model: "nn.Module", input_size: int | None = None) -> Callable[[Rows], Rows]:
-    return images.transform(data_config(model, input_size))
+    def load(self, folder: Path, input_size: Size = None) -> tuple["nn.Module", Transform]:
+        from timm import create_model
 
-
-def augmented(model: "nn.Module", input_size: int | None, augment: str) -> Callable[[Rows], Rows]:
-    return images.augmented(data_config(model, input_size), augment)
-
-
-def example(model: "nn.Module", batch_size: int, input_size: int | None = None) -> "Tensor":
-    return images.example(data_config(model, input_size), batch_size)
-
-
-def logits(model: "nn.Module", inputs: "Tensor") -> "Tensor":
-    output: Tensor = model(inputs)
-    return output
-
-
-def save(
-    architecture: Architecture,
-    model: "nn.Module",
-    classes: Sequence[str],
-    input_size: int | None,
-    folder: Path,
-) -> None:
-    """Writes what `timm.create_model("local-dir:FOLDER", pretrained=True)` loads."""
-    from timm.models import save_for_hf
-
-    save_for_hf(
-        model,
-        folder,
-        model_config={"label_names": list(classes)},
-        model_args={**architecture.args, **architecture.settings(input_size)},
-        safe_serialization=True,
-    )
+        model: nn.Module = create_model(f"local-dir:{folder}", pretrained=True)
+        return model, self.transform(model, input_size)
 
 
-def load(folder: Path, input_size: int | None = None) -> tuple["nn.Module", Callable[[Rows], Rows]]:
-    """The model and the transform that `save` wrote."""
-    from timm import create_model
+def in_folder(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a model in a local folder, by its config.json.
 
-    model: nn.Module = create_model(f"local-dir:{folder}", pretrained=True)
-    return model, transform(model, input_size)
-
-
-def classifier(architecture: Architecture, summary: str, defaults: Mapping[str, Any]) -> Model:
-    """The classifier of an architecture; only its last layer is fresh."""
-
-    def build(classes: int, input_size: int | None = None) -> "nn.Module":
-        return architecture.create(True, input_size, num_classes=classes)
-
-    def bare(classes: int, input_size: int | None = None) -> "nn.Module":
-        return architecture.create(False, input_size, num_classes=classes)
-
-    return Model(
-        name=architecture.name,
-        summary=summary,
-        modality="image",
-        task="classification",
-        build=build,
-        bare=bare,
-        transform=transform,
-        example=example,
-        logits=logits,
-        save=partial(save, architecture),
-        load=load,
-        defaults=defaults,
-        augmented=augmented,
-    )
-
-
-def in_folder(name: str, folder: Path, config: Mapping[str, Any]) -> Architecture:
-    """The architecture in a local folder, by its config.json; raises DataError if timm lacks it."""
+    Raises DataError if timm lacks its architecture.
+    """
     from timm.models import is_model
 
     timm_name = str(config["architecture"])
@@ -256,4 +215,4 @@ def in_folder(name: str, folder: Path, config: Mapping[str, Any]) -> Architectur
         )
     args = {**(config.get("model_args") or {})}
     args.pop("num_classes", None)  # the data set determines it
-    return Architecture(name, timm_name, folder, args)
+    return {"timm_name": timm_name, "folder": folder, "args": args}

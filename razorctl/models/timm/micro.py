@@ -1,15 +1,17 @@
 """vit-micro, a built-in model: its weights come with the package."""
 
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from razorctl.errors import UsageError
-from razorctl.models.timm import classification
+from razorctl.models.model import Size
+from razorctl.models.timm.classification import TimmClassifier
 
 if TYPE_CHECKING:
     from timm.models.vision_transformer import VisionTransformer
+    from torch import nn
 
 VIT_MICRO = {
     "img_size": 28,
@@ -50,30 +52,37 @@ def vit_micro(num_classes: int, pretrained: bool = True) -> "VisionTransformer":
     return model
 
 
-def _micro(
-    classes: int, input_size: int | None = None, pretrained: bool = True
-) -> "VisionTransformer":
-    if input_size not in (None, VIT_MICRO["img_size"]):
-        raise UsageError(
-            f"{NAME} takes images of {VIT_MICRO['img_size']} x {VIT_MICRO['img_size']} pixels, "
-            f"not {input_size}; leave the input size out."
-        )
-    return vit_micro(classes, pretrained)
+@dataclass(frozen=True, kw_only=True)
+class Micro(TimmClassifier):
+    """The model of `vit_micro`, for images of one size."""
 
-
-MICRO = replace(
-    classification.classifier(
-        classification.Architecture(NAME, ARCHITECTURE, args=VIT_MICRO),
-        "ViT of 1.2 M parameters, 28 x 28 gray, pretrained on Fashion-MNIST; built in",
-        {
-            "batch_size": 64,
-            "steps": 300,
-            "sgd": {"learning_rate": 0.2},
-            "adamw": {"learning_rate": 3e-3, "weight_decay": 0.05},
-        },
-    ),
-    build=_micro,
-    bare=partial(_micro, pretrained=False),
     # Gray clothes taught it little about other images; measured on 200 drawings.
-    own={"times": 3, "sgd": {"learning_rate": 0.1}},
+    own_defaults: ClassVar[Mapping[str, Any]] = {"times": 3, "sgd": {"learning_rate": 0.1}}
+
+    def build(self, classes: int, input_size: Size = None, pretrained: bool = True) -> "nn.Module":
+        side = VIT_MICRO["img_size"]
+        if input_size not in (None, side):
+            raise UsageError(
+                f"{NAME} takes images of {side} x {side} pixels, not {input_size}; leave the input "
+                "size out."
+            )
+        model: nn.Module = vit_micro(classes, pretrained)
+        return model
+
+    def files(self, weights: bool) -> Sequence[Path]:
+        return ()
+
+
+MICRO = Micro(
+    name=NAME,
+    summary="ViT of 1.2 M parameters, 28 x 28 gray, pretrained on Fashion-MNIST; built in",
+    task="classification",
+    defaults={
+        "batch_size": 64,
+        "steps": 300,
+        "sgd": {"learning_rate": 0.2},
+        "adamw": {"learning_rate": 3e-3, "weight_decay": 0.05},
+    },
+    timm_name=ARCHITECTURE,
+    args=VIT_MICRO,
 )

@@ -3,12 +3,15 @@
 timm lacks this architecture, and no library has its weights. It can be planned and profiled.
 """
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from razorctl.errors import MissingError
-from razorctl.models.timm import classification
+from razorctl.models.model import Size
+from razorctl.models.timm.classification import TimmClassifier
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,36 +29,39 @@ STAGES = (
 NAME = "proxylessnas"
 
 
-def _bare(classes: int, _: int | None = None) -> "nn.Module":
-    from timm.models import EfficientNet
-    from timm.models._efficientnet_builder import decode_arch_def
-    from torch import nn
+@dataclass(frozen=True, kw_only=True)
+class Proxyless(TimmClassifier):
+    """ProxylessNAS-Mobile without pretrained weights."""
 
-    blocks = decode_arch_def([list(stage) for stage in STAGES])
-    model: nn.Module = EfficientNet(
-        block_args=blocks,
-        num_classes=classes,
-        num_features=1280,
-        stem_size=32,
-        fix_stem=True,
-        act_layer=partial(nn.ReLU6, inplace=True),
-    )
-    return model
+    def build(self, classes: int, input_size: Size = None, pretrained: bool = True) -> "nn.Module":
+        if pretrained:
+            raise MissingError(
+                f"no library has pretrained weights of {NAME}; plan and profile it, and train "
+                "another model, such as mobilenetv2."
+            )
+        from timm.models import EfficientNet
+        from timm.models._efficientnet_builder import decode_arch_def
+        from torch import nn
+
+        blocks = decode_arch_def([list(stage) for stage in STAGES])
+        model: nn.Module = EfficientNet(
+            block_args=blocks,
+            num_classes=classes,
+            num_features=1280,
+            stem_size=32,
+            fix_stem=True,
+            act_layer=partial(nn.ReLU6, inplace=True),
+        )
+        return model
+
+    def files(self, weights: bool) -> Sequence[Path]:
+        return ()
 
 
-def _build(classes: int, input_size: int | None = None) -> "nn.Module":
-    raise MissingError(
-        f"no library has pretrained weights of {NAME}; plan and profile it, and train another "
-        "model, such as mobilenetv2."
-    )
-
-
-PROXYLESS = replace(
-    classification.classifier(
-        classification.Architecture(NAME, NAME),
-        "ProxylessNAS-Mobile, 224 px; to plan and profile, as no library has its weights",
-        {"batch_size": 8, "sgd": {"learning_rate": 0.05}, "adamw": {"learning_rate": 1e-3}},
-    ),
-    build=_build,
-    bare=_bare,
+PROXYLESS = Proxyless(
+    name=NAME,
+    summary="ProxylessNAS-Mobile, 224 px; to plan and profile, as no library has its weights",
+    task="classification",
+    defaults={"batch_size": 8, "sgd": {"learning_rate": 0.05}, "adamw": {"learning_rate": 1e-3}},
+    timm_name=NAME,
 )

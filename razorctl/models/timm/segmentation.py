@@ -1,19 +1,20 @@
 """Semantic segmentation: a backbone of timm with a linear layer on its last features."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from razorctl.errors import UsageError
-from razorctl.models import Model, Rows, images, masks
-from razorctl.models.timm.classification import Architecture, in_folder, logits
+from razorctl.models import images
+from razorctl.models.image_model import write
+from razorctl.models.model import Model, Size, Transform
+from razorctl.models.timm.classification import TimmClassifier, in_folder
 from razorctl.system import documents, hub
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
 log = logging.getLogger("razorctl.models")
 
@@ -21,126 +22,89 @@ HEAD = "classifier.weight"
 OWN = {"library": "razorctl", "head": "linear"}  # in the config of a folder with such a model
 
 
-def _built(
-    architecture: Architecture, pretrained: bool, classes: int, input_size: int | None = None
-) -> "nn.Module":
-    from timm.data import resolve_data_config
-
-    from razorctl.models.timm.linear_segmenter import LinearSegmenter
-
-    backbone = architecture.create(pretrained, input_size, features_only=True, out_indices=(-1,))
-    config = resolve_data_config(pretrained_cfg=architecture.config)
-    return LinearSegmenter(backbone, classes, images.resized(config, input_size))
-
-
-def _continued(
-    architecture: Architecture, weights: bool, classes: int, input_size: int | None = None
-) -> "nn.Module":
-    """The model in the folder of an architecture; with another number of classes, a fresh head."""
-    from safetensors.torch import load_file
-
-    from razorctl.models.timm.linear_segmenter import LinearSegmenter
-
-    folder = architecture.folder
-    assert folder is not None
-    with hub.reading(architecture.name, folder, "name another folder"):
-        config = documents.read_foreign(folder / "config.json")
-        plain, side = replace(architecture, folder=None), config["data_config"]["input_size"][1]
-        if input_size not in (None, side) and plain.settings(input_size):
-            raise UsageError(
-                f"{architecture.name} takes images of {side} pixels alone; leave the input size "
-                "out."
-            )
-        backbone = plain.create(
-            False, input_size, features_only=True, out_indices=(-1,), **architecture.args
-        )
-        model = LinearSegmenter(
-            backbone, classes, images.resized(config["data_config"], input_size)
-        )
-        if weights:
-            own = model.state_dict()
-            stored = load_file(folder / "model.safetensors")
-            if len(stored[HEAD]) != classes:
-                stored |= {name: own[name] for name in own if name.startswith("classifier.")}
-                log.warning(
-                    "the classifier of %s is new; it is trained from random weights",
-                    architecture.name,
-                )
-            model.load_state_dict(stored)
-    return model
-
-
-def example(model: "nn.Module", batch_size: int, input_size: int | None = None) -> "Tensor":
-    config: Any = model.data_config
-    return images.example(images.resized(config, input_size), batch_size)
-
-
-def transform(model: "nn.Module", input_size: int | None = None) -> Callable[[Rows], Rows]:
-    """A function from rows with images and masks to rows with tensors of one size."""
-    config: Any = model.data_config
-    return masks.transform(images.resized(config, input_size))
-
-
-def augmented(model: "nn.Module", input_size: int | None, augment: str) -> Callable[[Rows], Rows]:
-    config: Any = model.data_config
-    return masks.augmented(images.resized(config, input_size), augment)
-
-
-def save(
-    architecture: Architecture,
-    model: "nn.Module",
-    classes: Sequence[str],
-    input_size: int | None,
-    folder: Path,
-) -> None:
-    """Writes the weights, and a config for building the model."""
-    from safetensors.torch import save_file
-
-    config = {
-        **OWN,
-        "architecture": architecture.timm_name,
-        "model_args": {**architecture.args, **architecture.settings(input_size)},
-        "label_names": list(classes),
-        "data_config": model.data_config,
-    }
-    (folder / "config.json").write_text(documents.text(config, indent=2) + "\n")
-    save_file(model.state_dict(), folder / "model.safetensors")
-
-
-def load(folder: Path, input_size: int | None = None) -> tuple["nn.Module", Callable[[Rows], Rows]]:
-    """The model and the transform that `save` wrote."""
-    config = documents.read_foreign(folder / "config.json")
-    architecture = in_folder(str(folder), folder, config)
-    model = _continued(architecture, True, len(config["label_names"]))
-    return model, transform(model, input_size)
-
-
-def segmenter(
-    architecture: Architecture,
-    summary: str,
-    defaults: Mapping[str, Any],
-    built: Callable[..., "nn.Module"] = _built,
-) -> Model:
+@dataclass(frozen=True, kw_only=True)
+class Segmenter(TimmClassifier):
     """A linear head on the last features of an architecture with a pretrained backbone."""
-    return Model(
-        name=architecture.name,
-        summary=summary,
-        modality="image",
-        task="segmentation",
-        build=partial(built, architecture, True),
-        bare=partial(built, architecture, False),
-        transform=transform,
-        example=example,
-        logits=logits,
-        save=partial(save, architecture),
-        load=load,
-        defaults=defaults,
-        augmented=augmented,
-    )
+
+    def build(self, classes: int, input_size: Size = None, pretrained: bool = True) -> "nn.Module":
+        from timm.data import resolve_data_config
+
+        config = resolve_data_config(pretrained_cfg=self.config)
+        return self._headed(pretrained, classes, config, input_size)
+
+    def _headed(
+        self,
+        pretrained: bool,
+        classes: int,
+        config: Mapping[str, Any],
+        input_size: Size,
+        **settings: Any,
+    ) -> "nn.Module":
+        from razorctl.models.timm.linear_segmenter import LinearSegmenter
+
+        features = {"features_only": True, "out_indices": (-1,), **settings}
+        backbone = self.create(pretrained, input_size, **features)
+        return LinearSegmenter(backbone, classes, images.resized(config, input_size))
+
+    def data_config(self, model: "nn.Module", input_size: Size) -> dict[str, Any]:
+        config: Any = model.data_config
+        return images.resized(config, input_size)
+
+    def save(
+        self, model: "nn.Module", classes: Sequence[str], input_size: Size, folder: Path
+    ) -> None:
+        """Writes the weights, and a config for building the model."""
+        config = {
+            **OWN,
+            "architecture": self.timm_name,
+            "model_args": {**self.args, **self.settings(input_size)},
+            "label_names": list(classes),
+            "data_config": model.data_config,
+        }
+        write(model, config, folder)
+
+    def load(self, folder: Path, input_size: Size = None) -> tuple["nn.Module", Transform]:
+        config = documents.read_foreign(folder / "config.json")
+        model = continued(str(folder), folder, config).build(len(config["label_names"]))
+        return model, self.transform(model, input_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContinuedSegmenter(Segmenter):
+    """A model in a folder that `Segmenter.save` wrote."""
+
+    @property
+    def unproven(self) -> bool:
+        return False
+
+    def build(self, classes: int, input_size: Size = None, pretrained: bool = True) -> "nn.Module":
+        """The model with its weights; with another number of classes, a fresh head."""
+        from safetensors.torch import load_file
+
+        folder = self.folder
+        assert folder is not None
+        with hub.reading(self.name, folder, "name another folder"):
+            config = documents.read_foreign(folder / "config.json")["data_config"]
+            plain, side = replace(self, folder=None), config["input_size"][1]
+            if input_size not in (None, side) and plain.settings(input_size):
+                raise UsageError(
+                    f"{self.name} takes images of {side} pixels alone; leave the input size out."
+                )
+            model = plain._headed(False, classes, config, input_size, **self.args)
+            if pretrained:
+                fresh = model.state_dict()
+                stored = load_file(folder / "model.safetensors")
+                if len(stored[HEAD]) != classes:
+                    head = (name for name in fresh if name.startswith("classifier."))
+                    stored |= {name: fresh[name] for name in head}
+                    log.warning(
+                        "the classifier of %s is new; it is trained from random weights", self.name
+                    )
+                model.load_state_dict(stored)
+        return model
 
 
 def continued(name: str, folder: Path, config: Mapping[str, Any]) -> Model:
-    """The model in a folder that `save` wrote."""
-    architecture = in_folder(name, folder, config)
-    model = segmenter(architecture, f"a segmentation model in {folder}", {}, _continued)
-    return replace(model, files=architecture.files)
+    """The model in a folder that `Segmenter.save` wrote."""
+    summary, fields = f"a segmentation model in {folder}", in_folder(folder, config)
+    return ContinuedSegmenter(name=name, summary=summary, task="segmentation", **fields)

@@ -2,19 +2,18 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from razorctl.config.tasks import LABELED, OF_ROWS, Task
+from razorctl.config.tasks import LABELED, LANGUAGE, OF_ROWS, Task
 from razorctl.errors import UsageError
-from razorctl.models import Modality, Model, ModelEntry
-from razorctl.models.transformers.classification import classifier
-from razorctl.models.transformers.language import language_model
+from razorctl.models.model import Modality, Model, ModelEntry
+from razorctl.models.transformers.classification import TextClassifier
+from razorctl.models.transformers.language import LanguageModel
 from razorctl.models.transformers.pretrained_files import PretrainedFiles
 from razorctl.models.transformers.repositories import ENCODER, REPOSITORIES
-from razorctl.models.transformers.tagging import tagger
-from razorctl.models.transformers.vision import vision_model
+from razorctl.models.transformers.tagging import Tagger
+from razorctl.models.transformers.vision import VisionModel
 
 PREFIX = "hf:"
 # Batch size and epochs as in Sheared Backpropagation, section 5.2, which states no learning rate.
@@ -130,16 +129,22 @@ def entry_of(
     """The entry of a pretrained model."""
 
     def model(task: Task) -> Model:
-        return replace(fed(task), files=pretrained.files)
-
-    def fed(task: Task) -> Model:
+        kind: Any = TextClassifier
         if modality == "image":
-            return vision_model(pretrained, task, summary, VISION_DEFAULTS)
-        if task == "token-classification":
-            return tagger(pretrained, summary, TEXT_DEFAULTS)
-        if task in OF_ROWS:
-            return classifier(pretrained, task, summary, TEXT_DEFAULTS)
-        return language_model(pretrained, task, summary, LANGUAGE_DEFAULTS)
+            kind = VisionModel
+        elif task == "token-classification":
+            kind = Tagger
+        elif task in LANGUAGE:
+            kind = LanguageModel
+        defaults = VISION_DEFAULTS if modality == "image" else TEXT_DEFAULTS
+        made: Model = kind(
+            name=pretrained.name,
+            summary=summary,
+            task=task,
+            defaults=LANGUAGE_DEFAULTS if task in LANGUAGE else defaults,
+            pretrained=pretrained,
+        )
+        return made
 
     return ModelEntry(pretrained.name, summary, modality, tasks, model)
 

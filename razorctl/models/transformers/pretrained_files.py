@@ -122,9 +122,9 @@ class PretrainedFiles:
 
     def files(self, weights: bool) -> list[Path]:
         """The files that are read, with or without weights; raises what `folder` raises."""
-        own = (WEIGHTS, INDEX) if weights else ()
-        folder = self.folder(*own[:1], more=(*SETTINGS, *own))
-        return [file for each in (*SETTINGS, *own) for file in sorted(folder.glob(each))]
+        stored = (WEIGHTS, INDEX) if weights else ()
+        folder = self.folder(*stored[:1], more=(*SETTINGS, *stored))
+        return [file for each in (*SETTINGS, *stored) for file in sorted(folder.glob(each))]
 
     def local(self, file: str) -> bool:
         """Whether the place is a local folder that has such a file."""
@@ -149,11 +149,13 @@ class PretrainedFiles:
         loaded, loading = self._loaded(
             type(model), None, fresh, config=config, state_dict=state, device_map={"": "meta"}
         )
-        own = type(model).__name__ in (getattr(config, "architectures", None) or ())
-        if left := weights.unused(loaded, stored, loading["unexpected_keys"], fresh, own):
+        same_head = type(model).__name__ in (getattr(config, "architectures", None) or ())
+        unexpected = loading["unexpected_keys"]
+        if left := weights.unused(loaded, stored, unexpected, fresh, same_head):
             log.warning(
                 "the model of %s has no place for some of its weights, which are left out (%s)",
-                *(self.name, ", ".join(sorted(left))),
+                self.name,
+                ", ".join(sorted(left)),
             )
         for pair in model.all_tied_weights_keys.items():
             names = (*pair, *(name.removeprefix(body) for name in pair))
@@ -165,13 +167,13 @@ class PretrainedFiles:
         """The shapes of its weights; empty, with a warning, if the hub does not show them."""
         if isinstance(self.place, Path):
             return weights.shapes(self.place, WEIGHTS)
-        found = hub.shapes(self.place) or weights.shapes(self.folder(CONFIG), WEIGHTS)
-        if not found:
+        shapes = hub.shapes(self.place) or weights.shapes(self.folder(CONFIG), WEIGHTS)
+        if not shapes:
             log.warning(
                 "the weights of %s are not compared with its config, as the hub shows no shapes",
                 self.name,
             )
-        return found
+        return shapes
 
     @property
     def tokenizer(self) -> Any:
@@ -223,7 +225,9 @@ class PretrainedFiles:
         if new := self._grow(built):
             log.warning(
                 "the embedding of %s gets %s for tokens that its tokenizer has beyond it (%s)",
-                *(self.name, units.count(len(new), "row"), ", ".join(new[:5])),
+                self.name,
+                units.count(len(new), "row"),
+                ", ".join(new[:5]),
             )
         return built
 
@@ -244,9 +248,11 @@ class PretrainedFiles:
             )
             absent = {w for w in loading["missing_keys"] if not w.startswith(fresh)}
             absent -= self._new(model, absent)
-        for name, there, own in sorted(loading["mismatched_keys"]):
+        for name, there, here in sorted(loading["mismatched_keys"]):
             if not name.startswith(fresh):
-                raise ValueError(f"{name} is {[*there]} in its weights, and {[*own]} by its config")
+                raise ValueError(
+                    f"{name} is {[*there]} in its weights, and {[*here]} by its config"
+                )
         if absent:
             raise ValueError(f"{min(absent)} is not among its weights")
         return model, loading
@@ -263,12 +269,12 @@ class PretrainedFiles:
         if named == type(model).__name__:
             return set()
         kind = getattr(transformers, named, None)
-        own: set[str] = set()  # the weights of the head that it has
+        other_head: set[str] = set()  # the names of the weights of the head in the files
         if absent and isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
             with torch.device("meta"):
-                own = {*kind(model.config).state_dict()}
+                other_head = {*kind(model.config).state_dict()}
         body = f"{model.base_model_prefix}."
-        head = {name for name in absent if not name.startswith(body)} - own
+        head = {name for name in absent if not name.startswith(body)} - other_head
         return head | {name for name in absent if "pooler" in name.split(".")}
 
     def _tell(self, model: Any, new: set[str]) -> None:
@@ -288,7 +294,9 @@ class PretrainedFiles:
         head = "classifier" if "Classification" in type(model).__name__ else "head"
         log.warning(
             "the %s of %s is new; it is trained from random weights (%s)",
-            *(head, self.name, ", ".join(sorted({part(name) for name in new}))),
+            head,
+            self.name,
+            ", ".join(sorted({part(name) for name in new})),
         )
 
     def bare(self, auto: Any, **settings: Any) -> "nn.Module":

@@ -1,23 +1,20 @@
 """Taggers of transformers: a class per token of a text."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from razorctl.config.tasks import NO_LABEL, Task
+from razorctl.config.tasks import NO_LABEL
 from razorctl.errors import UsageError
-from razorctl.models import Model, Rows
-from razorctl.models.joined_texts import rounded
+from razorctl.models.model import ANY, Shapes, Size, Transform
+from razorctl.models.rows import Rows
 from razorctl.models.tokens import text_lengths
-from razorctl.models.transformers import classification
-from razorctl.models.transformers.classification import FRESH, TOKENS
+from razorctl.models.transformers.classification import TextClassifier, padded
 from razorctl.models.transformers.pretrained_files import PretrainedFiles
 
 if TYPE_CHECKING:
     from torch import nn
-
-TASK: Task = "token-classification"
 
 
 def words_of(rows: Rows) -> list[list[str]]:
@@ -34,21 +31,18 @@ def tagged(tokenizer: Any, tokens: int, widths: Sequence[int], rows: Rows) -> Ro
     """
     import torch
 
-    found = tokenizer(words_of(rows), is_split_into_words=True, truncation=True, max_length=tokens)
-    firsts = [_first_pieces(found.word_ids(row)) for row in range(len(found["input_ids"]))]
-    longest = max(map(len, firsts))
-    length = rounded(longest, tokens, widths)
-    batch = tokenizer.pad(found, padding="max_length", max_length=length, return_tensors="pt")
-    inputs = [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
-    words = torch.full((len(firsts), length), -1)
-    for row, own in enumerate(firsts):
-        start = length - len(own) if tokenizer.padding_side == "left" else 0
-        words[row, start : start + len(own)] = torch.tensor(own)
+    batch = tokenizer(words_of(rows), is_split_into_words=True, truncation=True, max_length=tokens)
+    firsts = [_first_pieces(batch.word_ids(row)) for row in range(len(batch["input_ids"]))]
+    inputs = padded(tokenizer, batch, tokens, widths)
+    words = torch.full((len(firsts), len(inputs[0]["input_ids"])), -1)
+    for row, first in enumerate(firsts):
+        start = words.shape[1] - len(first) if tokenizer.padding_side == "left" else 0
+        words[row, start : start + len(first)] = torch.tensor(first)
     if "label" not in rows:
         return {"inputs": inputs, "words": list(words)}
     labels = [
-        torch.tensor([*own, NO_LABEL])[numbers]  # of -1 the last
-        for own, numbers in zip(rows["label"], words, strict=True)
+        torch.tensor([*tags, NO_LABEL])[numbers]  # of -1 the last
+        for tags, numbers in zip(rows["label"], words, strict=True)
     ]
     return {"inputs": inputs, "labels": labels}
 
@@ -61,10 +55,26 @@ def _first_pieces(words: Sequence[int | None]) -> list[int]:
     ]
 
 
-def _auto() -> Any:
-    from transformers import AutoModelForTokenClassification
+@dataclass(frozen=True, kw_only=True)
+class Tagger(TextClassifier):
+    """The tagger of a pretrained model; only its last layer is fresh."""
 
-    return AutoModelForTokenClassification
+    @property
+    def auto(self) -> Any:
+        from transformers import AutoModelForTokenClassification
+
+        return AutoModelForTokenClassification
+
+    def settings(self, classes: int) -> dict[str, Any]:
+        return {"num_labels": classes}
+
+    def transform(
+        self, model: "nn.Module", input_size: Size = None, shapes: Shapes = ANY
+    ) -> Transform:
+        return partial(tagged, _tokenizer(self.pretrained), self.size(input_size), shapes[0])
+
+    def lengths(self, rows: Any, input_size: Size) -> Sequence[int]:
+        return text_lengths(_tokenizer(self.pretrained), self.size(input_size), rows[:])
 
 
 def _tokenizer(pretrained: PretrainedFiles) -> Any:
@@ -87,50 +97,3 @@ def _splits_alike(tokenizer: Any) -> bool:
     except (AssertionError, ValueError):  # some raise, since they need the space
         return False
     return bool(split["input_ids"] == tokenizer("a b")["input_ids"])
-
-
-def tagger(pretrained: PretrainedFiles, summary: str, defaults: Mapping[str, Any]) -> Model:
-    """The tagger of a pretrained model; only its last layer is fresh."""
-
-    def length(input_size: int | None) -> int:
-        return pretrained.length(input_size, TOKENS)
-
-    def bare(classes: int, input_size: int | None = None) -> "nn.Module":
-        length(input_size)
-        return pretrained.bare(_auto(), num_labels=classes)
-
-    def build(classes: int, input_size: int | None = None) -> "nn.Module":
-        length(input_size)
-        return pretrained.built(_auto(), FRESH, num_labels=classes)
-
-    def transform(
-        model: "nn.Module", input_size: int | None = None, widths: Sequence[int] = (), _: int = 0
-    ) -> Callable[[Rows], Rows]:
-        return partial(tagged, _tokenizer(pretrained), length(input_size), widths)
-
-    return Model(
-        name=pretrained.name,
-        summary=summary,
-        modality="text",
-        task=TASK,
-        build=build,
-        bare=bare,
-        transform=transform,
-        example=partial(classification.example, length),
-        logits=classification.logits,
-        save=partial(classification.save, pretrained, TOKENS, TASK),
-        load=load,
-        defaults=defaults,
-        padded=transform,
-        longest=length,
-        lengths=lambda rows, size: text_lengths(_tokenizer(pretrained), length(size), rows),
-        check=partial(classification.check, pretrained, FRESH),
-        decode=lambda tokens: pretrained.tokenizer.decode(tokens),
-    )
-
-
-def load(folder: Path, input_size: int | None = None) -> tuple["nn.Module", Callable[[Rows], Rows]]:
-    """The model and the transform of a folder that `Model.save` wrote."""
-    pretrained = PretrainedFiles(str(folder), folder)
-    model = pretrained.built(_auto())
-    return model, tagger(pretrained, "", {}).transform(model, input_size)

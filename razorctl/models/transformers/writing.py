@@ -43,8 +43,8 @@ class Writer:
         model: Any = self.model
         longest, filler = max(map(len, prompts)), self.tokenizer.pad_token_id
         # Padded on the left, so that all prompts end where the new tokens begin.
-        ids = [[*[filler] * (longest - len(own)), *own] for own in prompts]
-        real = [[0] * (longest - len(own)) + [1] * len(own) for own in prompts]
+        ids = [[*[filler] * (longest - len(prompt)), *prompt] for prompt in prompts]
+        real = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
         settings = GenerationConfig(
             max_new_tokens=new, eos_token_id=[*self.ends] or None, pad_token_id=filler
         )

@@ -51,9 +51,8 @@ def continue_texts(
     token. seed: of the draws.
     """
     # From the weights of the run, since its pretrained model may be deleted.
-    make = models.find(str(trained.weights.parent), trained.job.task).writer
-    assert make is not None
-    writer = make(trained.model)
+    family = models.find(str(trained.weights.parent), trained.job.task)
+    writer = family.writer(trained.model)
     prompts = [prompt for part in parts for prompt in _prompts(writer, part, new)]
     return _batches(trained, writer, prompts, new, temperature, seed)
 
@@ -79,7 +78,7 @@ def _batches(
 
 def _prompts(writer: "Writer", part: "UnlabeledRows", new: int) -> Iterator[Prompt]:
     """The tokens of the rows of a file; raises DataError for a row with no or too many tokens."""
-    for row, (file, number), stored in zip(part.data, part.places, part.kept, strict=True):
+    for row, (file, number), stored in zip(part.data, part.places, part.good, strict=True):
         ids, place = writer.prompt(row), part.place(int(stored))
         if not ids:
             raise DataError(f"{place} has no tokens to continue; give it a text that has some.")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from razorctl import models
 from razorctl.config.job import Job
+from razorctl.config.tasks import LANGUAGE
 from razorctl.errors import DataError, MissingError, OutOfMemoryError, UsageError
 from razorctl.models.transformers.pretrained_files import INDEX, SETTINGS, WEIGHTS
 from razorctl.step import precision
@@ -73,12 +74,10 @@ class Trained:
                 count += len(batch["labels"])
                 done(count)
 
-        make = self.family.sequences
-        if make is not None:
+        if self.job.task in LANGUAGE:
             # From the weights of the run, since its pretrained model may be deleted.
-            make = models.find(str(self.weights.parent), self.job.task, self.job.packing).sequences
-            assert make is not None
-            rows = make(rows, self.job.input_size, lambda _: None)
+            family = models.find(str(self.weights.parent), self.job.task, self.job.packing)
+            rows = family.sequences(rows, self.job.input_size, lambda _: None)
         with self.in_memory():
             return evaluate(self.model, logits, batches(), self.classes, self.job)
 

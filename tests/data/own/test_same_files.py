@@ -108,7 +108,7 @@ def test_what_was_trained_on(case):
     plain = replace(trained, image_column=None, text_column=None)
     parts, skipped = whole.unlabeled([name], plain, source.modality, trained=trained)
     assert skipped == ()
-    assert sum(len(part.kept) for part in parts) == count
+    assert sum(len(part.good) for part in parts) == count
     inputs = {*known.train.column_names} - {"label", "mask"}
     for part in parts:
         assert {*part.data.column_names} == inputs
@@ -129,9 +129,9 @@ def test_what_was_trained_on(case):
 def test_empty_lines_are_no_rows_and_others_keep_their_numbers():
     Path("a.txt").write_text("\na b\n \n\nc d\n")
     (part,), skipped = whole.unlabeled(["a.txt"], Job("bert-base", ""), "text")
-    assert (part.kept.tolist(), skipped) == ([1, 4], ())
+    assert (part.good.tolist(), skipped) == ([1, 4], ())
     (part,), _ = whole.unlabeled(["-"], Job("bert-base", ""), "text", ["", "a b"])
-    assert part.kept.tolist() == [1]
+    assert part.good.tolist() == [1]
 
 
 def test_labels_are_read_from_the_columns_of_training():

@@ -1,7 +1,6 @@
 """Exports to ONNX that fail, and models of images."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from razorctl.config.job import Job
 from razorctl.errors import RazorError
 from razorctl.training.exporting import onnx_model
 from razorctl.training.predicting.inference import Trained
+from tests.models import altered
 
 
 def of_values(x: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ def trained(after: Callable[[Tensor], Tensor] = lambda x: x) -> Trained:
     def example(_: nn.Module, batch: int, size: int | None) -> Tensor:
         return torch.zeros(batch, 1, 28, 28)
 
-    family = replace(models.find("vit-micro"), logits=logits, example=example)
+    family = altered(models.find("vit-micro"), logits=logits, example=example)
     job, model = Job("vit-micro", "digits"), nn.Linear(28 * 28, 10).eval()
     place = Path("run")
     return Trained(place, place, {}, job, family, model, None, torch.device("cpu"))

@@ -38,7 +38,7 @@ def test_a_prompt_without_tokens_is_refused():
     part = SimpleNamespace(
         data=[{"text": "-"}],
         places=[("a.txt", 0)],
-        kept=[0],
+        good=[0],
         place=lambda number: f"line {number + 1}",
     )
     with pytest.raises(DataError, match="line 1 has no tokens to continue"):

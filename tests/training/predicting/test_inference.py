@@ -26,7 +26,7 @@ from razorctl.training.predicting import inference, labels
 from razorctl.training.run import Run, finetune
 from tests import local_hub
 from tests.cli.commands import razorctl
-from tests.models import registered
+from tests.models import altered, registered
 from tests.own import CLASSES, floats, photos, picture, table
 from tests.training.runs import edit_result
 
@@ -273,7 +273,7 @@ def test_a_batch_that_does_not_fit_is_said(runs):
         raise torch.OutOfMemoryError
 
     trained = inference.load(runs["photos"].out, device="cpu", batch_size=7)
-    trained = replace(trained, family=replace(trained.family, logits=full))
+    trained = replace(trained, family=altered(trained.family, logits=full))
     rows = rows_of_run(runs["photos"].out).rows
     for use in (lambda: trained.evaluate(rows), lambda: next(labels.logits_of(trained, rows))):
         with pytest.raises(OutOfMemoryError, match="a batch of 7 does not fit into the memory of"):
@@ -341,7 +341,7 @@ def test_bad_rows_are_all_named_or_left_out(runs, tmp_path, monkeypatch):
     assert all(line in str(error.value) for line in lines)
     parts, skipped = whole.unlabeled(["d", "a.csv"], replace(job, skip_bad=True), "image")
     assert skipped == lines
-    assert [len(part.kept) for part in parts] == [5, 1]
+    assert [len(part.good) for part in parts] == [5, 1]
     assert [*parts[1].places] == [("a.csv", 0)]
 
 
@@ -371,7 +371,7 @@ def test_a_row_whose_logits_are_not_finite_is_named(runs, tmp_path):
         made = runs["photos"].logits(model, inputs)
         return made.index_fill(0, torch.tensor([1]), torch.inf) if len(seen) == 2 else made
 
-    trained = replace(trained, family=replace(trained.family, logits=logits))
+    trained = replace(trained, family=altered(trained.family, logits=logits))
     with pytest.raises(DataError, match="logits of row 4 of what is evaluated are not finite"):
         trained.evaluate(rows_of_run(runs["photos"].out).rows)
     seen.clear()
