@@ -29,7 +29,7 @@ def find(name: str) -> Source:
 
 
 def place(name: str) -> str:
-    """The name of a data set, which for files and folders of one's own is their absolute path.
+    """The name of a data set; for a user's files and folders it is their absolute path.
 
     Links are not followed: a file of the hub's cache has no ending where its link leads.
     """

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from razorctl import units
@@ -69,7 +70,7 @@ def load(
 
     Raises what `parquet_splits` raises, and DataError for other labels and numbers of classes.
 
-    train, test: patterns of files. columns: as of `parquet_splits`. classes: how many there are.
+    train, test: patterns of files. columns: as in `parquet_splits`. classes: their number.
     """
     with parquet_splits(name, repo, {"train": train, "test": test}, columns) as splits:
         if task == "regression":
@@ -175,6 +176,46 @@ def _glue(row: str) -> Source:
     )
 
 
+SCENES = "zhoubolei/scene_parse_150"
+SCENES_BRANCH = "refs/convert/parquet"  # the main one has only a script
+SCENE_CLASSES = Path(__file__).parent / "scene_parse_150" / "classes.txt"
+
+
+def scenes(name: str, _: Progress | None = None) -> Splits:
+    """The splits of ADE20K for training and for validation: its test split has no public masks.
+
+    The value 0 stands for all other classes, as in the benchmark, and is ignored. Raises what
+    `parquet_splits` raises.
+    """
+    columns = {"image": "image", "annotation": "mask"}
+    folders = {"train": "train", "test": "validation"}
+    files = {split: [f"scene_parsing/{part}/*.parquet"] for split, part in folders.items()}
+    with parquet_splits(name, SCENES, files, columns, SCENES_BRANCH) as splits:
+        train, test = (
+            rows.add_column("mask_classes", ["1-150"] * len(rows))
+            for rows in (splits["train"], splits["test"])
+        )
+    return Splits(train, None, test, tuple(SCENE_CLASSES.read_text("utf-8").split("\n")[:-1]))
+
+
+WIKITEXT = "Salesforce/wikitext"
+
+
+def wikitext(name: str, _: Progress | None = None) -> Splits:
+    """The splits of WikiText-2 (Merity et al., 2016), each as one text of the lines in its files.
+
+    Raises what `parquet_splits` raises.
+    """
+    from datasets import Dataset
+
+    names = ("train", "validation", "test")
+    files = {split: [f"wikitext-2-raw-v1/{split}-*.parquet"] for split in names}
+    with parquet_splits(name, WIKITEXT, files, {"text": "text"}) as splits:
+        texts = ("".join(splits[split]["text"][:]) for split in names)
+        train, validation, test = (Dataset.from_dict({"text": [text]}) for text in texts)
+    return Splits(train, validation, test, ())
+
+
 DATASETS = (
     from_hub(
         "cifar10",
@@ -223,4 +264,26 @@ DATASETS = (
         test_examples=5_794,
     ),
     *map(_glue, GLUE.strip().split("\n")),
+    Source(
+        "scene_parse_150",
+        "22,210 photographs of scenes, 150 kinds of things and surfaces (ADE20K); from the hub",
+        "image",
+        classes=150,
+        train_examples=20_210,
+        test_examples=2_000,
+        load=partial(scenes, "scene_parse_150"),
+        task="segmentation",
+        repository=SCENES,
+    ),
+    Source(
+        "wikitext2",
+        "720 articles of Wikipedia, 2 million words (WikiText-2); from the hub",
+        "text",
+        classes=0,
+        train_examples=None,
+        test_examples=None,
+        load=partial(wikitext, "wikitext2"),
+        task="causal-lm",
+        repository=WIKITEXT,
+    ),
 )

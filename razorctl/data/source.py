@@ -1,4 +1,4 @@
-"""A data set, with what is known before it is loaded, and its splits."""
+"""The description of a data set, which needs no rows, and its splits."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,16 +13,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Splits:
-    """The rows of each split, and the class names; a validation or a test split is there.
+    """The rows of each split, and the class names; there is a validation or a test split.
 
-    A row for classification has a `label`, which is an index into `classes`, and an `image`, or a
-    `text` and sometimes a `text_pair`. For regression the label is a number, and `classes` its
-    name; for multi-label it is a list of 0 or 1 for each class. For token-classification rows have
-    `tokens`, and the label is a list of the number of each tag. One for segmentation has an `image`
-    and a `mask` of the same size, whose values `models.masks` says, and may have `mask_classes` as
-    there. Images may have a `white`, the level of white in their set as `models.images` has it.
-    One for language modelling has a `text`, or `messages`, as `own.chats` has them; it has no
-    classes.
+    The columns of a row depend on the task:
+    - classification: an `image`, or a `text` and sometimes a `text_pair`; `label`, an index into
+      `classes`. Regression: the label is a number, and `classes` its name. Multi-label: the label
+      is a list with 0 or 1 for each class.
+    - token-classification: `tokens`; the label is a list with the number of each tag.
+    - segmentation: an `image` and a `mask` of the same size, with values as in `models.masks`;
+      sometimes `mask_classes` as there.
+    - language models: a `text`, or `messages` as in `own.chats`; no classes.
+
+    Images may have a `white`, the level of white in their set, as in `models.images`.
 
     Args:
         train: the rows that are trained on.
@@ -30,13 +32,13 @@ class Splits:
         test: the rows that are evaluated at the end.
         classes: the names of the classes.
         skipped: a line for each bad row that is left out.
-        record: the rows that are held out and skipped, a JSON value from which the splits can be
-            repeated; None if all rows are used as they are.
-        digests: split -> the digest of its rows, as of `own.contents`; None before it is known.
+        record: the rows that are held out and skipped, as a JSON value from which the splits can be
+            repeated; None if all rows are used.
+        digests: split -> the digest of its rows, by `own.contents`; None before it is computed.
         white: the `white` of the rows, if they have one.
-        mask_classes: the `mask_classes` of the rows, by the values of the training masks; "" if
-            they have none, or a job has said them.
-        notes: a sentence on each thing that a user may not have meant.
+        mask_classes: the `mask_classes` that the values of the training masks gave; "" if rows have
+            none, or if the job names them.
+        notes: sentences on what a user may not have meant.
     """
 
     train: "Dataset"
@@ -52,7 +54,7 @@ class Splits:
 
     @property
     def parts(self) -> dict[str, "Dataset"]:
-        """The rows of each split that is there."""
+        """The rows of each split."""
         parts = {"train": self.train, "validation": self.validation, "test": self.test}
         return {split: rows for split, rows in parts.items() if rows is not None}
 
@@ -67,9 +69,9 @@ class Splits:
 
 @dataclass(frozen=True)
 class Source:
-    """A data set, with what is known before it is loaded.
+    """The description of a data set, and the function that loads it.
 
-    Numbers of rows are None if they are not known before texts become blocks of tokens.
+    Numbers of rows are None for texts that become blocks of tokens when they are loaded.
 
     Args:
         name: the name of the data set.
@@ -81,12 +83,11 @@ class Source:
         load: returns the splits; it may be given a `Progress`. Raises MissingError if the files
             cannot be found, and DataError if they cannot be read.
         details: lines on what was detected.
-        metric: the figure that it is judged by; None is the usual one of the task.
-        task: the task that it is for.
-        validated: whether a user's data have a validation split.
+        metric: the figure that it is judged by; None is the task's usual one.
+        validated: whether a user's data have a validation split, held out or not.
         evaluated_examples: rows of a user's data that are evaluated during training.
         conversations: whether its rows have `messages`.
-        repository: the repository of the hub which has it.
+        repository: its repository on the hub; None for others.
     """
 
     name: str

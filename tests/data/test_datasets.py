@@ -8,7 +8,8 @@ from datasets import ClassLabel, Dataset, Image
 from PIL import Image as Pictures
 
 from razorctl.config.job import Job
-from razorctl.data import DATASETS, check, find, scenes, source_of, usual
+from razorctl.data import DATASETS, check, find, source_of, usual
+from razorctl.data import hub as hub_sets
 from razorctl.errors import DataError, MissingError, UsageError
 from razorctl.models import masks
 from tests import local_hub
@@ -130,8 +131,8 @@ def scene_parse_150(snapshot, column="annotation"):
 
 def cached_scenes(hub, **settings):
     """In the branch that has Parquet files."""
-    folder = local_hub.cache(hub, "dataset", scenes.REPO, partial(scene_parse_150, **settings))
-    branch = folder / "refs" / scenes.BRANCH
+    folder = local_hub.cache(hub, "dataset", hub_sets.SCENES, partial(scene_parse_150, **settings))
+    branch = folder / "refs" / hub_sets.SCENES_BRANCH
     branch.parent.mkdir(parents=True)
     (folder / "refs" / "main").rename(branch)
 

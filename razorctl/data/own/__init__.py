@@ -1,4 +1,4 @@
-"""Data sets of one's own: what a name that is not registered stands for."""
+"""Data sets of a user: files, folders, and sets of the hub that are not registered."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,12 +19,11 @@ from razorctl.models import Progress
 def find(job: Job, trained: Job | None = None, classes: Sequence[str] = ()) -> Source:
     """The data set that a job names by a path or by `hf:`, read as far as planning needs it.
 
-    If the card of a set of the hub says enough, no data are fetched before they are loaded.
-    Raises UsageError if there is none or it is not clear how to use it, DataError if it cannot be
-    used, and MissingError if it is not on the hub.
+    A set of the hub whose card is complete is fetched only when it is loaded. Raises UsageError if
+    there is no such set or it is not clear how to use it, DataError if it cannot be used, and
+    MissingError if it is not on the hub.
 
-    trained: the job of a finished run, whose columns are used where tables have them.
-    classes: the class names of that run, which are classes even if they look like no label.
+    trained, classes: as in `DataRequest`; trained is the job of the run.
     """
     request = DataRequest.of(job, trained, classes=tuple(classes))
     card = hub.card(request) if read.on_hub(request) and trained is None else None
@@ -42,13 +41,13 @@ def _of_rows(rows: SplitRows) -> Source:
 
 
 def _of_card(request: DataRequest, card: hub.DatasetCard) -> Source:
-    """The data set as the hub's card has it; faults of its rows are found by loading it."""
+    """The data set by the hub's card; faults of its rows show when it is loaded."""
     counts = {**card.counts}
     counts["held out"] = held_out_count(counts["train"], request.share(counts))
     counts["train"] -= counts["held out"]
 
     def load(progress: Progress = lambda _: None) -> Splits:
-        return check_rows(request, hub.raw(request)).load(progress)
+        return check_rows(request, hub.hub_rows(request)).load(progress)
 
     name, columns = request.name, card.columns
     details = columns.details(", as its card says")
@@ -64,7 +63,7 @@ def _described(
     columns: Sequence[str],
     load: Callable[..., Splits],
 ) -> Source:
-    """The data set with what was detected. counts: of rows. columns: of `RawRows`."""
+    """The description of a data set. counts: split -> rows. columns: their names in `RawRows`."""
     task = data.task
     held_out, validation, test = map(counts.get, ("held out", "validation", "test"))
     parts = [f"{units.count(counts['train'], 'row')} to train on"]
@@ -98,7 +97,7 @@ def _names_no_entities(task: Task, classes: Sequence[str]) -> bool:
 
 
 def _learned(task: Task, classes: Sequence[str]) -> str:
-    """The task, or the classes where there are several."""
+    """What is learned, for a sentence: the task, or its classes."""
     few = ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
     if task == "regression":
         return f"for regression: {few}"

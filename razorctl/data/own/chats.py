@@ -1,8 +1,8 @@
-"""Conversations: how the forms that files have become lists of messages, and what is wrong there.
+"""Conversations: turns each form of them into a list of messages, and finds faults.
 
-A message has a `role`, a `content`, and `more`, a JSON object or None. That has what else a chat
-template is given (tool calls, the thoughts behind an answer, and with the first message the tools
-of the conversation), and `weight` 0 for an answer that is not learned.
+A message has a `role`, a `content`, and `more`, a JSON object or None. `more` has what a chat
+template takes besides: tool calls, the thoughts behind an answer, and with the first message the
+tools of the conversation. There is a `weight` of 0 in it for an answer that is not learned.
 """
 
 import json
@@ -18,7 +18,7 @@ from razorctl.models.chats import THOUGHTS
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# What columns of a conversation may have: its messages, or a prompt with an input and an answer.
+# The roles of columns of conversations: messages, or a prompt with its input and answer.
 PARTS = ("messages", "prompt", "input", "answer", "system", "tools", "history")
 KEYS = ("role", "content")
 MORE = "more"
@@ -34,7 +34,7 @@ ROLES = {
 }
 CALLS, CALLING = "function_call", "tool_calls"
 WEIGHT = "weight"  # of OpenAI's answers; an answer of weight 0 is read and not learned
-# Keys that are kept in `more`: of messages with calls and of tools, and of answers.
+# Keys that go into `more`: of tool calls and results of tools, and of answers.
 EXTRA = (CALLING, "tool_call_id", "name")
 SPOKEN = (*THOUGHTS, WEIGHT)
 CHAT_ROLES = ("system", "user", "assistant", "tool")
@@ -54,7 +54,7 @@ Messages = list[dict[str, str | None]]
 
 
 class MisshapenError(ValueError):
-    """A value that is no conversation; says why."""
+    """The fault of a value that is no conversation."""
 
 
 def kind() -> "pa.DataType":
@@ -65,7 +65,7 @@ def kind() -> "pa.DataType":
 
 
 def of_line(parts: Parts) -> tuple[Messages | None, str | None]:
-    """The messages of a conversation by its PARTS, and what is wrong with it."""
+    """The messages of a conversation from its PARTS, and its fault."""
     try:
         return _joined(parts), None
     except MisshapenError as error:
@@ -73,10 +73,10 @@ def of_line(parts: Parts) -> tuple[Messages | None, str | None]:
 
 
 def of_arrays(parts: "Mapping[str, pa.Array]") -> tuple["pa.Array", Reasons | None]:
-    """Conversations by columns of their PARTS, and what is wrong with each.
+    """Conversations from columns of their PARTS, and the fault of each.
 
-    Messages of roles and contents alone are returned unchanged. So are values of another type,
-    which `faults` refuses.
+    Messages of roles and contents alone are returned unchanged. So are values of a type that
+    `faults` refuses.
     """
     import pyarrow as pa
 
@@ -87,20 +87,19 @@ def of_arrays(parts: "Mapping[str, pa.Array]") -> tuple["pa.Array", Reasons | No
         return messages, None
     columns = (array.to_pylist() for array in parts.values())
     rows = [of_line(dict(zip(parts, row, strict=True))) for row in zip(*columns, strict=True)]
-    return pa.array([made for made, _ in rows], kind()), [reason for _, reason in rows]
+    return pa.array([messages for messages, _ in rows], kind()), [fault for _, fault in rows]
 
 
 def _joined(parts: Parts) -> Messages:
     if "messages" in parts:
         messages = _turns(parts["messages"])
     else:
-        given = _text(parts.get("input"), "input")
-        prompt, answer = (parts.get(name) for name in ("prompt", "answer"))
-        asked = _said("user", prompt, "a prompt")
-        if given and asked:
-            asked[-1]["content"] = f"{asked[-1]['content']}{GAP}{given}"
+        added = _text(parts.get("input"), "input")
+        question = _said("user", parts.get("prompt"), "a prompt")
+        if added and question:
+            question[-1]["content"] = f"{question[-1]['content']}{GAP}{added}"
         earlier = _earlier(parts.get("history"))
-        messages = [*earlier, *asked, *_said("assistant", answer, "an answer")]
+        messages = [*earlier, *question, *_said("assistant", parts.get("answer"), "an answer")]
     system = _text(parts.get("system"), "system")
     if system and not (messages and messages[0]["role"] == "system"):
         messages.insert(0, {"role": "system", "content": system, MORE: None})
@@ -121,7 +120,7 @@ def _said(role: str, value: Any, what: str) -> Messages:
 
 
 def _earlier(value: Any) -> Messages:
-    """The turns before a prompt, by pairs of a question and its answer."""
+    """The messages before a prompt, from pairs of a question and its answer."""
     pairs = _parsed(value, "the history is") or ()
     if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
         raise MisshapenError("the history is no list of pairs of a question and an answer")
@@ -135,7 +134,7 @@ def _earlier(value: Any) -> Messages:
 
 
 def _parsed(value: Any, what: str) -> Any:
-    """A value, which may be JSON in a text, as in CSV."""
+    """A value, parsed if it is a text with JSON, as in CSV."""
     if not isinstance(value, str) or not value.strip():
         return value
     try:
@@ -154,7 +153,7 @@ def _text(value: Any, column: str) -> str:
 
 
 def _tools(value: Any) -> Any:
-    """The schemas of tools."""
+    """The schemas of the tools of a conversation."""
     value = _parsed(value, "tools are")
     if value and not (isinstance(value, list) and all(isinstance(one, Mapping) for one in value)):
         raise MisshapenError("tools are no list of objects")
@@ -214,30 +213,30 @@ def _written(content: list[Any]) -> str:
 
 def _called(content: str) -> list[Any]:
     """The calls in a message of ShareGPT."""
-    found = _parsed(content, "a call of a tool is")
-    return found if isinstance(found, list) else [found]
+    calls = _parsed(content, "a call of a tool is")
+    return calls if isinstance(calls, list) else [calls]
 
 
 def _calls(calls: Any) -> list[Any]:
-    """Calls of tools as templates take them: with arguments that are objects, not texts."""
-    made = []
-    for call in calls if isinstance(calls, list) else ():
-        own = _without_nulls(call) if isinstance(call, Mapping) else {}
-        function = own.get("function", own)
+    """Calls of tools in the form of templates: with arguments that are objects, not texts."""
+    if not isinstance(calls, list) or not calls:
+        raise MisshapenError("calls of tools are no list")
+    converted = []
+    for call in calls:
+        plain = _without_nulls(call) if isinstance(call, Mapping) else {}
+        function = plain.get("function", plain)
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise MisshapenError("a call of a tool without a name")
         function = dict(function)
         if "arguments" in function:
             function["arguments"] = _parsed(function["arguments"], "arguments of a tool are") or {}
-        named = {key: own[key] for key in ("id",) if key in own}
-        made.append({"type": "function", **named, "function": function})
-    if not made:
-        raise MisshapenError("calls of tools are no list")
-    return made
+        identity = {"id": plain["id"]} if "id" in plain else {}
+        converted.append({"type": "function", **identity, "function": function})
+    return converted
 
 
 def _without_nulls(value: Any) -> Any:
-    """A value without the keys that Arrow gave it because other rows have them."""
+    """A value without its null keys, which Arrow adds if other rows have them."""
     if isinstance(value, Mapping):
         return {key: _without_nulls(each) for key, each in value.items() if each is not None}
     return [_without_nulls(each) for each in value] if isinstance(value, list) else value
@@ -254,7 +253,7 @@ def _inner(values: "pa.DataType") -> dict[str, "pa.DataType"]:
 
 
 def _has_messages(values: "pa.DataType") -> bool:
-    """Whether values of this type may be messages: JSON, or lists of objects with their keys."""
+    """Whether values of this type may be messages: texts with JSON, or lists of such objects."""
     import pyarrow as pa
 
     names = _inner(values).keys()
@@ -274,10 +273,10 @@ def _is_plain(values: "pa.DataType") -> bool:
 
 
 def faults(values: "pa.ChunkedArray", answered: bool) -> dict[int, str]:
-    """The conversations that cannot be used, and why.
+    """Row -> the fault of its conversation.
 
-    Raises DataError for another type than lists of roles and contents. answered: whether they need
-    an answer, or only a question.
+    Raises DataError for another type than lists of roles and contents. answered: whether a
+    conversation needs an answer, and not only a question.
     """
     if not _are_texts(_inner(values.type)):
         raise DataError(

@@ -1,7 +1,7 @@
-"""Rows by what they hold, so that rows that have changed are known, and rows that are there twice.
+"""Digests of rows, by which changed rows and duplicate rows are recognized.
 
-A content is 64 bits of a digest. The name of an image is no part of it, as it changes nothing; an
-image that was renamed is noticed if that changes the order of rows.
+A content is 64 bits of a row's digest. The name of an image is not part of it. So a renamed image
+is noticed only if that changes the order of rows.
 """
 
 import json
@@ -20,9 +20,9 @@ BATCH = 256  # rows
 
 
 def digest(contents: "np.ndarray[Any, Any]", labels: Any) -> str:
-    """The digest of a split, by the contents [n] of its rows in order, and their labels, if any.
+    """The digest of a split, from the contents [n] of its rows in order, and from their labels.
 
-    labels: numbers of classes, or what else a row may have for a label.
+    labels: numbers of classes, or lists for other tasks; empty without labels.
     """
     import numpy as np
 
@@ -49,7 +49,7 @@ def row_contents(rows: "Dataset") -> "np.ndarray[Any, Any]":
 
 
 def row_content(values: Iterable[Any]) -> int:
-    """The content of a row with these values: texts, images as rows have them, messages, contents.
+    """The content of a row with these values: texts, images, messages, or contents.
 
     Raises OSError for the path of an image that cannot be read.
     """

@@ -32,12 +32,12 @@ def opened(image: str | bytes) -> "ImageFile":
 
 
 def upright(image: PIL.Image.Image) -> PIL.Image.Image:
-    """A decoded image as its EXIF says that it is shown."""
+    """A decoded image, turned as its EXIF orientation demands."""
     return image if image.getexif().get(Base.Orientation) is None else exif_transpose(image)
 
 
 class Decoded(Image):  # type: ignore[misc]
-    """A column of images that razorctl decodes; `datasets` itself asks all decoders of PIL."""
+    """A column of images that are decoded here; `datasets` would use all decoders of PIL."""
 
     def decode_example(self, value: Any, token_per_repo_id: Any = None) -> Any:
         if not isinstance(value, (dict, str)):
@@ -48,7 +48,7 @@ class Decoded(Image):  # type: ignore[misc]
 
 
 def as_images(rows: Dataset) -> Dataset:
-    """Rows whose images and masks, which files may not mark as such, are decoded here."""
+    """Rows whose columns of images and masks are `Decoded`, whatever type the files give them."""
     for name in sorted({"image", "mask"} & {*rows.column_names}):
         rows = rows.cast_column(name, Decoded())
     return rows

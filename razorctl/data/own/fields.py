@@ -1,7 +1,4 @@
-"""The columns of rows: how their values are read from files, and what is wrong with them.
-
-Each column is a `Field` of FIELDS.
-"""
+"""The columns of rows, each a `Field` of FIELDS: reads its values from files and finds faults."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -23,7 +20,7 @@ TRUTH = ("true", "false")
 
 
 def file_at(folder: Path, path: str) -> Path:
-    """The file at a path of a table in a folder, which may be written as Windows does."""
+    """The file at a relative path, also with the separators of Windows."""
     file = folder / path
     return folder / path.replace("\\", "/") if "\\" in path and not exists(file) else file
 
@@ -35,13 +32,13 @@ class Field:
     name: str
 
     def kind(self) -> "pa.DataType":
-        """The type of values that are read from lines."""
+        """The Arrow type of values that are read from lines."""
         import pyarrow as pa
 
         return pa.string()
 
     def of_line(self, value: Any, column: str, folder: Path) -> tuple[Any, str | None]:
-        """The value of a line as rows have it, and what is wrong with it.
+        """The value of a row from the value of a line, and its fault, or None.
 
         column: its name in the file. folder: the folder of the file.
         """
@@ -50,24 +47,23 @@ class Field:
         return None, f"{column} is no text"
 
     def of_array(self, values: "pa.Array", folder: Path) -> tuple["pa.Array", Reasons | None]:
-        """Typed values as rows have them, and what is wrong with each, None if nothing can be.
+        """The values of rows from typed values, and the fault of each; None if there are no faults.
 
         folder: the folder of the file.
         """
         return values, None
 
     def of_each(self, values: "pa.Array", column: str, folder: Path) -> tuple["pa.Array", Reasons]:
-        """The values as `of_line` reads them, and what is wrong with each."""
+        """The values of rows by `of_line`, and the fault of each."""
         import pyarrow as pa
 
         pairs = [self.of_line(value, column, folder) for value in values.to_pylist()]
         return pa.array([value for value, _ in pairs], self.kind()), [fault for _, fault in pairs]
 
     def faults(self, values: "pa.ChunkedArray", answered: bool = True) -> Mapping[int, str]:
-        """The rows whose values cannot be used, and why. Raises DataError for another type.
+        """Row -> the fault of its value, for values of rows. Raises DataError for another type.
 
-        answered: whether a label is needed, or an answer in a conversation; if not, a
-        conversation needs a question alone.
+        answered: whether a conversation needs an answer, and not only a question.
         """
         import pyarrow.compute as pc
 
@@ -81,7 +77,7 @@ class Field:
 
 
 class Picture(Field):
-    """A column of images or of masks, which may be named by paths."""
+    """A column of images or of masks: bytes, or paths."""
 
     def of_line(self, value: Any, column: str, folder: Path) -> tuple[Any, str | None]:
         path, fault = super().of_line(value, column, folder)
@@ -91,11 +87,11 @@ class Picture(Field):
         return self.of_each(values, self.name, folder) if is_text(values.type) else (values, None)
 
     def faults(self, values: "pa.ChunkedArray", answered: bool = True) -> Mapping[int, str]:
-        """No rows: `images` opens the files."""
+        """No faults: `images` finds them when it opens the files."""
         return {}
 
     def _at(self, value: str | None, folder: Path) -> tuple[str, str | None]:
-        """The absolute path of an image, and what is wrong with the one in the file."""
+        """The absolute path of an image, and the fault of its path in the file."""
         value = (value or "").strip()
         path, fault = Path(value.replace("\\", "/")), None
         if not value:
@@ -109,7 +105,7 @@ class Picture(Field):
 
 
 class Messages(Field):
-    """A column of conversations, which are made of the parts that `chats` knows."""
+    """A column of conversations; `chats` makes them of several columns."""
 
     def kind(self) -> "pa.DataType":
         return chats.kind()
@@ -119,7 +115,7 @@ class Messages(Field):
 
 
 class Number(Field):
-    """A column of numbers, fp64, which texts may stand for; null is none."""
+    """A column of numbers, fp64, also from texts such as "0.5"; null is no number."""
 
     def kind(self) -> "pa.DataType":
         import pyarrow as pa
@@ -151,14 +147,15 @@ class Number(Field):
         import pyarrow.compute as pc
 
         odd = pc.indices_nonzero(pc.invert(pc.fill_null(pc.is_finite(values), False))).to_pylist()
-        found = ((row, values[row].as_py()) for row in odd)
+        labels = {row: values[row].as_py() for row in odd}
         return {
-            row: "no label" if is_missing(v) else f"the label {v} is not finite" for row, v in found
+            row: "no label" if is_missing(label) else f"the label {label} is not finite"
+            for row, label in labels.items()
         }
 
 
 class Flag(Number):
-    """A column of a label that a row has (1) or has not (0)."""
+    """A column of 0 and 1: whether a row has a label."""
 
     def of_line(self, value: Any, column: str, folder: Path) -> tuple[Any, str | None]:
         if isinstance(value, bool) or (isinstance(value, str) and value.casefold() in TRUTH):
@@ -176,8 +173,7 @@ class Flag(Number):
 class Several(Field):
     """A column of lists of labels: names, numbers of classes, or a 0 or 1 for each class.
 
-    They are kept as texts; null is no list, and a row may have an empty one.
-    each: the word for one.
+    Labels become texts. Null is no list; a row may have an empty list. each: the word for a label.
     """
 
     each: str = "label"
@@ -190,13 +186,13 @@ class Several(Field):
     def of_line(self, value: Any, column: str, folder: Path) -> tuple[Any, str | None]:
         if value is None:
             return None, None
-        given = as_list(value)
-        if given is None:
+        items = as_list(value)
+        if items is None:
             return None, f"the {column} {value!r} is no list"
-        if isinstance(value, str) and (fault := halved(given)):
+        if isinstance(value, str) and (fault := halved(items)):
             return None, fault
         labels: list[str | None] = []
-        for label in given:
+        for label in items:
             if self.name == "tags" and is_missing(label):
                 labels.append(None)
                 continue
@@ -228,25 +224,19 @@ class Words(Several):
         return dict.fromkeys(pc.indices_nonzero(pc.equal(counts, 0)).to_pylist(), "no tokens")
 
 
-FIELDS = {
-    field.name: field
-    for field in (
-        *(Picture("image"), Picture("mask")),
-        *(Field("text"), Field("text_pair")),
-        Messages("messages"),
-        *(Number("number"), Several("labels"), Flag("flag")),
-        *(Words("tokens", "token"), Several("tags", "tag")),
-    )
-}
+_FIELDS = [Picture("image"), Picture("mask"), Field("text"), Field("text_pair")]
+_FIELDS += [Messages("messages"), Number("number"), Several("labels"), Flag("flag")]
+_FIELDS += [Words("tokens", "token"), Several("tags", "tag")]
+FIELDS = {field.name: field for field in _FIELDS}
 
 
 def field_of(name: str) -> Field | None:
-    """The field of a column of `RawRows`, of which there may be several, as flag.0 and flag.1."""
+    """The field of a column of `RawRows`: of flag for flag.0 and flag.1; None for other columns."""
     return FIELDS.get(name.partition(".")[0])
 
 
 def worse(one: str | None, other: str | None) -> str | None:
-    """The fault of a row with two: one that is never left out, or else the first."""
+    """The one fault that counts of two: a fault in NEVER_SKIPPED, or else the first."""
     return other if other in NEVER_SKIPPED else one or other
 
 

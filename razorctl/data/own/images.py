@@ -1,4 +1,4 @@
-"""Images that cannot be used: each is opened and decoded once, and again only if it changes."""
+"""Faults of images: each image is decoded once, and again only if its file changes."""
 
 import os
 import sys
@@ -21,15 +21,15 @@ from razorctl.models.images import MODES, WIDE, converted
 from razorctl.system import documents, folders
 from razorctl.system.atomic import atomic_file
 
-BATCH = 256  # images that are read before the progress is details
+BATCH = 256  # images between two reports of the progress
 THREADS = min(32, os.cpu_count() or 1)
 ONE_BYTE = ("1", "L", "P")  # modes of PIL with a byte for a pixel; others have up to 4
 VALUES = 12  # more bytes for a pixel whose value is looked at
-Findings = Mapping[str, Mapping[int, Any]]  # split -> row -> values on its image or mask
+Findings = Mapping[str, Mapping[int, Any]]  # split -> row -> the result for its image or mask
 
 
 class Room:
-    """Memory that threads share: each waits until there is as much as it needs, at most all."""
+    """A budget of bytes that threads share: each waits until its part, at most all, is free."""
 
     def __init__(self, size: int) -> None:
         self.size = self.left = size
@@ -50,14 +50,14 @@ class Room:
                 self._changed.notify_all()
 
 
-DECODED = Room(256 << 20)  # of all images that are decoded at once
+DECODED = Room(256 << 20)  # for all images that are decoded at once
 
 
 def findings(raw: RawRows, faults: Faults, progress: Callable[[str], None]) -> Findings:
-    """The fault of each image, or "", with its content and the highest of its wide values.
+    """For each image its fault or "", its content, and its highest value.
 
-    Rows with a fault are not looked at. The content is as of `contents.image_content`, 0 of a bad
-    image; the highest value is None if the mode is not WIDE.
+    Rows with a fault are left out. The content is that of `contents.image_content`, and 0 for a bad
+    image. The highest value is None for modes that are not WIDE.
     """
     look = partial(_look, raw.root)
     return Inspector(raw, faults, ("image",), look, tuple[str, int, float | None]).findings(
@@ -66,7 +66,7 @@ def findings(raw: RawRows, faults: Faults, progress: Callable[[str], None]) -> F
 
 
 def image_faults(findings: Findings) -> dict[str, dict[int, str]]:
-    """The rows whose images cannot be used, by their findings."""
+    """Split -> row -> the fault of its image."""
     return {
         split: {row: fault for row, (fault, *_) in rows.items() if fault}
         for split, rows in findings.items()
@@ -74,7 +74,7 @@ def image_faults(findings: Findings) -> dict[str, dict[int, str]]:
 
 
 def highest(findings: Mapping[int, Any]) -> float | None:
-    """The highest of the wide values in the findings of a split; None without any."""
+    """The highest value of the images of a split in WIDE modes; None without such images."""
     return max((top for *_, top in findings.values() if top is not None), default=None)
 
 
@@ -98,7 +98,7 @@ def _look(root: Path | None, image: Any) -> tuple[str, int, float | None]:
 
 
 def _unconvertible(opened: Any) -> str | None:
-    """The fault of a decoded image that does not become RGB or gray, as its first pixel shows."""
+    """The fault of a decoded image if its first pixel does not convert to RGB and gray."""
     if opened.mode in MODES and "transparency" not in opened.info:
         return None
     pixel = opened.crop((0, 0, 1, 1))
@@ -114,15 +114,14 @@ def _unconvertible(opened: Any) -> str | None:
 
 @dataclass(frozen=True)
 class Inspector:
-    """The images or masks of rows, which are looked at once.
+    """Looks at the images or masks of rows once, and stores the results in a file.
 
     Args:
         raw: the rows.
-        faults: rows that are not looked at.
-        columns: the columns whose paths or bytes are the arguments of `look`; the last is looked
-            at.
-        look: returns values that JSON has.
-        kind: the type of what `look` returns.
+        faults: rows that are left out.
+        columns: the columns whose paths or bytes are the arguments of `look`; it looks at the last.
+        look: returns a tuple of JSON values.
+        kind: the type of that tuple.
     """
 
     raw: RawRows
@@ -132,7 +131,7 @@ class Inspector:
     kind: Any
 
     def findings(self, progress: Callable[[str], None]) -> Findings:
-        """The values that `look` returns for each row; they are kept in a file."""
+        """The result of `look` for each row, from the file of earlier results if it fits."""
         file = self._file()
         findings = None if file is None else self._kept(file)
         if findings is not None:
@@ -146,7 +145,7 @@ class Inspector:
         return findings
 
     def _file(self) -> Path | None:
-        """The file of findings on these images; None if they cannot be told from others."""
+        """The file for the results of these images; None for images in memory."""
         files: list[Iterator[Any]] = []
         for split, rows in self.raw.splits.items():
             first: Any = next((images for _, images in self._items(split)), (b"",))
@@ -164,7 +163,7 @@ class Inspector:
         return folders.cache() / "images" / f"{digest}.json"
 
     def _kept(self, file: Path) -> Findings | None:
-        """The findings in a file; None if it is not there, or has anything else."""
+        """The results in a file; None without the file, or if it is of other rows."""
         document = documents.read_cached(file, dict[str, dict[str, self.kind]])  # type: ignore[name-defined]
         rows = {
             split: {str(row) for row in range(len(of)) if row not in self.faults[split]}
@@ -177,7 +176,7 @@ class Inspector:
     def _looked_at(
         self, progress: Callable[[str], None]
     ) -> Iterator[tuple[str, dict[int, tuple[Any, ...]]]]:
-        """Each split with its findings."""
+        """Looks at the rows; yields each split with its results."""
         from razorctl.data.own import decoding
 
         total = sum(map(len, self.raw.splits.values()))
@@ -214,14 +213,14 @@ def image_fault(
 ) -> str | None:
     """The fault of an image by its path or its bytes; None if there is none.
 
-    root: the folder in which the file must be, links followed; None if it may be anywhere. see,
-    values: as of `content_fault`.
+    root: the folder that the file must be in, links resolved; None if it may be anywhere. see,
+    values: as in `content_fault`.
     """
     return place_fault(root, image) or content_fault(image, see, values)
 
 
 def place_fault(root: Path | None, image: str | bytes | None) -> str | None:
-    """The fault of an image's place, as of `image_fault`, which does not open it."""
+    """The fault of the place of an image, which is not opened; root: as in `image_fault`."""
     if image is None:
         return "no image"
     if isinstance(image, bytes):
@@ -238,7 +237,7 @@ def place_fault(root: Path | None, image: str | bytes | None) -> str | None:
 
 
 def _blobs(folder: Path) -> Path:
-    """Where the links of a snapshot in the hub's cache lead; the folder itself if it is in none."""
+    """The folder that links in a snapshot of the hub's cache lead to; else the folder itself."""
     snapshot = next((part for part in folder.parents if part.name == "snapshots"), None)
     return folder if snapshot is None else snapshot.with_name("blobs")
 
@@ -304,7 +303,7 @@ def content_fault(
 
 
 def unreadable_image(row: Mapping[str, Any]) -> str | None:
-    """The first image or mask of a row that cannot be read now, with its fault; None if all can.
+    """The first image or mask of a row that cannot be read now, with its fault; None without one.
 
     row: a stored row, with paths, bytes or structs of both.
     """
@@ -322,7 +321,7 @@ def unreadable_image(row: Mapping[str, Any]) -> str | None:
 
 
 def _give_back() -> None:
-    """Gives freed memory back to the system; glibc keeps what each thread has freed."""
+    """Returns freed memory to the system; glibc keeps the freed memory of each thread."""
     if sys.platform == "linux":
         import ctypes  # here alone: it would slow the start of every command
 

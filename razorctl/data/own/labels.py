@@ -43,11 +43,11 @@ BRACKETS = re.compile(r"(?s)^\s*[({](\s*['\"].*)[)}]\s*$")  # of a tuple or a se
 
 
 def class_numbers(raw: RawRows, bad: Faults) -> tuple[tuple[str, ...], Numbers, list[str]]:
-    """The class names, the number of each row's class, -1 without a label, and notes on labels.
+    """The class names, the number of each row's class, and notes on labels.
 
-    Classes come from their type, or from the labels of rows that are not bad, in order of numbers
-    or letters. Of tasks without labels all numbers are 0. Raises DataError if labels are not
-    classes or not of one type.
+    Classes come from the type of the column, or else from the labels of rows that are not bad, in
+    the order of numbers or letters. The number of a row without a label is -1; for tasks without
+    classes all are 0. Raises DataError if labels are not classes or not of one type.
     """
     import numpy as np
     import pyarrow as pa
@@ -89,22 +89,22 @@ def class_numbers(raw: RawRows, bad: Faults) -> tuple[tuple[str, ...], Numbers, 
 
 
 def _wide(column: "pa.ChunkedArray") -> "pa.ChunkedArray":
-    """Labels in half precision, which pyarrow cannot look up, in single."""
+    """The labels, in single precision if they are in half, which pyarrow cannot look up."""
     import pyarrow as pa
 
     return column.cast(pa.float32()) if pa.types.is_float16(column.type) else column
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a label is none."""
+    """Whether a value stands for no label: None, NaN or a blank text."""
     # NaN is the only value that differs from itself.
     return value is None or value != value or (isinstance(value, str) and not value.strip())
 
 
 def no_labels(values: Collection[Any], opinions: bool = True) -> set[Any]:
-    """The labels that are none: empty or UNSAID ones, -100, and -1 beside other labels.
+    """The values that mean no label: empty, in UNSAID, -100, and -1 beside other labels.
 
-    -1 is a class among numbers below it. opinions: whether it is one beside 0 and 1 alone, too.
+    -1 is a class if a number is below it. opinions: whether -1, 0 and 1 alone are classes, too.
     """
     numbers = {value: float(value) for value in values if WHOLE.fullmatch(str(value))}
     words = [v for v in values if not is_missing(v) and v not in UNSAID]
@@ -119,9 +119,9 @@ def no_labels(values: Collection[Any], opinions: bool = True) -> set[Any]:
 def named_classes(
     raw: RawRows, counts: Mapping[Any, int]
 ) -> tuple[dict[Any, str], set[Any], list[str]]:
-    """The class of each label, one for all its spellings; the labels that are none; notes on both.
+    """The class name of each label, the labels that mean none, and notes on both.
 
-    counts: label -> how often it is there.
+    All spellings of a label have one class. counts: label -> its number of rows.
     """
     of_rows = raw.task == "classification"
     missing = {*filter(is_missing, counts)}
@@ -131,10 +131,10 @@ def named_classes(
         spelled.setdefault(canonical(class_name(label)), []).append(label)
     names: dict[Any, str] = {}
     notes = []
-    for name, own in spelled.items():
-        names |= {label: name if len(own) > 1 else class_name(label) for label in own}
-        if len(own) > 1:
-            notes.append(f"the labels {' and '.join(map(ascii, own))} are one class, {name}.")
+    for name, same in spelled.items():
+        names |= {label: name if len(same) > 1 else class_name(label) for label in same}
+        if len(same) > 1:
+            notes.append(f"the labels {' and '.join(map(ascii, same))} are one class, {name}.")
     doubted = [*filter(DOUBTED.fullmatch, spelled)]
     doubted += ["-1"] if {"-1"} < spelled.keys() <= {"-1", "0", "1"} else []
     for name in () if raw.sorted else doubted:
@@ -147,7 +147,7 @@ def named_classes(
 
 
 def canonical(name: str) -> str:
-    """The one spelling of the name of a class: of Unicode, of whole numbers, and of true, false."""
+    """A class name in its one spelling: "+3.0" -> "3", "True" -> "true", Unicode in form C."""
     name = unicodedata.normalize("NFC", name)
     name = name.partition(".")[0].removeprefix("+") if WHOLE.fullmatch(name) else name
     return name.lower() if name.lower() in ("true", "false") else name
@@ -168,9 +168,9 @@ def class_name(value: Any) -> str:
 
 
 def as_list(value: Any) -> list[Any] | None:
-    """The list that a value is, or that a text has as tables of texts do; None if it is none.
+    """A value as a list: a list itself, or a text such as '["a"]', "('a', 'b')"; None for others.
 
-    A text is read as JSON or else, item by item, by the rules of Python, as its sets and tuples.
+    A text is read as JSON or else, item by item, as Python writes lists, sets and tuples.
     """
     if not begins_list(value) or isinstance(value, list):
         return value if isinstance(value, list) else None
@@ -196,7 +196,7 @@ def _cased(item: str) -> str:
 
 
 def halved(value: Any) -> str | None:
-    """The fault of a value of JSON in which a text is not Unicode; None if all are."""
+    """The fault of a JSON value that has a lone surrogate; None without one."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -205,7 +205,7 @@ def halved(value: Any) -> str | None:
 
 
 def in_order(names: set[str]) -> tuple[str, ...]:
-    """Names in the order of numbers, if all are whole ones, or else of letters."""
+    """Names sorted as numbers if all are whole numbers, else as texts."""
     if all(map(WHOLE.fullmatch, names)):
         return tuple(sorted(names, key=lambda name: (float(name), name)))
     return tuple(sorted(names))
@@ -242,8 +242,8 @@ def _ordered(raw: RawRows, values: set[Any]) -> list[Any]:
 def label_text(value: Any, place: str, kinds: dict[str, str]) -> str | None:
     """A label of a line as text; None is no label.
 
-    kinds: the types so far -> the place of the first of each. Raises DataError for a value that is
-    no class, and for a second type.
+    kinds: type -> the place of the first label of this type; it is updated. Raises DataError for a
+    value that is no class, and for a second type.
     """
     if value is None or value in UNSAID:
         return None if value is None else str(value)
@@ -270,9 +270,9 @@ def renumbered(
     classes: Sequence[str],
     rows: "np.ndarray[Any, Any] | None" = None,
 ) -> "np.ndarray[Any, Any]":
-    """Labels [n] by the classes of a data set as labels by the classes of a run.
+    """Labels [n] of a data set, numbered by the classes of a run.
 
-    Raises DataError that names the labels without a class.
+    Raises DataError that names the labels that the run lacks.
 
     Args:
         name: the name of the data set.
@@ -290,7 +290,7 @@ def renumbered(
 
 
 def refuse_unknown(name: str, unknown: Sequence[str], classes: Sequence[str]) -> None:
-    """Raises DataError for labels of a data set that are no classes of a run, if there are any."""
+    """Raises DataError if there are `unknown` labels, those that are no classes of a run."""
     if unknown:
         few = ", ".join(map(repr, unknown[:5])) + (", ..." if len(unknown) > 5 else "")
         run_few = ", ".join(map(repr, classes[:5])) + (", ..." if len(classes) > 5 else "")
@@ -301,7 +301,7 @@ def refuse_unknown(name: str, unknown: Sequence[str], classes: Sequence[str]) ->
 
 
 def class_names_in(folder: Path) -> tuple[str, ...] | None:
-    """The names of the classes as a file in the folder has them; None without one.
+    """The names of the classes by a file in the folder; None without such a file.
 
     classes.txt has a name on each line, from the value 0 on; id2label.json is an object of values
     and names. Raises DataError if it cannot be used.

@@ -1,4 +1,4 @@
-"""Masks of images: their classes, and masks that cannot be used."""
+"""Masks of images: their classes, and their faults."""
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +12,7 @@ from razorctl.config import mask_classes
 from razorctl.config.mask_classes import IGNORED, MOST, MaskClasses
 from razorctl.data.own import contents, images, rows
 from razorctl.data.own.images import Findings
-from razorctl.data.own.raw import NAMED, NEVER_SKIPPED, Faults, RawRows, skip_or_refuse
+from razorctl.data.own.raw import NEVER_SKIPPED, SHOWN, Faults, RawRows, skip_or_refuse
 from razorctl.data.own.request import DataRequest
 from razorctl.errors import DataError, raise_lack
 from razorctl.models import Progress, masks
@@ -25,10 +25,10 @@ DEEP = "of one channel, whose values are not colors: say them with --mask-values
 
 
 def findings(raw: RawRows, faults: Faults, progress: Progress = lambda _: None) -> Findings:
-    """The fault of each mask, or "", with its values in words and its content.
+    """For each mask its fault or "", its values as words, and its content.
 
-    A word is `3`, `3#ff0000` of a palette, `3#` of more than 8 bits, or `#ff0000` of colors. Rows
-    with a fault are not looked at.
+    A word is `3`, `3#ff0000` with the color of a palette, `3#` for more than 8 bits, or `#ff0000`
+    for a color. Rows with a fault are left out.
     """
     look = partial(_look, raw.root)
     masks_of = images.Inspector(raw, faults, ("image", "mask"), look, tuple[str, str, int])
@@ -36,24 +36,25 @@ def findings(raw: RawRows, faults: Faults, progress: Progress = lambda _: None) 
 
 
 def with_classes(raw: RawRows, request: DataRequest) -> RawRows:
-    """The rows with their classes: as options say, or else the values of the training masks.
+    """The rows with their classes, from options, a file of names, or the training masks' values.
 
-    Reads the masks only in the second case. Raises DataError if they have no classes.
+    Reads the masks only in the last case. Raises DataError if there are no classes.
     """
-    said, names = request.mask_classes, raw.class_names
-    if said is not None and names is not None and not said.named:
-        if len(names) != len(said.names):
+    classes, names = request.mask_classes, raw.class_names
+    if classes is not None and names is not None and not classes.named:
+        if len(names) != len(classes.names):
             raise DataError(
                 f"{raw.name} has the names of {units.count(len(names), 'class')}, and "
-                f"{len(said.names):,} are said by values or colors of masks; say as many."
+                f"{len(classes.names):,} are said by values or colors of masks; say as many."
             )
-        said = replace(said, names=names)
-    if said is not None:
-        return replace(raw, class_names=said.names, mask_classes=str(said))
+        classes = replace(classes, names=names)
+    if classes is not None:
+        return replace(raw, class_names=classes.names, mask_classes=str(classes))
     return _by_values(raw) if names is None else raw
 
 
 def _by_values(raw: RawRows) -> RawRows:
+    """The rows with a class for each value of the training masks."""
     bad = rows.faults(raw)
     looked = findings(raw, bad)
     faults = mask_faults(raw, looked)
@@ -72,7 +73,7 @@ def _by_values(raw: RawRows) -> RawRows:
     of = mask_classes.of_values(classes)
     if classes == [*range(len(classes))]:
         return replace(raw, class_names=of.names)
-    few = ", ".join(of.names[:NAMED]) + ", ..." * (len(classes) > NAMED)
+    few = ", ".join(of.names[:SHOWN]) + ", ..." * (len(classes) > SHOWN)
     note = f"the masks of {raw.name} have {len(classes):,} values, {few}: each is a class"
     note += f", and {IGNORED} is ignored" * (IGNORED in values and values != BINARY)
     notes = (*raw.notes, f"{note}; change that with --mask-values.")
@@ -80,10 +81,10 @@ def _by_values(raw: RawRows) -> RawRows:
 
 
 def mask_faults(raw: RawRows, looked: Findings) -> dict[str, dict[int, str]]:
-    """The rows whose masks cannot be used, by their findings.
+    """Split -> row -> the fault of its mask, by the results of `findings`.
 
-    raw: has the classes, if they are known. Raises DataError for palettes that differ, and
-    for 0 and 255 alone as the values of two classes with names.
+    raw: with the classes, if there are any by now. Raises DataError for palettes that differ, and
+    if two classes have names and 0 and 255 are the only values.
     """
     if not raw.mask_classes:
         _check_palettes(raw, looked)
@@ -99,15 +100,15 @@ def mask_faults(raw: RawRows, looked: Findings) -> dict[str, dict[int, str]]:
     for split, rows_of in looked.items():
         faults[split] = {}
         for row, (fault, words, _) in rows_of.items():
-            if not fault and (own := _class_fault(words.split(), of)):
-                fault = f"mask: {own}"
+            if not fault and (class_fault := _class_fault(words.split(), of)):
+                fault = f"mask: {class_fault}"
             if fault:
                 faults[split][row] = fault
     return faults
 
 
 def _class_fault(words: Sequence[str], of: MaskClasses | None) -> str | None:
-    """The fault of the values of a mask; None if they are known classes."""
+    """The fault of the values of a mask; None if all are values of classes."""
     colors = of is not None and of.colors
     values = [_color(word) if colors else _value(word) for word in words]
     if None in values:
@@ -119,12 +120,12 @@ def _class_fault(words: Sequence[str], of: MaskClasses | None) -> str | None:
         what, count = "color" if colors else "value", units.count(len(of.names), "class")
         return f"the {what} {shown[others[-1]]}, which is none of {count}"
     if all(of.numbers[value] is None for value in shown):
-        return f"no pixel of a class, only {', '.join([*shown.values()][:NAMED])}"
+        return f"no pixel of a class, only {', '.join([*shown.values()][:SHOWN])}"
     return None
 
 
 def _values(looked: Mapping[int, tuple[str, str, int]], bad: Container[int] = ()) -> set[int]:
-    """The values in masks that are good."""
+    """The values in the masks of rows that are not bad."""
     words = (of[1].split() for row, of in looked.items() if row not in bad)
     return {value for word in chain.from_iterable(words) if (value := _value(word)) is not None}
 
@@ -142,7 +143,7 @@ def _color(word: str) -> int | None:
 
 
 def _check_palettes(raw: RawRows, looked: Findings) -> None:
-    """Raises DataError for a value that has one color in a file and another one in the next."""
+    """Raises DataError for a value with one color in a file and another color in another file."""
     first: dict[str, tuple[str, str]] = {}
     for split, rows_of in looked.items():
         for row, (_, words, _) in rows_of.items():
@@ -187,7 +188,7 @@ def _look(root: Path | None, image: Any, mask: Any) -> tuple[str, str, int]:
 
 
 def _words(opened: Any, values: Sequence[int]) -> list[str]:
-    """The values of a mask in words, as `findings` has them."""
+    """The values of a mask as words: see `findings`."""
     if opened.mode in masks.COLORS:
         return [mask_classes.shown(value, True) for value in values]
     if opened.mode in ("P", "1"):
@@ -198,7 +199,7 @@ def _words(opened: Any, values: Sequence[int]) -> list[str]:
 
 
 def _size(image: Any) -> tuple[int, int] | None:
-    """The width and height of an image as it is shown; None if it cannot be read."""
+    """The width and height of an image by its EXIF orientation; None if it cannot be read."""
     from PIL.ExifTags import Base
 
     from razorctl.data.own import decoding

@@ -22,9 +22,9 @@ COLUMNS = ("image", "mask", *TEXT_COLUMNS, "messages", "tokens")  # of inputs an
 OUTSIDE = "outside the folder of its table"
 ADDRESS = "an address, not the path of a file"
 NEVER_SKIPPED = (OUTSIDE, ADDRESS)
-SOUGHT = {"missing": "image", "mask: missing": "mask"}  # reason -> the column of the file
+MISSING = {"missing": "image", "mask: missing": "mask"}  # reason -> the column of the path
 NOT_UTF8 = "its name is not UTF-8: rename it"
-NAMED = 5  # bad rows that a sentence names
+SHOWN = 5  # bad rows that a sentence names
 
 Reasons = list[str | None]  # what is wrong with each value
 Faults = Mapping[str, Mapping[int, str]]  # split -> row -> what is wrong with it
@@ -45,20 +45,19 @@ def refusal(
 ) -> DataError:
     """The error for bad files and rows: few of each cause, and what mends it.
 
-    name: what the data are called. rows: how many rows there are, bad ones included. mend: ends
-    the sentence.
+    name: of the data. rows: how many there are, bad ones included. mend: the end of the sentence.
     """
     left = "" if rows is None else f", which leaves {units.count(rows - len(faults), 'row')}"
     mend = mend or f"correct them, or leave them out with --skip-bad{left}"
     causes: dict[str, list[str]] = {}
     for place, reason in faults:
         causes.setdefault(reason, []).append(place)
-    each = max(1, NAMED // len(causes))
+    each = max(1, SHOWN // len(causes))
     named = [
         f"{', '.join(places[:each])}{_more(len(places) - each)} ({reason})"
         for reason, places in causes.items()
     ]
-    few = ", ".join(named[:NAMED]) + _more(sum(map(len, [*causes.values()][NAMED:])))
+    few = ", ".join(named[:SHOWN]) + _more(sum(map(len, [*causes.values()][SHOWN:])))
     return DataError(f"{name} has {units.count(len(faults), 'bad row')}: {few}; {mend}.")
 
 
@@ -71,7 +70,7 @@ def skip_or_refuse(
 ) -> tuple[str, ...]:
     """A line for each fault, whose rows are left out.
 
-    Raises DataError without `skip_bad`, and for rows that are never left out. name, rows: as of
+    Raises DataError without `skip_bad`, and for rows that are never left out. name, rows: as in
     `refusal`.
     """
     if outside := [fault for fault in faults if fault.reason in NEVER_SKIPPED]:
@@ -101,34 +100,33 @@ def walk(top: Path) -> Iterator[tuple[str, list[str], list[str]]]:
 class RawRows:
     """The stored rows of each split of a data set.
 
-    A row has a `label` (regression: `number`, multi-label: `labels`, or a `flag.0` and so on for
-    each class), and an `image` or a `text` and sometimes a `text_pair`. An image is a path, bytes,
-    or the struct of `datasets` that has both. For other tasks a row has a `text` or `messages`
-    alone, an `image` and a `mask`, or `tokens` and `tags`. A row may also have a `place`, which
-    names it, a `fault`, and a `name`, the path of an image in its folder.
+    A row has an `image`, or a `text` and sometimes a `text_pair`, and its label: `label` for
+    classification, `number` for regression, `labels` for multi-label, or `flag.0`, `flag.1` and so
+    on for each class. For other tasks it has a `text` or `messages` alone, an `image` and a `mask`,
+    or `tokens` and `tags`. An image is a path, bytes, or the struct of `datasets` with both. A row
+    may also have a `place`, which names it, a `fault`, and a `name`, an image's path in its folder.
 
     Args:
-        name: what the data are called.
-        modality: what the rows are.
-        splits: `train`, `validation` and `test`, as far as they are there.
-        names: split -> what it is called in the data.
-        details: what was detected, as the end of a sentence.
-        class_names: the names of labels that are numbers of classes, or of a number; None if labels
-            are names.
+        name: the name of the data.
+        splits: the rows of `train`, and of `validation` and `test` if there are any.
+        names: split -> its name in the data.
+        details: the end of a sentence on the columns or folders that are used.
+        class_names: the names of classes by their numbers, or the name of a regression's number;
+            None if labels are names.
         untyped: whether labels are text only because the file has no other type.
         root: the folder that image paths must not leave; None if they may.
-        nowhere: faults of what is no row, such as an empty folder.
-        task: what the rows are for.
-        notes: a sentence on each thing that a user may not have meant.
-        cut: whether the two training rows are one text, whose end is what can be held out.
-        blanks: whether texts may be blank, which are then left out.
-        sorted: whether no text stands for no label, as where labels are folders.
-        mask_classes: what the pixels of masks mean, as `mask_classes.parse` reads it; "" if values
-            are numbers of classes.
+        nowhere: faults that belong to no row, such as an empty class folder.
+        task: the task that the rows are for.
+        notes: sentences on what a user may not have meant.
+        cut: whether the two training rows are the beginning and the end of one text; the end can be
+            held out.
+        blanks: whether blank texts are left out without being bad.
+        sorted: whether every label is a class, as where labels are folders: "NA" is one, too.
+        mask_classes: the classes of the values of masks, as `mask_classes.parse` reads them; "" if
+            values are numbers of classes.
     """
 
     name: str
-    modality: Modality
     splits: Mapping[str, "Dataset"]
     names: Mapping[str, str]
     details: str
@@ -143,6 +141,10 @@ class RawRows:
     sorted: bool = False
     mask_classes: str = ""
 
+    @property
+    def modality(self) -> Modality:
+        return "image" if "image" in next(iter(self.splits.values())).column_names else "text"
+
     def place(self, split: str, row: int) -> str:
         """The file or the line of a row, for a sentence."""
         rows = self.splits[split]
@@ -155,14 +157,16 @@ class RawRows:
         for split, bad in faults.items():
             for row, reason in bad.items():
                 place = self.place(split, row)
-                if reason in SOUGHT:
-                    path = str(content(self.splits[split].data.column(SOUGHT[reason])[row].as_py()))
+                if reason in MISSING:
+                    path = str(
+                        content(self.splits[split].data.column(MISSING[reason])[row].as_py())
+                    )
                     place = place if path.endswith(place) else f"{place}: {path}"
                 yield Fault(place, reason)
 
 
 def content(image: Any) -> Any:
-    """The path or the bytes of an image as a row has it."""
+    """The path or the bytes of an image in any form that rows have."""
     if isinstance(image, dict):
         return image["path"] if image["bytes"] is None else image["bytes"]
     return image

@@ -28,9 +28,9 @@ WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 class DataRequest:
     """The part of a job that its data depend on, with fields of `Job` and four others.
 
-    name: what the data are called in sentences. trained: what a finished run has asked, whose
-    columns are used where tables have them; None without one. classes: the class names of that run,
-    which are classes even if they look like no label, such as NA.
+    name: of the data, in sentences. trained: the request of a finished run, whose columns are used
+    where tables have them; None without a run. classes: the class names of that run; they are
+    classes even if they look like no label, such as NA.
     """
 
     name: str
@@ -58,9 +58,9 @@ class DataRequest:
 
     @cached_property
     def tasks(self) -> Sequence[Task]:
-        """The tasks that data may be for: the given one, or the model's, its most usual first.
+        """The tasks that the data may be for: the job's, or all of the model, its usual one first.
 
-        Of a model that is not known, which is said when it is looked up, it is classification.
+        For an unknown name of a model it is classification; the look-up of the model refuses it.
         """
         if self.task is not None:
             return (self.task,)  # type: ignore[return-value]
@@ -76,26 +76,27 @@ class DataRequest:
 
     @property
     def columns(self) -> bool:
-        """Whether a column is given."""
+        """Whether an option names a column."""
         return any((self.image_column, self.text_column, self.label_column))
 
     @property
     def mask_classes(self) -> MaskClasses | None:
-        """The classes of masks by this job, or else by the finished run's; None without both."""
+        """The classes of masks by the job, or else by the finished run; None if neither has any."""
         for text, colors in ((self.mask_values, False), (self.mask_colors, True)):
             if text is not None:
                 return mask_classes.parse(text, colors)
         return None if self.trained is None else self.trained.mask_classes
 
-    def splits(self, names: Collection[str]) -> dict[str, str]:
-        """`train`, `validation` and `test`, as far as they are used -> the name in the data.
+    def splits(self, names: Collection[str], *, single: bool = False) -> dict[str, str]:
+        """`train`, `validation` and `test`, if they are used -> the name in the data.
 
-        names: all splits in the data. Raises UsageError if a given split is not there,
-        or if it is not clear which one to use.
+        names: all splits in the data. single: whether an only split is for training, even if it is
+        called test. Raises UsageError if one that --split names is absent, or if it is not clear
+        which one to use.
         """
         if self.split is not None:
             return self._named_splits(names, self.split)
-        if len(names) == 1 and not any(map(role, names)):
+        if len(names) == 1 and (single or not any(map(role, names))):
             return {"train": next(iter(names))}
         of = role if "train" in map(role, names) else role_in
         splits: dict[str, str] = {}
@@ -149,18 +150,18 @@ class DataRequest:
 
 
 def role(name: str) -> str | None:
-    """The split that is usually called so; None if there is none."""
+    """The split that has this name or a synonym: `dev` is validation; None for other names."""
     return next((split for split in SPLIT_NAMES if name.casefold() in SPLIT_NAMES[split]), None)
 
 
 def role_in(name: str) -> str | None:
-    """The split that a word of a name says, as in seg_train; None if none does, or several."""
+    """The split that one word of a name stands for, as in seg_train; None if none or several do."""
     words = (word.casefold().removesuffix("set") for word in WORD.findall(name))
     roles = {split for word in words if (split := role(word))}
     return roles.pop() if len(roles) == 1 else None
 
 
 def split_of(file: Path) -> str:
-    """The split that a file is of: its name, without the number of a part, as in train-00000."""
+    """The split of a file by its name, without the number of a part: `train` for train-00000."""
     word = file.stem.replace("_", "-").split("-")[0].split(".")[0]
     return word if role(word) else file.stem

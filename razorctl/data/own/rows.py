@@ -1,4 +1,4 @@
-"""Bad rows that are known without reading images, and notes on good rows."""
+"""Faults of rows that need no look at images, and notes on good rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 Contents = Mapping[str, "np.ndarray[Any, Any]"]  # split -> the content of each row
-# The name of a split -> the split of `RawRows` that its rows are of, and their numbers there.
+# Split of `Splits` -> the split of `RawRows` with its rows, and the numbers of these there.
 Parts = Mapping[str, tuple[str, "np.ndarray[Any, Any]"]]
 LABELS = ("label", "number", "labels", "flag", "tags")  # columns of `RawRows`
 WITHOUT = ", without {}, which has no labels"
 
 
 def faults(raw: RawRows, answered: bool = True) -> dict[str, dict[int, str]]:
-    """The bad rows of each split, which have a fault, or an empty text or message.
+    """The faults of each split: faults of reading, and of `Field.faults` such as empty texts.
 
-    answered: as of `Field.faults`.
+    answered: as in `Field.faults`.
     """
     return {split: _table_faults(rows.data, answered) for split, rows in raw.splits.items()}
 
 
 def with_unlabeled(raw: RawRows, bad: Faults, targets: Targets) -> dict[str, dict[int, str]]:
-    """Bad rows of each split with rows that have no label, number -1, or one that has a fault."""
+    """The bad rows of each split, with rows without a label, and with faults of labels."""
     every = {}
-    for split, own in targets.numbers.items():
-        data, found = raw.splits[split].data, {**targets.faults.get(split, {}), **bad[split]}
-        for row in _where(own < 0):
+    for split, numbers in targets.numbers.items():
+        data, faults = raw.splits[split].data, {**targets.faults.get(split, {}), **bad[split]}
+        for row in _where(numbers < 0):
             value = data.column("label")[row].as_py()
-            found.setdefault(row, "no label" if is_missing(value) else f"no label: {value}")
-        every[split] = dict(sorted(found.items()))
+            faults.setdefault(row, "no label" if is_missing(value) else f"no label: {value}")
+        every[split] = dict(sorted(faults.items()))
     return every
 
 
@@ -78,22 +78,22 @@ def empty(name: str, split: str) -> DataError:
 
 
 def without_labels(rows: "Dataset") -> bool:
-    """Whether there are rows, as in `RawRows`, and none has a label, as in contests."""
+    """Whether there are columns of labels and rows, and no row has a label, as in contests."""
     columns = [rows.data.column(name) for name in rows.column_names if is_label(name)]
-    return len(rows) > 0 < len(columns) and all(map(_says_nothing, columns))
+    return len(rows) > 0 and len(columns) > 0 and all(map(_has_none, columns))
 
 
 def unlabeled_out(request: DataRequest, splits: dict[str, "Dataset"], names: dict[str, str]) -> str:
-    """Leaves splits without labels out, but for the training rows and splits that are asked for.
+    """Deletes splits without labels from `splits`; the training split and named splits stay.
 
-    Returns what to say of that, as the end of a sentence. names: split -> what the data call it.
+    Returns the end of a sentence on these. names: split -> its name in the data.
     """
     left = [split for split in splits if split != "train" and without_labels(splits[split])]
-    said = ""
+    words = ""
     for split in left if request.split is None else ():
         del splits[split]
-        said += WITHOUT.format(names.pop(split))
-    return said
+        words += WITHOUT.format(names.pop(split))
+    return words
 
 
 def is_label(name: str) -> bool:
@@ -101,7 +101,8 @@ def is_label(name: str) -> bool:
     return name.partition(".")[0] in LABELS
 
 
-def _says_nothing(labels: "pa.ChunkedArray") -> bool:
+def _has_none(labels: "pa.ChunkedArray") -> bool:
+    """Whether a column has no label at all."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -132,7 +133,7 @@ def check_enough(raw: RawRows, targets: Targets, good: Good) -> None:
             f"all training rows of {raw.name} are of one class, {classes[trained[0]]}; a "
             "classifier needs two or more."
         )
-    if raw.modality == "text" and 2 < len(good["train"]) == len(trained):
+    if raw.modality == "text" and len(trained) > 2 and len(trained) == len(good["train"]):
         numbers_too = all(WHOLE.fullmatch(classes[number]) for number in trained)
         mend = ", or learn numbers with --task regression" if numbers_too else ""
         raise DataError(
@@ -151,7 +152,7 @@ def check_enough(raw: RawRows, targets: Targets, good: Good) -> None:
 
 
 def notes(raw: RawRows, targets: Targets, parts: Parts, contents: Contents) -> Iterator[str]:
-    """Notes on rows that are trained and evaluated on. contents: of all rows."""
+    """Notes on the rows of all parts. contents: of all rows."""
     yield from _alike_classes(targets.classes)
     if raw.task == "classification":
         yield from _joined_classes(targets.classes)
@@ -162,7 +163,7 @@ def notes(raw: RawRows, targets: Targets, parts: Parts, contents: Contents) -> I
 
 
 def _alike_classes(classes: Sequence[str]) -> Iterator[str]:
-    """A note on classes that differ in case, space or what is seen alike alone."""
+    """A note on classes that differ only in case, space or similar signs."""
     by_letters: dict[str, list[str]] = {}
     for name in classes:
         by_letters.setdefault(_letters(name), []).append(name)
@@ -173,14 +174,14 @@ def _alike_classes(classes: Sequence[str]) -> Iterator[str]:
 
 
 def _letters(name: str) -> str:
-    """A name of a class without what is not seen or counted, and with one kind of dash."""
+    """A class name without case, spaces, invisible signs, leading zeros and quotes, one dash."""
     letters = "".join(normalize("NFKC", name).casefold().split())
     seen = "".join("-" if category(c) == "Pd" else c for c in letters if category(c) != "Cf")
     return (seen.lstrip("0") if seen.isdecimal() else seen.strip("'\"")) or seen
 
 
 def _joined_classes(classes: Sequence[str]) -> Iterator[str]:
-    """A note on classes that are other classes with a sign between them."""
+    """A note on a class that joins other classes by a sign, such as "a|b"."""
     for sign in "|;,":
         joined = [name for name in classes if sign in name]
         parts = {part.strip() for name in joined for part in name.split(sign)}
@@ -193,7 +194,7 @@ def _joined_classes(classes: Sequence[str]) -> Iterator[str]:
 
 
 def _shared_rows(raw: RawRows, parts: Parts, contents: Contents) -> list[str]:
-    """A note for each split with rows that are trained on as well."""
+    """A note for each split with rows that are also in the training split."""
     import numpy as np
 
     train_split, train_rows = parts["train"]
@@ -212,7 +213,7 @@ def _shared_rows(raw: RawRows, parts: Parts, contents: Contents) -> list[str]:
 def _several_labels(
     raw: RawRows, targets: Targets, parts: Parts, contents: Contents
 ) -> Iterator[str]:
-    """A note on rows of one content with several labels."""
+    """A note on rows with the same content and different labels."""
     import numpy as np
 
     splits = [split for split, rows in parts.values() for _ in rows]

@@ -1,4 +1,4 @@
-"""The splits of checked rows; some training rows are held out where there is no validation."""
+"""Checks rows and makes `Splits`; holds training rows out where there is no validation split."""
 
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 
 
 def held_out_count(rows: int, share: float) -> int:
-    """How many of so many rows are held out, unless classes have too few."""
+    """The number of rows to hold out of `rows`, if no class has too few."""
     return max(round(share * rows), int(share > 0))
 
 
 def stratified(labels: "np.ndarray[Any, Any]", share: float, seed: int) -> "np.ndarray[Any, Any]":
-    """The positions of `share` of the labels [n], ascending: the same share of each class.
+    """The positions, ascending, of a share of the labels [n], about the same of each class.
 
-    Largest remainders make up the whole; of equal ones the seed chooses. Each class keeps a label.
+    The numbers of classes are rounded by largest remainders; the seed decides between equal ones.
+    Each class keeps a label.
     """
     import numpy as np
 
@@ -52,7 +53,7 @@ def stratified(labels: "np.ndarray[Any, Any]", share: float, seed: int) -> "np.n
 def select_rows(
     raw: RawRows, split: str, numbers: "np.ndarray[Any, Any]", **columns: "np.ndarray[Any, Any]"
 ) -> Any:
-    """The rows with these numbers, as `Splits` has them; columns: more of them, of all rows."""
+    """The rows with these numbers, as in `Splits`; columns: further columns, for all rows."""
     from razorctl.data.own.decoding import as_images
 
     rows = raw.splits[split]
@@ -68,10 +69,10 @@ def select_rows(
 
 @dataclass(frozen=True)
 class Inspection:
-    """The bad rows, and the findings on images and masks.
+    """The faults of rows after all images and masks were read.
 
-    skipped: a line for each row that is left out. images, masks: as of `images.findings` and
-    `masks.findings`; empty if there are none.
+    skipped: a line for each row that is left out. images, masks: the results of `images.findings`
+    and `masks.findings`; empty for rows without any.
     """
 
     faults: Faults
@@ -81,12 +82,15 @@ class Inspection:
 
     @property
     def white(self) -> int | None:
-        """The level of white in the training rows, or else in others; None if no image needs it."""
+        """The level of white, by the training rows if one of them has an image in WIDE modes.
+
+        Otherwise other splits decide; None if no image is in these modes.
+        """
         tops = [images.highest(self.images[split]) for split in SPLIT_NAMES if split in self.images]
         return next((white(top) for top in tops if top is not None), None)
 
     def contents(self, split: str, rows: Any) -> "np.ndarray[Any, Any]":
-        """The content of each row of a split, without its mask; 0 of bad images."""
+        """The content of each row of a split, without its mask; 0 for bad images."""
         import numpy as np
 
         if split not in self.images:
@@ -103,7 +107,7 @@ class Inspection:
         contents_of: rows.Contents,
         labels: Targets,
     ) -> str:
-        """The digest of some rows, by their contents and labels, or the contents of their masks."""
+        """The digest of rows by their contents, and by their labels or the contents of masks."""
         values: Any = labels.labels.get(split, labels.numbers[split])[numbers]
         if split in self.masks:
             values = [self.masks[split][row][2] for row in numbers]
@@ -112,13 +116,16 @@ class Inspection:
 
 @dataclass(frozen=True)
 class SplitRows:
-    """Rows with their labels, and the faults that are known without opening images."""
+    """Rows with their labels, and the faults that need no look at images.
+
+    findings: the results of `images.findings`; empty if images were not read yet.
+    """
 
     request: DataRequest
     raw: RawRows
     targets: Targets
     faults: Faults
-    looked: Findings = field(default_factory=dict)  # at images, if that was done
+    findings: Findings = field(default_factory=dict)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -143,7 +150,7 @@ class SplitRows:
         return held_out
 
     def counts(self) -> dict[str, int]:
-        """The number of rows of each split, and of rows to hold out, without known bad rows."""
+        """The number of good rows of each split, and of rows to hold out."""
         good = self._enough(self.faults)
         counts = {split: len(of) for split, of in good.items()}
         counts["held out"] = len(self.hold_out(good["train"]))
@@ -153,8 +160,8 @@ class SplitRows:
     def _enough(self, faults: Faults) -> Good:
         """Split -> the good rows; raises DataError if they are not enough."""
         good = rows.good(self.targets.numbers, faults)
-        for split, own in good.items():
-            if not len(own) and faults.get(split):  # all rows are bad
+        for split, numbers in good.items():
+            if not len(numbers) and faults.get(split):  # all rows are bad
                 bad = [*self.raw.with_places({split: faults[split]})]
                 skip_or_refuse(self.raw.name, bad, skip_bad=False)
         rows.check_enough(self.raw, self.targets, good)
@@ -162,12 +169,12 @@ class SplitRows:
         return good
 
     def inspect(self, progress: Progress) -> Inspection:
-        """The images and masks of all rows as they are now; raises DataError if one is bad."""
+        """Reads the images and masks of all rows; raises DataError for bad ones, or skips them."""
         faults = {split: dict(bad) for split, bad in self.faults.items()}
         on_images: Findings = {}
         on_masks: Findings = {}
         if self.raw.modality == "image":
-            on_images = self.looked or images.findings(self.raw, self.faults, progress)
+            on_images = self.findings or images.findings(self.raw, self.faults, progress)
             for split, bad in images.image_faults(on_images).items():
                 faults[split] = dict(sorted({**faults[split], **bad}.items()))
         if self.raw.task == "segmentation":
@@ -180,7 +187,7 @@ class SplitRows:
         return Inspection(faults, skipped, on_images, on_masks)
 
     def load(self, progress: Progress = lambda _: None) -> Splits:
-        """The splits; raises DataError for bad rows, and for good ones that are not enough."""
+        """The splits; raises DataError for bad rows, and if too few rows are good."""
         import numpy as np
 
         inspection = self.inspect(progress)
@@ -226,7 +233,7 @@ class SplitRows:
         return select_rows(self.raw, split, numbers, **columns)
 
     def _record(self, held_out: "np.ndarray[Any, Any]", faults: Faults) -> dict[str, Any]:
-        """The document on rows in the run directory; stored rows are counted from 0."""
+        """The record of `Splits`, for the run directory; rows are counted from 0."""
         return {
             "dataset": place(self.raw.name),
             "split": self.raw.names["train"],
@@ -238,7 +245,10 @@ class SplitRows:
 
 
 def check_rows(request: DataRequest, raw: RawRows) -> SplitRows:
-    """The rows with their faults; refuses them at once if bad ones are known by now."""
+    """The rows with their labels and faults.
+
+    Raises DataError for bad rows, if the request does not skip them, and for an empty split.
+    """
     for split, name in raw.names.items():
         if not len(raw.splits[split]):
             raise DataError(f"{name} of {raw.name} has no rows; add some, or name other splits.")
@@ -248,33 +258,32 @@ def check_rows(request: DataRequest, raw: RawRows) -> SplitRows:
         raw = _divided(request, raw)
     elif raw.task == "segmentation":
         raw = masks.with_classes(raw, request)
-    looked: Findings = {}
-    if (
-        request.skip_bad and raw.modality == "image" and raw.task in LABELED
-    ):  # bad ones make no classes
-        looked = images.findings(raw, rows.faults(raw), lambda _: None)
-    checked_rows = SplitRows(request, raw, *read_labels(request, raw, looked), looked)
+    findings: Findings = {}
+    if request.skip_bad and raw.modality == "image" and raw.task in LABELED:
+        # Before labels are read, as labels of bad images make no classes.
+        findings = images.findings(raw, rows.faults(raw), lambda _: None)
+    checked_rows = SplitRows(request, raw, *read_labels(request, raw, findings), findings)
     if not request.skip_bad and (any(checked_rows.faults.values()) or raw.nowhere):
         checked_rows.inspect(lambda _: None)
     return checked_rows
 
 
-def read_labels(request: DataRequest, raw: RawRows, looked: Findings) -> tuple[Targets, Faults]:
-    """The labels of rows, by the classes of good ones, and the faults of all.
+def read_labels(request: DataRequest, raw: RawRows, findings: Findings) -> tuple[Targets, Faults]:
+    """The labels of rows, with the classes of good rows, and the faults of all rows.
 
-    looked: the findings on images, if they are known.
+    findings: as in `SplitRows`.
     """
     raw = replace(raw, sorted=raw.sorted or bool(no_labels(request.classes)))
-    of_images = images.image_faults(looked)
-    bad = {split: {**of_images.get(split, {}), **own} for split, own in rows.faults(raw).items()}
+    of_images = images.image_faults(findings)
+    bad = {split: {**of_images.get(split, {}), **bad} for split, bad in rows.faults(raw).items()}
     labels = targets.targets_of(raw, bad)
     return labels, rows.with_unlabeled(raw, bad, labels)
 
 
 def _divided(request: DataRequest, raw: RawRows) -> RawRows:
-    """The rows with a single training text as two, if its end is to be held out.
+    """The rows; a single training text is cut into two rows if its end is to be held out.
 
-    It is cut at a line break, or else at a space. Raises DataError if it has none.
+    The cut is at a line break, or else at a space. Raises DataError if there is neither.
     """
     import pyarrow as pa
     from datasets import Dataset
@@ -299,7 +308,7 @@ def _divided(request: DataRequest, raw: RawRows) -> RawRows:
 
 
 def _cut(text: str, share: float) -> int | None:
-    """Where the end begins that is nearest to a share of a text; None if it cannot be cut."""
+    """The position where about `share` of a text is left; None if it cannot be cut."""
     middle = min(max(round(len(text) * (1 - share)), 1), len(text))
     for mark in ("\n", " "):
         marks = [text.rfind(mark, 0, middle), text.find(mark, middle)]
@@ -310,7 +319,7 @@ def _cut(text: str, share: float) -> int | None:
 
 
 def digested(splits: Splits) -> Splits:
-    """The splits with their digests, unless these are known."""
+    """The splits with their digests, which are computed if there are none."""
     if splits.digests is not None:
         return splits
     digests = {}

@@ -36,11 +36,11 @@ class Targets:
 
     Args:
         classes: the names of the classes, or of the number that a regression learns.
-        numbers: split -> the number of each row's class, by which rows are held out; 0 of other
-            tasks, and -1 without a label.
-        labels: split -> the `label` of each row, as `Splits` has it; empty of tasks without.
-        faults: the rows whose labels cannot be used; rows without a label are no part.
-        notes: sentences on labels that are none, or are spelled in several ways.
+        numbers: split -> the number of each row's class, by which rows are held out. It is -1
+            without a label, and 0 for tasks without classes.
+        labels: split -> the `label` of each row, as in `Splits`; empty for tasks without labels.
+        faults: the rows whose labels cannot be used, apart from rows without a label.
+        notes: sentences on labels that mean none, or have several spellings.
     """
 
     classes: tuple[str, ...]
@@ -59,7 +59,7 @@ def targets_of(raw: RawRows, bad: Faults) -> Targets:
 
 
 def targets_of_run(raw: RawRows, targets: Targets, classes: Sequence[str], good: Good) -> Targets:
-    """The labels of rows by the classes of a run.
+    """The labels of rows, numbered by the classes of a run.
 
     Raises DataError for labels of good rows that are no classes of the run.
     """
@@ -70,8 +70,8 @@ def targets_of_run(raw: RawRows, targets: Targets, classes: Sequence[str], good:
     if raw.task != "classification":
         return replace(targets, classes=tuple(classes))
     numbers = {
-        split: renumbered(raw.name, own, targets.classes, classes, good[split])
-        for split, own in targets.numbers.items()
+        split: renumbered(raw.name, labels, targets.classes, classes, good[split])
+        for split, labels in targets.numbers.items()
     }
     return Targets(tuple(classes), numbers, numbers)
 
@@ -132,7 +132,9 @@ def _several(raw: RawRows, bad: Faults) -> Targets:
         return Targets(raw.class_names or (), numbers, flags)
     lists = {split: rows.data.column("labels").to_pylist() for split, rows in raw.splits.items()}
     names = raw.class_names
-    every = [own for s, of in lists.items() for own in _used(of, bad[s]) if own is not None]
+    every = [
+        labels for s, of in lists.items() for labels in _used(of, bad[s]) if labels is not None
+    ]
     notes: list[str] = []
     vectors = names is None and _are_vectors(every)
     if vectors:
@@ -143,7 +145,7 @@ def _several(raw: RawRows, bad: Faults) -> Targets:
         counts = Counter(label for labels in every for label in labels)
         spelled, none, notes = named_classes(raw, counts)
         lists = {
-            split: [own and [label for label in own if label not in none] for own in of]
+            split: [labels and [label for label in labels if label not in none] for labels in of]
             for split, of in lists.items()
         }
     if keys is None:
@@ -161,7 +163,8 @@ def _several(raw: RawRows, bad: Faults) -> Targets:
 
 
 def _used(rows: Sequence[Any], bad: Mapping[int, str]) -> Iterator[Any]:
-    return (own for row, own in enumerate(rows) if row not in bad)
+    """The values of rows that are not bad."""
+    return (value for row, value in enumerate(rows) if row not in bad)
 
 
 def _flags(rows: "Dataset") -> "np.ndarray[Any, Any]":
@@ -175,39 +178,40 @@ def _flags(rows: "Dataset") -> "np.ndarray[Any, Any]":
 def _are_vectors(lists: Sequence[Sequence[str]]) -> bool:
     """Whether lists have a 0 or 1 for each class, and not the names of the classes of a row.
 
-    Most are of 0 and 1 alone, and some name one of these twice, or all are of one length.
+    Nine of ten lists have 0 and 1 alone. One of these has a value twice, or all have one length.
     """
     binary = [labels for labels in lists if labels and {*labels} <= {"0", "1"}]
+    if not binary or 10 * len(binary) < 9 * len(lists):
+        return False
     alike = len({*map(len, binary)}) == 1 and len(binary[0]) > 1
-    twice = any(len({*labels}) < len(labels) for labels in binary)
-    return 10 * len(binary) >= 9 * len(lists) > 0 and (alike or twice)
+    return alike or any(len({*labels}) < len(labels) for labels in binary)
 
 
 def _matrix(
     rows: Sequence[Sequence[str] | None], find: Callable[[str], int], classes: int, vectors: bool
 ) -> tuple["np.ndarray[Any, Any]", dict[int, str]]:
-    """The labels [rows, classes] of lists, and the rows whose lists cannot be used.
+    """The labels [rows, classes] of lists, and the faults of lists that cannot be used.
 
-    find: label -> the number of its class, or -1. classes: how many there are. vectors: whether
-    lists have a 0 or 1 for each class.
+    find: label -> the number of its class, or -1. classes: their number. vectors: whether lists
+    have a 0 or 1 for each class.
     """
     import numpy as np
 
     labels, faults = np.zeros((len(rows), classes), np.float32), {}
-    for row, own in enumerate(rows):
-        if own is None:
+    for row, values in enumerate(rows):
+        if values is None:
             continue
         if vectors:
-            if odd := {*own} - {"0", "1"}:
+            if odd := {*values} - {"0", "1"}:
                 faults[row] = f"a label of {min(map(str, odd))}, not 0 or 1"
-            elif len(own) != classes:
-                faults[row] = f"{units.count(len(own), 'label')}, not {classes} as others have"
+            elif len(values) != classes:
+                faults[row] = f"{units.count(len(values), 'label')}, not {classes} as others have"
             else:
-                labels[row] = np.asarray(own, np.float32)
-        elif unknown := [label for label in own if find(label) < 0]:
+                labels[row] = np.asarray(values, np.float32)
+        elif unknown := [label for label in values if find(label) < 0]:
             faults[row] = f"a label of {unknown[0]}, which is no class"
         else:
-            labels[row, [*map(find, own)]] = 1
+            labels[row, [*map(find, values)]] = 1
     return labels, faults
 
 
@@ -224,22 +228,22 @@ def _several_of_run(raw: RawRows, targets: Targets, classes: Sequence[str], good
     """Several labels by the classes of a run; see `targets_of_run`."""
     import numpy as np
 
-    own = targets.classes
-    if own == tuple(map(str, range(len(classes)))) and not {*own} & {*classes}:
+    names = targets.classes
+    if names == tuple(map(str, range(len(classes)))) and not {*names} & {*classes}:
         return replace(targets, classes=tuple(classes))  # lists of 0 and 1 name no classes
-    labels, find = {}, finder(classes)
+    labels, numbers = {}, [*map(finder(classes), names)]
     for split, values in targets.labels.items():
-        used = [name for n, name in enumerate(own) if values[good[split], n].any()]
-        refuse_unknown(raw.name, [name for name in used if find(name) < 0], classes)
+        used = [n for n in range(len(names)) if values[good[split], n].any()]
+        refuse_unknown(raw.name, [names[n] for n in used if numbers[n] < 0], classes)
         labels[split] = np.zeros((len(values), len(classes)), np.float32)
-        for n, name in enumerate(own):
-            if find(name) >= 0:
-                labels[split][:, find(name)] = values[:, n]
+        for n, number in enumerate(numbers):
+            if number >= 0:
+                labels[split][:, number] = values[:, n]
     return replace(targets, classes=tuple(classes), labels=labels)
 
 
 def _tags(raw: RawRows, bad: Faults) -> Targets:
-    """The numbers of the tags of each row's tokens, lists; NO_LABEL of tags that are none."""
+    """Labels that are lists of the numbers of each row's tags; NO_LABEL for tags that mean none."""
     columns = {
         split: [rows.data.column(name).to_pylist() for name in ("tokens", "tags")]
         for split, rows in raw.splits.items()
@@ -262,37 +266,38 @@ def _tags(raw: RawRows, bad: Faults) -> Targets:
             f"all tokens of {raw.name} have one tag, {names[0] if names else 'none'}; a tagger "
             f"needs two or more. {' '.join(notes)}".rstrip()
         )
-    place = {tag: finder(keys)(name) for tag, name in spelled.items()}
-    place = {tag: n for tag, n in place.items() if n >= 0} | dict.fromkeys(none, NO_LABEL)
+    numbers = {tag: finder(keys)(name) for tag, name in spelled.items()}
+    numbers = {tag: n for tag, n in numbers.items() if n >= 0} | dict.fromkeys(none, NO_LABEL)
     labels, faults = {}, dict[str, dict[int, str]]()
     for split, (tokens, tags) in columns.items():
-        labels[split], faults[split] = _numbered_tags(tokens, tags, place)
+        labels[split], faults[split] = _numbered_tags(tokens, tags, numbers)
     return Targets(names, _unlabeled(raw, bad).numbers, labels, faults, notes)
 
 
 def _numbered_tags(
     tokens: Sequence[Sequence[str] | None],
     tags: Sequence[Sequence[str] | None],
-    place: Mapping[str, int],
+    numbers: Mapping[str, int],
 ) -> tuple["np.ndarray[Any, Any]", dict[int, str]]:
-    """The numbers of tags, a list for each row, and the rows whose tags cannot be used.
+    """The numbers of tags, a list for each row, and the faults of rows whose tags are unusable.
 
-    place: tag -> its number.
+    numbers: tag -> its number.
     """
     import numpy as np
 
     labels, faults = np.empty(len(tags), object), {}
-    for row, (words, own) in enumerate(zip(tokens, tags, strict=True)):
+    for row, (words, tagged) in enumerate(zip(tokens, tags, strict=True)):
         labels[row] = []
-        if own is None or words is None:
+        if tagged is None or words is None:
             continue
-        if len(own) != len(words):
-            faults[row] = f"{units.count(len(own), 'tag')} for {units.count(len(words), 'token')}"
-        elif unknown := [tag for tag in own if tag not in place]:
+        if len(tagged) != len(words):
+            count = units.count(len(tagged), "tag")
+            faults[row] = f"{count} for {units.count(len(words), 'token')}"
+        elif unknown := [tag for tag in tagged if tag not in numbers]:
             faults[row] = f"a tag of {unknown[0]}, which is no class"
         else:
-            labels[row] = [place[tag] for tag in own]
-            if own and {*labels[row]} == {NO_LABEL}:
+            labels[row] = [numbers[tag] for tag in tagged]
+            if tagged and {*labels[row]} == {NO_LABEL}:
                 faults[row] = "no tags"
     return labels, faults
 
@@ -301,16 +306,15 @@ def _tags_of_run(raw: RawRows, targets: Targets, classes: Sequence[str], good: G
     """Tags by the classes of a run; see `targets_of_run`."""
     import numpy as np
 
-    own = {number: finder(classes)(name) for number, name in enumerate(targets.classes)}
-    own[NO_LABEL] = NO_LABEL
+    numbers = dict(enumerate(map(finder(classes), targets.classes))) | {NO_LABEL: NO_LABEL}
     labels = {}
     for split, rows in targets.labels.items():
         used = sorted({tag for row in good[split] for tag in rows[row]})
-        unknown = [targets.classes[tag] for tag in used if own[tag] == -1]
+        unknown = [targets.classes[tag] for tag in used if numbers[tag] == -1]
         refuse_unknown(raw.name, unknown, classes)
         labels[split] = np.empty(len(rows), object)
         for row, tags in enumerate(rows):
-            labels[split][row] = [own[tag] for tag in tags]
+            labels[split][row] = [numbers[tag] for tag in tags]
     return replace(targets, classes=tuple(classes), labels=labels)
 
 

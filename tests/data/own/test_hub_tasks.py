@@ -60,8 +60,8 @@ def cached(hub, columns, card=""):
 def test_language_modelling(kind, card, hub, monkeypatch):
     cached(hub, ROWS[kind], CARD.format(features=FEATURES[kind]) if card else "")
     job = Job("any", "hf:some/set", task="causal-lm")
-    read, real = [], hubs.raw
-    monkeypatch.setattr(hubs, "raw", lambda job, *more: read.append(job) or real(job, *more))
+    read, real = [], hubs.hub_rows
+    monkeypatch.setattr(hubs, "hub_rows", lambda job, *more: read.append(job) or real(job, *more))
     source = data.source_of(job)
     assert bool(read) == (not card)  # with a card nothing is read before it is loaded
     assert (source.task, source.classes) == ("causal-lm", 0)

@@ -204,7 +204,7 @@ def test_sets_of_the_hub_by_their_card_alone(case, hub, monkeypatch):
     kinds, what = OF_HUB[case]
     found = hubs.Origin("some/set", "parquet", {"train": ("a",)}, {}, kinds, {"train": 9})
     monkeypatch.setattr(hubs, "origin_of", lambda job: found)
-    monkeypatch.setattr(hubs, "raw", lambda job: pytest.fail("data were read"))
+    monkeypatch.setattr(hubs, "hub_rows", lambda job: pytest.fail("data were read"))
     assert what in refused("bert-base", "hf:some/set")
 
 

@@ -1,4 +1,4 @@
-"""The rows that a path or a name on the hub stands for: a file for each kind of data."""
+"""Reads the rows of a path or of a set of the hub; each kind of data has a file here."""
 
 import os
 import re
@@ -22,9 +22,9 @@ SEPARATORS = tuple(filter(None, (os.sep, os.altsep)))
 
 
 def raw(request: DataRequest) -> RawRows:
-    """The rows of the data that are named, read as a whole; raises what `own.find` raises."""
+    """The rows of the data that a request names; raises what `own.find` raises."""
     if on_hub(request):
-        return hub.raw(request)
+        return hub.hub_rows(request)
     path = Path(request.name).expanduser()
     _check_path(request.name, path)
     try:
@@ -40,25 +40,24 @@ def raw(request: DataRequest) -> RawRows:
 def unlabeled(
     request: DataRequest, names: Iterable[str], modality: Modality, stdin: Iterable[str]
 ) -> Iterator[RawRows]:
-    """The rows without labels of each table and text file, and of images that follow each other.
+    """The rows without labels of each table, of each text file, and of each series of images.
 
     The rows are the test split. Raises UsageError for files of another kind, and DataError for
-    files that cannot be read and folders without any.
+    files that cannot be read and for folders without files.
 
-    names: files, folders, and STDIN, which stands for the lines in `stdin`. modality: what the
-    model takes.
+    names: files, folders, and STDIN, which stands for the lines in `stdin`. modality: of the model.
     """
     files = [file for name in names for file in _files(name, modality)]
     for is_table, group in groupby(files, key=lambda name: layout.is_table(Path(name))):
         if modality == "image" and not is_table:
-            yield folder.images_of(request, group, stdin)
+            yield folder.image_rows(request, group, stdin)
             continue
         for name in group:
             if is_table:
-                yield tables.without_labels(replace(request, name=name), Path(name), modality)
+                yield tables.unlabeled_rows(replace(request, name=name), Path(name), modality)
             else:
                 _check_text(name)
-                yield texts.lines_of(name, stdin)
+                yield texts.line_rows(name, stdin)
 
 
 def on_hub(request: DataRequest) -> bool:
@@ -80,7 +79,7 @@ def _check_path(name: str, path: Path) -> None:
 
 
 def _of_folder(request: DataRequest, path: Path) -> RawRows:
-    """The rows of a folder without tables: images with masks, texts, or images in class folders."""
+    """The rows of a folder that has no tables: images with masks, texts, or class folders."""
     inside = folder.Folder.walked(path)
     if not inside.has_masks:
         refused.refuse_folder(request.name, inside)
@@ -88,12 +87,12 @@ def _of_folder(request: DataRequest, path: Path) -> RawRows:
         override = "give --task classification if its folders are classes"
         raise recognition.for_other_models(request, "images with masks", "segmentation", override)
     if "segmentation" in request.tasks and (pairs := folder.pairs(path)) is not None:
-        return folder.raw_masks(request, path, pairs)
+        return folder.mask_rows(request, path, pairs)
     if not inside.images and (files := _texts(request, path, inside.inside)):
-        return texts.raw(request, path, files)
+        return texts.document_rows(request, path, files)
     if "classification" not in request.tasks:  # a folder has no other labels
         raise recognition.unserved(request)
-    return folder.raw(request, path)  # which says what it lacks
+    return folder.class_rows(request, path)  # which says what it lacks
 
 
 def _texts(request: DataRequest, path: Path, inside: Iterable[Path]) -> texts.Files:
@@ -119,7 +118,7 @@ def _texts(request: DataRequest, path: Path, inside: Iterable[Path]) -> texts.Fi
 
 
 def _files(name: str, modality: Modality) -> list[str]:
-    """The tables of splits in a folder, as for training, or else its texts; or the name alone."""
+    """The tables of splits in a folder, or else its texts; for other names the name alone."""
     top = Path(name)
     if name == STDIN or not top.is_dir():
         return [name]
@@ -131,7 +130,7 @@ def _files(name: str, modality: Modality) -> list[str]:
 
 
 def _check_text(name: str) -> None:
-    """Raises UsageError for a file that has no texts by its name."""
+    """Raises UsageError for a file whose name has no ending of texts."""
     file = Path(name)
     if file.suffix.casefold() in SUFFIXES:
         raise UsageError(f"{file} is an image, and the model takes texts; name files of texts.")

@@ -17,13 +17,8 @@ IMAGES = frozenset(
     {"image", "images", "img", "file", "file_name", "filename", "path", "filepath", "file_path"}
     | {f"{what}_{of}" for what in ("image", "img") for of in ("path", "file", "name")}
 )
-SUFFIXES = frozenset(
-    f".{ending}"
-    for ending in (
-        *("jpg", "jpeg", "jpe", "jfif", "png", "webp", "avif", "bmp", "gif", "tif", "tiff", "tga"),
-        *("ppm", "pgm", "pbm", "pnm", "jp2"),
-    )
-)
+ENDINGS = "jpg jpeg jpe jfif png webp avif bmp gif tif tiff tga ppm pgm pbm pnm jp2"
+SUFFIXES = frozenset(f".{ending}" for ending in ENDINGS.split())
 CLASSES = 100  # a column of more values is taken as classes only where no other may be
 SPAN = re.compile(r"[\[(]\d+,\s*\d+,\s*(['\"])\w+\1[\])]")  # as Python writes one
 SAMPLE = 1000  # rows that columns are detected from
@@ -34,10 +29,9 @@ LOOKED_UP = 50  # values of a column that are looked up as files
 class Column:
     """A column of the first rows of a table.
 
-    name: as the table has it. values: one for each row, None where a row has none; they may be left
-    out of a column of images. holds: "images" or "classes" (numbers of named classes) if the type
-    of the column in its file says so, else "". root: the folder that paths are relative to; None if
-    values are no paths.
+    name: in the table. values: one for each row, None where a row has none; empty for a column that
+    holds images. holds: "images" or "classes" (numbers of named classes) by the type of the column
+    in its file, else "". root: the folder that paths are relative to; None if values are no paths.
     """
 
     name: str
@@ -121,7 +115,7 @@ class Column:
     def has_images(self, named: bool | None = None) -> bool:
         """Whether values are images, or most of them are paths of images.
 
-        named: whether the name says so, and then the files may all be missing; None looks the name
+        named: whether the name is one of images; then all files may be missing. None looks the name
         up in IMAGES.
         """
         paths = self.texts[:LOOKED_UP]
@@ -143,12 +137,12 @@ Columns = Mapping[str, Column]  # by their names in the table, in order
 def columns_of(
     values: Mapping[str, Sequence[Any]], holds: Mapping[str, str], root: Path | None = None
 ) -> Columns:
-    """The columns with these values; holds, root: as of `Column`."""
+    """The columns with these values; holds, root: as in `Column`."""
     return {name: Column(name, of, holds.get(name, ""), root) for name, of in values.items()}
 
 
 def _is_span(value: Any) -> bool:
-    """Whether a value is a span of a text as tools write it, or has one at any depth."""
+    """Whether a value is a span such as [0, 5, "PER"], or contains one at any depth."""
     if isinstance(value, Mapping):
         named = all(any(str(key).startswith(end) for key in value) for end in ("start", "end"))
         return named or any(map(_is_span, value.values()))
@@ -160,7 +154,7 @@ def _is_span(value: Any) -> bool:
 
 
 def _number(value: Any) -> float | None:
-    """The finite number that a value is, or that a text stands for; None if it is none."""
+    """The finite number of a value or of a text such as "1,5 €"; None for others."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     if isinstance(value, str) and COMMA.fullmatch(value):

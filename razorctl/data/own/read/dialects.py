@@ -1,4 +1,4 @@
-"""How the rows of delimited text are written, by their lines: delimiter, quotes and spaces."""
+"""The dialect of delimited text, detected from its lines: delimiter, quotes and spaces."""
 
 import csv
 import re
@@ -8,19 +8,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 LOOKED_AT = 200  # lines
-SAID = re.compile(r"\"?sep=(.)\"?\s*")  # the first line of spreadsheets
+DECLARED = re.compile(r"\"?sep=(.)\"?\s*")  # the first line of spreadsheets
 PAIRED = re.compile(r'"[^"]*(?:""[^"]*)*"')  # a field in quotes
 LONGEST = 2**31 - 1  # characters of a field; the limit of `csv` is shorter than some texts
 
 
 class Dialect(NamedTuple):
-    """said: whether the first line is no row but the delimiter. quote: None if none is.
+    """The way that rows are written.
 
-    spaces: whether a space follows each delimiter, which is no part of a field.
+    declared: whether the first line is `sep=` with the delimiter. quote: None if quotes are plain
+    letters. spaces: whether a space after each delimiter is no part of the field.
     """
 
     delimiter: str
-    said: bool
+    declared: bool
     quote: str | None = '"'
     spaces: bool = False
 
@@ -32,14 +33,14 @@ class Dialect(NamedTuple):
 
 
 def dialect(file: Path, lines: Callable[[], Iterable[str]]) -> Dialect:
-    """The dialect of a CSV or TSV file; lines: returns its lines, as often as it is called."""
+    """The dialect of a CSV or TSV file; lines: opens the file anew and returns its lines."""
     csv.field_size_limit(LONGEST)
     head = [line for line in islice(lines(), LOOKED_AT) if line.strip()] or [""]
-    found = SAID.fullmatch(head[0])
-    header, *more = head[1:] or [""] if found else head
+    declared = DECLARED.fullmatch(head[0])
+    header, *more = head[1:] or [""] if declared else head
     usual = "\t" if file.suffix.casefold() == ".tsv" else ","
     by_header = next((other for other in (usual, *";\t,|") if other in header), usual)
-    plain = Dialect(found[1] if found else by_header, found is not None)
+    plain = Dialect(declared[1] if declared else by_header, declared is not None)
     mark = re.escape(plain.delimiter)
     if plain.delimiter == "\t":
         return plain._replace(quote=None if _letters(lines()) else '"')
@@ -53,7 +54,10 @@ def dialect(file: Path, lines: Callable[[], Iterable[str]]) -> Dialect:
 
 
 def _letters(lines: Iterable[str]) -> bool:
-    """Whether a quote does not pair in a line with tabs that is a row, as the next one is."""
+    """Whether quotes of tab-separated lines are plain letters: in some row they do not pair.
+
+    A line counts as a row if it and the next one have as many tabs as the header.
+    """
     lines = iter(lines)
     tabs = next(lines, "").count("\t")
     quoted = (

@@ -1,7 +1,4 @@
-"""Folders of images: one for each class, or one of images and one of masks; also of each split.
-
-Folders that no model is for are refused by what they are, which their files tell.
-"""
+"""Folders of images: a folder for each class, or images and masks; in folders of splits or not."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,20 +15,20 @@ from razorctl.data.own.store import text_table
 from razorctl.errors import DataError, UsageError
 from razorctl.system.folders import shown, spelled
 
-IMAGES = ("images", "image", "img", "jpegimages")  # of several folders the first counts
+IMAGES = ("images", "image", "img", "jpegimages")  # the first one that exists counts
 MASKS = ("masks", "mask", "segmentationclass", "annotations", "annotation", "labels", "label")
-Parts = Mapping[str, tuple[Path, Path]]  # split as the folder calls it -> its images and its masks
+Parts = Mapping[str, tuple[Path, Path]]  # name of a split -> the folders of images and of masks
 ARCHIVES = frozenset({".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".zst"})
 NUMBER = re.compile(r"[-_ ]?\d+$")  # ends the name of a fold
 SEEN = 50  # files of a folder that are looked at
 IMAGE = rf"(?is).*\.({'|'.join(suffix[1:] for suffix in SUFFIXES)})"  # the path of one
 
 
-def raw(request: DataRequest, folder: Path) -> RawRows:
-    """The images of a folder; a class is called as its folder, and may have folders inside.
+def class_rows(request: DataRequest, folder: Path) -> RawRows:
+    """The images of a folder of classes; the folder of a class may have folders inside.
 
-    Files that are no images by their names are left out, but an archive is bad. Raises UsageError
-    if it is not clear which splits to use, and DataError if there are no class folders.
+    Other files are left out, but an archive is a bad row. Raises UsageError if it is not clear
+    which splits to use, and DataError if there are no class folders.
     """
     folders = _splits(request, folder)
     _check_depth(request, folder, folders["train"])
@@ -55,12 +52,10 @@ def raw(request: DataRequest, folder: Path) -> RawRows:
     names = {split: top if name == "." else name for split, name in folders.items()}
     if deep := [*chain.from_iterable(map(folders_in, folders_in(folder / folders["train"])))]:
         details += f", with all inside it, as {spelled(str(deep[0].relative_to(folder)))}"
-    return RawRows(
-        request.name, "image", splits, names, details, nowhere=tuple(nowhere), sorted=True
-    )
+    return RawRows(request.name, splits, names, details, nowhere=tuple(nowhere), sorted=True)
 
 
-def images_of(request: DataRequest, names: Iterable[str], stdin: Iterable[str]) -> RawRows:
+def image_rows(request: DataRequest, names: Iterable[str], stdin: Iterable[str]) -> RawRows:
     """Images without labels: files, files in folders, and files that standard input names.
 
     A row has a `name`, the path of the image in its folder. Raises DataError for a folder without
@@ -77,13 +72,13 @@ def images_of(request: DataRequest, names: Iterable[str], stdin: Iterable[str]) 
         for path, name in _named_images(request, argument, stdin)
     )
     table = text_table(rows, "image", "place", "name", "fault")
-    return RawRows("images", "image", {"test": table}, {"test": "images"}, "")
+    return RawRows("images", {"test": table}, {"test": "images"}, "")
 
 
 def _named_images(request: DataRequest, name: str, stdin: Iterable[str]) -> list[tuple[str, str]]:
-    """The path of each image, and its path in the folder or else its name.
+    """The path of each image, and its path in the folder that is named.
 
-    For segmentation a folder of images is taken, not the folder of masks beside it.
+    For segmentation the folder of masks is left out.
     """
     top = Path(name)
     if name == STDIN or not top.is_dir():
@@ -103,7 +98,7 @@ def _named_images(request: DataRequest, name: str, stdin: Iterable[str]) -> list
 
 
 def _splits(request: DataRequest, folder: Path) -> dict[str, str]:
-    """Split -> its folder, which is the whole folder if there are no splits."""
+    """Split -> its folder; "." for train if there are no splits."""
     # A folder whose only one is called alike stands for that, as archives are unpacked.
     inside = {part: folders_in(part) for part in folders_in(folder)}
     alike = {part: [one.name for one in of] == [part.name] for part, of in inside.items()}
@@ -120,7 +115,7 @@ def _splits(request: DataRequest, folder: Path) -> dict[str, str]:
 
 
 def _alike(parts: Mapping[str, Path]) -> dict[str, Path]:
-    """The folders that are called as splits, or but for a number alike, and share their classes."""
+    """The folders named like splits or folds (`fold1`, `fold2`), if they share their classes."""
     stems = [NUMBER.sub("", name) for name in parts]
     named = [n for n, stem in zip(parts, stems, strict=True) if role_in(n) or stems.count(stem) > 1]
     inside = [{part.name for part in folders_in(parts[name])} for name in named]
@@ -129,7 +124,7 @@ def _alike(parts: Mapping[str, Path]) -> dict[str, Path]:
 
 
 def _check_depth(request: DataRequest, top: Path, split: str) -> None:
-    """Raises UsageError for a folder above the folder of classes, or inside it."""
+    """Raises UsageError for a folder that contains the folder of classes, or that is a class."""
     whole = here = top / split
     while len(inside := folders_in(here)) == 1 and not inside[0].is_symlink():
         here = inside[0]
@@ -148,7 +143,7 @@ def _check_depth(request: DataRequest, top: Path, split: str) -> None:
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """The folders right in a folder that are a user's, in order."""
+    """The folders in a folder, not in those, in order and without hidden ones."""
     return sorted(path for path in folder.iterdir() if shown(path.name) and path.is_dir())
 
 
@@ -157,8 +152,7 @@ def _images(
 ) -> Iterator[dict[str, str | None]]:
     """The rows of a split.
 
-    nowhere: gets the class folders without images. others: gets the endings of files that are
-    left out.
+    nowhere: class folders without images are added to it. others: so are endings of other files.
     """
     for label in folders_in(folder):
         loops = folder.resolve().is_relative_to(label.resolve())
@@ -183,7 +177,7 @@ def _row(top: Path, file: Path, label: str | None) -> dict[str, str | None]:
 
 
 def files_below(folder: Path, others: set[str]) -> Iterator[Path]:
-    """The images and archives below a folder, in order; `others` as in `_images`."""
+    """The images and archives at any depth in a folder, in order; others: as in `_images`."""
     for here, inside, files in walk(folder):
         inside[:] = sorted(filter(shown, inside))
         others.update("links to folders" for name in inside if Path(here, name).is_symlink())
@@ -191,7 +185,7 @@ def files_below(folder: Path, others: set[str]) -> Iterator[Path]:
 
 
 def _counts(file: Path, others: set[str]) -> bool:
-    """Whether a file is an image by its name, or may be one, or is an archive."""
+    """Whether the name of a file has an ending of images or archives, or no ending."""
     ending = file.suffix.casefold()
     if not shown(file.name):
         return False
@@ -224,14 +218,13 @@ def _both(folder: Path) -> tuple[Path, Path] | None:
     return (pair[0], pair[1]) if pair[0] is not None and pair[1] is not None else None
 
 
-def raw_masks(request: DataRequest, folder: Path, parts: Parts) -> RawRows:
-    """The images and masks of a folder, which are pairs if they are named alike but for the ending.
+def mask_rows(request: DataRequest, folder: Path, parts: Parts) -> RawRows:
+    """The images and masks of a folder: `a.jpg` and `a.png` are a pair.
 
-    The names of the classes are in it, or else among the training masks.
-    Raises UsageError if it is not clear which splits to use, and DataError if there are none.
+    A file of class names is in the folder or in the folder of training masks. Raises UsageError if
+    it is not clear which splits to use, and DataError if there are none.
     """
-    whole = len(parts) == 1 and request.split is None
-    names = {"train": next(iter(parts))} if whole else request.splits(list(parts))
+    names = request.splits(list(parts), single=True)
     splits = {
         split: text_table(_pairs(folder, *parts[name]), "image", "mask", "place", "fault")
         for split, name in names.items()
@@ -239,7 +232,6 @@ def raw_masks(request: DataRequest, folder: Path, parts: Parts) -> RawRows:
     train_masks = parts[names["train"]][1]
     return RawRows(
         name=request.name,
-        modality="image",
         splits=splits,
         names=names,
         details=f"masks in {train_masks.relative_to(folder)}",
@@ -267,7 +259,7 @@ def _pairs(top: Path, of_images: Path, of_masks: Path) -> Iterator[dict[str, str
 
 @dataclass(frozen=True)
 class Folder:
-    """The contents of a folder: each folder in it -> the names of its folders and of its files."""
+    """The contents of a folder. inside: each folder in it -> names of its folders and its files."""
 
     top: Path
     inside: Mapping[Path, tuple[Sequence[str], Sequence[str]]]
@@ -282,7 +274,7 @@ class Folder:
         return cls(top, inside)
 
     def matches(self, pattern: str) -> Iterator[Path]:
-        """The first SEEN files of each folder whose whole paths in this one match a pattern."""
+        """The files whose path in this folder matches a pattern, at most SEEN of each folder."""
         whole = re.compile(pattern)
         for here, (_, names) in self.inside.items():
             above = "" if here == self.top else f"{here.relative_to(self.top).as_posix()}/"
@@ -295,7 +287,7 @@ class Folder:
         return {file.stem for file in files if file.suffix.casefold() in SUFFIXES}
 
     def images_for(self, file: Path) -> Path:
-        """The folder of the image of a file: its own, with `images` in place of `labels`."""
+        """The folder with the image of a label file: `labels` in its path becomes `images`."""
         parts = file.parent.relative_to(self.top).parts
         return self.top.joinpath(*("images" if part == "labels" else part for part in parts))
 
@@ -305,7 +297,7 @@ class Folder:
 
     @property
     def unsorted(self) -> bool:
-        """Whether it has images, and all its folders are called as splits and have no folders."""
+        """Whether it has images, and all its folders are splits without class folders."""
         inside = [self.top / name for name in self.inside[self.top][0]]
         splits = all(role(here.name) and not self.inside[here][0] for here in inside)
         return bool(inside) and splits and self.images

@@ -1,16 +1,16 @@
-"""Any data set of the Hugging Face hub whose files `datasets` can read; its code is never run."""
+"""Data sets of the Hugging Face hub that `datasets` can read without running their code."""
 
 import glob
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from razorctl.config.tasks import LANGUAGE
-from razorctl.data.own import chats, rows
+from razorctl.data.own import chats
 from razorctl.data.own.raw import RawRows
 from razorctl.data.own.read import parquet
 from razorctl.data.own.read.column import SAMPLE, columns_of
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 PREFIX = "hf:"
 NAME = re.compile(r"hf:([\w.-]+/[\w.-]+?)(?::([\w.-]+))?")
 CARD = "README.md"
-# Columns whose values rows may have otherwise.
+# Columns whose values change when they become rows.
 CONVERTED = (*chats.PARTS, "number", "labels", "flag", "tokens", "tags")
-# The readers of `datasets` that unpack no objects of Python and no archives.
+# The readers of `datasets` that load no pickles and unpack no archives.
 BUILDERS = ("parquet", "arrow", "csv", "json", "imagefolder")
 
 
@@ -44,9 +44,9 @@ class Origin:
         repo: the name of the repository.
         builder: the name of its reader.
         files: split -> paths in the repository.
-        settings: the arguments of the reader that the repository sets.
-        features: the columns and their types as its card has them; None if it has none.
-        counts: split -> rows, as far as the card says so.
+        settings: the arguments of the reader in the repository's card.
+        features: the columns and their types in the card; None without these.
+        counts: split -> rows, for splits whose number is in the card.
     """
 
     repo: str
@@ -59,9 +59,9 @@ class Origin:
 
 @dataclass(frozen=True)
 class DatasetCard:
-    """The part of a repository's card by which a data set can be planned for.
+    """The facts of a repository's card that planning needs.
 
-    classes: their names; none of texts alone. counts: split -> rows, before any is held out.
+    classes: their names; none for texts alone. counts: split -> rows, before any is held out.
     """
 
     columns: TableColumns
@@ -70,10 +70,10 @@ class DatasetCard:
 
 
 def card(request: DataRequest) -> DatasetCard | None:
-    """The card of a data set, by which no data are fetched; None if it does not say enough.
+    """The card of a data set, so that no data are fetched; None if it is not complete.
 
-    It must have the number of rows of all splits that are used, and types of columns by which it is
-    clear which ones are, with names of the classes. Raises what `raw` raises.
+    A complete card has the number of rows of each split, and types of columns that tell the columns
+    to use and the names of the classes. Raises what `hub_rows` raises.
     """
     origin = origin_of(request)
     split_names = request.splits(list(origin.files))
@@ -99,7 +99,7 @@ def card(request: DataRequest) -> DatasetCard | None:
 
 
 def _word(kind: Any) -> list[Any]:
-    """A value that stands for all values of a column, as far as its type tells them."""
+    """A list with one value that stands for all of a column, by its type; empty for other types."""
     if getattr(kind, "dtype", None) in ("string", "large_string"):
         return ["word"]
     if isinstance(kind, dict) or hasattr(kind, "languages"):
@@ -109,27 +109,42 @@ def _word(kind: Any) -> list[Any]:
     return [[]] if isinstance(kind, list) or hasattr(kind, "feature") else []
 
 
-def raw(request: DataRequest) -> RawRows:
+def hub_rows(request: DataRequest) -> RawRows:
     """The rows of a data set `hf:ORG/NAME` or `hf:ORG/NAME:CONFIG`.
 
     Only the files of the splits that are used are fetched. Raises MissingError if these cannot be
     found, UsageError if it is not clear what to use, and DataError if it cannot be read.
     """
     name, origin = request.name, origin_of(request)
-    split_names = request.splits(list(origin.files))
-    files = {split: origin.files[name_in_data] for split, name_in_data in split_names.items()}
-    wanted = tuple(glob.escape(file) for split in files.values() for file in split)
-    folder = hub.fetch(name, origin.repo, wanted, "dataset")
+    names = request.splits(list(origin.files))
+    every = tuple(glob.escape(file) for split in names.values() for file in origin.files[split])
+    folder = hub.fetch(name, origin.repo, every, "dataset")
+    files = {
+        split: [str(folder / file) for file in origin.files[in_data]]
+        for split, in_data in names.items()
+    }
     with hub.reading(name, folder), hub.quiet_without_terminal():
         from datasets import load_dataset
 
-        local = {split: [str(folder / file) for file in part] for split, part in files.items()}
-        data = load_dataset(origin.builder, data_files=local, **origin.settings)
-    return _raw(request, data, split_names, folder, local)
+        data = load_dataset(origin.builder, data_files=files, **origin.settings)
+    kinds = data["train"].features
+    plain = data["train"].with_format("arrow")  # which decodes nothing: a list may be of images
+    first = parquet.typed_columns(
+        kinds, lambda columns: plain.select_columns(columns)[:SAMPLE].to_pydict()
+    )
+    columns = _columns(Table.for_run(request, first), kinds)
+    for split, in_data in names.items():
+        if absent := set(columns.renamed) - set(data[split].column_names):
+            raise DataError(f"{in_data} of {name} has no column {absent.pop()}; name other splits.")
+    splits = {split: _rows(data[split], columns, files[split]) for split in names}
+    label = columns.answer
+    class_names = columns.class_names or (label and parquet.named_classes(kinds[label])) or None
+    root = folder.parents[1]  # where the links of the hub's cache lead
+    return replace(columns.raw_rows(request, splits, names), class_names=class_names, root=root)
 
 
 def origin_of(request: DataRequest) -> Origin:
-    """Where a data set of the hub comes from, without its data; raises what `raw` raises."""
+    """The origin of a data set of the hub, read without its data; raises what `hub_rows` raises."""
     name = request.name
     parts = NAME.fullmatch(name)
     if parts is None:
@@ -138,7 +153,7 @@ def origin_of(request: DataRequest) -> Origin:
 
 
 def _columns(table: Table, kinds: "Features") -> TableColumns:
-    """The columns that are used; raises UsageError for one of images that has none."""
+    """The columns to use; raises UsageError if one of images or masks has other values."""
     columns = table_columns(table)
     for role, option in (("image", "--image-column"), ("mask", "--label-column")):
         column = columns.get(role)
@@ -148,43 +163,6 @@ def _columns(table: Table, kinds: "Features") -> TableColumns:
                 f"another with {option}."
             )
     return columns
-
-
-def _raw(
-    request: DataRequest,
-    data: Mapping[str, "Dataset"],
-    split_names: dict[str, str],
-    folder: Path,
-    files: Mapping[str, list[str]],
-) -> RawRows:
-    """The rows of splits that `datasets` has read from files in the folder."""
-    train = data["train"]
-    kinds = train.features
-    plain = train.with_format("arrow")  # which decodes nothing: a list may be of images
-    first = parquet.typed_columns(
-        kinds, lambda names: plain.select_columns(names)[:SAMPLE].to_pydict()
-    )
-    columns = _columns(Table.for_run(request, first), kinds)
-    label = columns.answer
-    named = None if label is None else parquet.named_classes(kinds[label])
-    for split, name_in_data in split_names.items():
-        if absent := set(columns.renamed) - set(data[split].column_names):
-            raise DataError(
-                f"{name_in_data} of {request.name} has no column {absent.pop()}; name other splits."
-            )
-    splits = {split: _rows(data[split], columns, files[split]) for split in split_names}
-    left_out = rows.unlabeled_out(request, splits, split_names)
-    return RawRows(
-        name=request.name,
-        modality=columns.modality,
-        splits=splits,
-        names=split_names,
-        details=columns.details(left_out),
-        class_names=columns.class_names or named,
-        root=folder.parents[1],  # where the links of the hub's cache lead
-        task=columns.task,
-        notes=columns.notes,
-    )
 
 
 def _rows(split: "Dataset", columns: TableColumns, files: list[str]) -> "Dataset":
@@ -205,7 +183,7 @@ def _rows(split: "Dataset", columns: TableColumns, files: list[str]) -> "Dataset
 
 
 def _origin(name: str, repo: str, config: str | None) -> Origin:
-    """How `datasets` reads a repository, found by the names of its files and by its card."""
+    """How `datasets` reads a repository, by the names of its files and by its card."""
     from datasets import (
         get_dataset_config_names,
         get_dataset_default_config_name,
@@ -268,7 +246,7 @@ def _settings(builder: Any) -> dict[str, Any]:
 
 @contextmanager
 def _resolving(name: str, files: list[str]) -> Iterator[None]:
-    """Says which data sets need code and which have no files that `datasets` knows."""
+    """Turns errors of `datasets` in the block into a DataError: it needs code, or has no data."""
     from datasets.exceptions import DataFilesNotFoundError, DatasetNotFoundError
 
     try:

@@ -1,4 +1,4 @@
-"""The tables in a folder: as `datasets` saves them, as a card names them, or called as splits."""
+"""Finds the tables in a folder: saved by `datasets`, named by a card, or named like splits."""
 
 import os
 import re
@@ -16,44 +16,43 @@ from razorctl.system.folders import shown, spelled
 
 METADATA = "metadata"  # as the hub's sets of images call it
 SUFFIXES = (*lines.READERS, ".parquet", ".arrow")
-INSIDE = ("data", "default")  # the folder that has the tables of a repository of the hub
+INSIDE = ("data", "default")  # folders of tables in repositories of the hub
 CARD = "README.md"
 PART = re.compile(r"-\d+-of-\d+$")  # ends the name of one of several files of a split
-SplitFiles = dict[str, list[Path]]  # split as the folder calls it -> its tables
+SplitFiles = dict[str, list[Path]]  # name of a split -> its tables
 
 
 def is_table(file: Path, tagged: bool = False) -> bool:
-    """Whether a file is a table; tagged: whether text files are known to have tokens with tags."""
+    """Whether a file is a table; tagged: whether all text files count as tokens with tags."""
     kinds = (*SUFFIXES, *lines.UNSAID) if tagged else SUFFIXES
-    known = file.suffix.casefold() in kinds and os.path.isfile(file)  # noqa: PTH113
-    return known or lines.of_tokens(file) is not None
+    named = file.suffix.casefold() in kinds and os.path.isfile(file)  # noqa: PTH113
+    return named or lines.of_tokens(file) is not None
 
 
 def in_folder(folder: Path, tagged: bool = False) -> SplitFiles:
-    """Split -> its tables in a folder; empty if it has none.
+    """Name of a split -> its tables in a folder; empty if there are none.
 
-    `datasets` has saved them there, the card of a repository names them, or they or their folders
-    are called as splits. Else it is the only table, or the tables in the only folder if that is
-    called as in INSIDE. Raises UsageError for a card of several configs.
-    tagged: as of `is_table`.
+    They are the files that `datasets` saved, or that the card of a repository names, or whose name
+    or folder is a split's. Otherwise it is the only table, or the tables in the only folder if
+    INSIDE has its name. Raises UsageError for a card of several configs. tagged: as in `is_table`.
     """
     folders = folders_in(folder)
-    found = _saved(folder) or _on_card(folder) or _called(folder, folders, tagged)
-    if not found and len(folders) == 1 and folders[0].name in INSIDE:
+    tables = _saved(folder) or _on_card(folder) or _called(folder, folders, tagged)
+    if not tables and len(folders) == 1 and folders[0].name in INSIDE:
         return in_folder(folders[0], tagged)
-    return found
+    return tables
 
 
 def _saved(folder: Path) -> SplitFiles:
-    """The files of `save_to_disk`, without files that `datasets` has cached beside them."""
+    """The files of `save_to_disk`, without cache files beside them."""
     names = documents.read_cached(folder / "dataset_dict.json", dict[str, list[str]]) or {}
     parts = {name: folder / name for name in names.get("splits", ())}
-    found: SplitFiles = {}
+    tables: SplitFiles = {}
     for name, part in (parts or {"train": folder}).items():
         state = documents.read_cached(part / "state.json", dict[str, Any]) or {}
         if files := state.get("_data_files"):
-            found[name] = [part / file["filename"] for file in files]
-    return found
+            tables[name] = [part / file["filename"] for file in files]
+    return tables
 
 
 def _on_card(folder: Path) -> SplitFiles:
@@ -69,22 +68,22 @@ def _on_card(folder: Path) -> SplitFiles:
         return {}
     from datasets.data_files import sanitize_patterns
 
-    found: SplitFiles = {}
+    tables: SplitFiles = {}
     for split, patterns in sanitize_patterns((default or configs)[0]["data_files"]).items():
         files = {file for pattern in patterns for file in folder.glob(str(pattern))}
-        found[str(split)] = sorted(filter(is_table, files))
-    every = {file for files in found.values() for file in files}
+        tables[str(split)] = sorted(filter(is_table, files))
+    every = {file for files in tables.values() for file in files}
     around = {file.parent for file in every}
     beside = _called(around.pop(), []) if len(around) == 1 else {}
-    named = {None, *map(role, found)}
-    for split, tables in beside.items():
-        if role(split) not in named and every.isdisjoint(tables):
-            found[split] = tables
-    return {split: files for split, files in found.items() if files}
+    named = {None, *map(role, tables)}
+    for split, files_beside in beside.items():
+        if role(split) not in named and every.isdisjoint(files_beside):
+            tables[split] = files_beside
+    return {split: files for split, files in tables.items() if files}
 
 
 def _configs(card: Path) -> list[Any]:
-    """The configs with files that the header of a card has."""
+    """The configs in the header of a card that name files."""
     if not card.is_file():
         return []
     from huggingface_hub import metadata_load
@@ -101,10 +100,10 @@ def _configs(card: Path) -> list[Any]:
 
 
 def _called(folder: Path, folders: list[Path], tagged: bool = False) -> SplitFiles:
-    """The tables that are called as splits or lie in folders that are, or the only one.
+    """The tables whose names or folders are names of splits, or the only table.
 
-    A list of images is called METADATA. It lies beside them, in the folder or in one of a split.
-    An only table counts if there is at most one folder, since several may be classes.
+    A list of images has the name METADATA. It lies beside them, in the folder or in a split's. An
+    only table counts if there is at most one folder, since several may be classes.
     """
     splits: SplitFiles = {}
     tables = _tables(folder, alone=not folders, tagged=tagged)
@@ -125,20 +124,23 @@ def _called(folder: Path, folders: list[Path], tagged: bool = False) -> SplitFil
 
 
 def _in_parts(folders: list[Path], of: Callable[[str], str | None]) -> SplitFiles:
-    """The tables in folders of splits, if one is for training: all of a folder without folders."""
-    found = {}
+    """The tables in folders of splits, if one is for training; of: name -> its split.
+
+    These are the list of images of a split, or all tables in a folder without folders and images.
+    """
+    tables = {}
     for part in folders:
         if of(part.name):
             plain = not folders_in(part) and not Folder.walked(part).images
-            found[part.name] = _lists(part) or (_tables(part, alone=True) if plain else [])
-    found = {name: files for name, files in found.items() if files}
-    return found if "train" in map(of, found) else {}
+            tables[part.name] = _lists(part) or (_tables(part, alone=True) if plain else [])
+    tables = {name: files for name, files in tables.items() if files}
+    return tables if "train" in map(of, tables) else {}
 
 
 def _tables(folder: Path, alone: bool, tagged: bool = False) -> list[Path]:
-    """The tables right in a folder; alone: whether no folder is beside them.
+    """The tables in a folder, not in folders there; alone: whether there are no such folders.
 
-    A JSON file beside other tables, or beside folders of images, says something of these.
+    A JSON file beside other tables, or beside folders of images, describes these.
     """
     here = (file for file in sorted(folder.iterdir()) if shown(file.name))
     files = [file for file in here if _may_be_table(file) and is_table(file, tagged)]
@@ -147,11 +149,11 @@ def _tables(folder: Path, alone: bool, tagged: bool = False) -> list[Path]:
 
 
 def _may_be_table(file: Path) -> bool:
-    """Whether a file has an ending of tables, or is called as a split and may be one of tokens."""
+    """Whether a file has an ending of tables, or the name of a split: then it may have tokens."""
     return file.suffix.casefold() in SUFFIXES or role(split_of(file)) is not None
 
 
 def _lists(folder: Path) -> list[Path]:
-    """The list of the images in a folder."""
+    """The lists of images in a folder."""
     files = (folder / f"{METADATA}{ending}" for ending in (".csv", ".jsonl", ".parquet"))
     return [*filter(is_table, files)]

@@ -35,14 +35,13 @@ LOOKED_AT = 200  # lines of such a file, and sentences of one that is
 TAGGED_LINE = re.compile(r"(?:[^\s|]+\|[^\s|]+\|(?:O|[BI]-\w+)\s*)+")
 # What Python writes as JSON, though JSON has it not; NaN is no value.
 CONSTANTS = {"NaN": None, "Infinity": math.inf, "-Infinity": -math.inf}
-SPACE = re.compile(r"[ \t\r\n]*")
 ESCAPED = re.compile(r"\\u[dD]")  # what may be half a character
 
 
 class Line(NamedTuple):
-    """A row, the line on which it begins, and what is wrong if it cannot be read.
+    """A row, the number of its first line, and its fault if it cannot be read.
 
-    unit: what is counted, which in a JSON array is its objects.
+    unit: the word for what `number` counts: lines, or objects of a JSON array.
     """
 
     number: int
@@ -64,20 +63,20 @@ def decoded(file: Path) -> Iterator[str]:
 
 
 def _ended(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Lines that end with LF, cut after each CR too that is no part of a CRLF, as of old Macs."""
+    """Lines that end with LF, cut also after a CR alone, the line break of old Macs."""
     for line in lines:
         yield from re.split(rb"(?<=\r)(?!\n|$)", line) if b"\r" in line else (line,)
 
 
 def _split(file: Path) -> Iterator[tuple[int, list[str]]]:
-    """The lines on which rows begin and their fields; the first row is the header."""
-    found = dialect(file, partial(decoded, file))
-    reader = found.rows(decoded(file))
+    """The first line and the fields of each row; the first row is the header."""
+    detected = dialect(file, partial(decoded, file))
+    reader = detected.rows(decoded(file))
     begin = 1
     try:
         for fields in reader:
             empty = len(fields) == 1 and fields[0].isspace()  # a line of white space
-            if fields and not empty and not (found.said and begin == 1):
+            if fields and not empty and not (detected.declared and begin == 1):
                 yield begin, fields
             begin = reader.line_num + 1
     except csv.Error as error:
@@ -115,7 +114,7 @@ def json_lines(file: Path) -> Iterator[Line]:
 
 
 def _json_row(number: int, values: Any, text: str, unit: str = "line") -> Line:
-    """The row of a JSON value, with what is wrong with it. text: what it was read from."""
+    """The row of a JSON value, with its fault. text: the JSON that has it."""
     if isinstance(values, list) and [*map(type, values)] == [str, dict]:  # as of spaCy
         values = {"text": values[0], **values[1]}
     if not isinstance(values, dict):
@@ -135,49 +134,35 @@ def has_json_rows(file: Path) -> bool:
 
 
 def json_rows(file: Path) -> Iterator[Line]:
-    """The rows of a JSON array, or of a file as of `json_lines`.
+    """The rows of a JSON array, or of a file with an object on each line.
 
     Raises DataError for a file that is not UTF-8, and for an array that cannot be read.
     """
     text = "".join(decoded(file))
-    at = _after_space(text, 0)
-    if not text.startswith("[", at):
+    if not text.lstrip(" \t\r\n").startswith("["):
         yield from json_lines(file)
         return
-    decoder, number, end = json.JSONDecoder(parse_constant=CONSTANTS.get), 0, ","
-    at = _after_space(text, at + 1)
-    if text.startswith("]", at):
-        return
-    while end == ",":
-        number, start = number + 1, at
-        try:
-            values, at = decoder.raw_decode(text, at)
-            at = _after_space(text, at)
-            end = text[at : at + 1]
-            if end not in (",", "]"):
-                raise json.JSONDecodeError("Expecting ',' delimiter", text, at)
-        except (ValueError, RecursionError) as error:
-            reason = getattr(error, "msg", "it is nested too deeply")
-            line = text.count("\n", 0, getattr(error, "pos", at)) + 1
-            raise DataError(f"{file} is not JSON in line {line} ({reason}); correct it.") from None
-        yield _json_row(number, values, text[start:at], "object")
-        at = _after_space(text, at + 1)
-    if at < len(text):
-        raise DataError(f"{file} goes on after its JSON array; write one array, or JSONL.")
-
-
-def _after_space(text: str, at: int) -> int:
-    """The place of the first character from `at` on that is no white space of JSON."""
-    found = SPACE.match(text, at)
-    return at if found is None else found.end()
+    try:
+        rows = json.loads(text, parse_constant=CONSTANTS.get)
+    except json.JSONDecodeError as error:
+        if error.msg == "Extra data":
+            raise DataError(
+                f"{file} goes on after its JSON array; write one array, or JSONL."
+            ) from None
+        line, reason = error.lineno, error.msg
+        raise DataError(f"{file} is not JSON in line {line} ({reason}); correct it.") from None
+    except RecursionError:
+        raise DataError(f"{file} is nested too deeply for JSON; correct it.") from None
+    for number, values in enumerate(rows, 1):
+        yield _json_row(number, values, text, "object")
 
 
 def conll(file: Path) -> Iterator[Line]:
-    """The sentences of a CoNLL file: a token and its tags on each line, with empty lines between.
+    """The sentences of a CoNLL file: a token and its tags on each line, empty lines between them.
 
-    Columns are separated by tabs or spaces, and called by their numbers from 1 on. If the first
-    counts, it is left out, and so are lines that it does not count. Raises DataError if the file is
-    not UTF-8.
+    Columns are separated by tabs or spaces, and called by their numbers from 1 on. A first column
+    that numbers the tokens is left out, with the lines that it does not number, such as 1-2. Raises
+    DataError if the file is not UTF-8.
     """
     with file.open("rb") as binary:
         shape = _shape(
@@ -194,7 +179,7 @@ def conll(file: Path) -> Iterator[Line]:
 
 
 def _shape(lines: Iterable[str]) -> tuple[int, bool, str]:
-    """How many columns most lines of a CoNLL file have, whether by tabs; its header or OF_FILE."""
+    """The number of columns of a CoNLL file, whether tabs separate them, its header or OF_FILE."""
     plain = [line for line in lines if line[:1] != "#" and line.strip()]
     shapes = Counter((len(_fields(line)), "\t" in line) for line in plain)
     shape = max(shapes, key=shapes.__getitem__, default=(1, False))
@@ -203,7 +188,7 @@ def _shape(lines: Iterable[str]) -> tuple[int, bool, str]:
 
 
 def _sentences(file: Path, shape: tuple[int, bool, str]) -> Iterator[tuple[int, list[list[str]]]]:
-    """The line on which each sentence of a CoNLL file begins, and the columns of its lines."""
+    """The first line of each sentence of a CoNLL file, and the columns of its lines."""
     rows: list[list[str]] = []
     begin = 1
     for number, line in enumerate(chain(decoded(file), [""]), 1):
@@ -217,19 +202,19 @@ def _sentences(file: Path, shape: tuple[int, bool, str]) -> Iterator[tuple[int, 
 
 
 def _fields(line: str) -> list[str]:
-    """The columns of a line of CoNLL; none of one of white space alone. A token may be a blank."""
+    """The columns of a line of CoNLL; none for white space. A token may be a no-break space."""
     line = line.rstrip(" \t\r\n")
     return [field for field in re.split("\t" if "\t" in line else " ", line) if field.strip(" ")]
 
 
 def _is_no_token(line: str, shape: tuple[int, bool, str]) -> bool:
-    """Whether a line that begins a sentence of CoNLL is none of its tokens, as a comment."""
+    """Whether the first line of a sentence of CoNLL is a comment or a header, and no token."""
     other = line[0] == "#" and (len(_fields(line)), "\t" in line) != shape[:2]
     return line.startswith((OF_FILE, shape[2])) or other or COMMENT.match(line) is not None
 
 
 def tagged_lines(file: Path) -> Iterator[Line]:
-    """The sentences of a file as of WikiNER, one on each line: tokens as token|part|tag."""
+    """The sentences of a file like WikiNER's, one on each line: tokens as token|part|tag."""
     for number, line in enumerate(decoded(file), 1):
         if line.strip():
             parts = [token.rsplit("|", 2) for token in line.split()]
@@ -241,10 +226,10 @@ def tagged_lines(file: Path) -> Iterator[Line]:
 
 
 def of_tokens(file: Path, sure: bool = True) -> Callable[[Path], Iterator[Line]] | None:
-    """The reader of a text file whose first lines are tokens with a tag each; None of others.
+    """The reader of a text file whose first lines are tokens with a tag each; None for others.
 
-    Such files are often called train.txt, or as a table without having a header. CoNLL-U is known
-    by its columns. sure: whether tags must be of entities.
+    Such files are often called train.txt, or train.tsv without having a header. CoNLL-U is
+    recognized by its columns. sure: whether tags must be those of entities.
     """
     if file.suffix.casefold() not in UNSAID or not file.is_file():
         return None

@@ -119,7 +119,7 @@ def typed_columns(
 ) -> Columns:
     """The columns of data with these types, without the values of images.
 
-    first: returns the first values of the columns with these names. root: as of `Column`.
+    first: returns the first values of columns by their names. root: as in `Column`.
     """
     types = types_of(features)
     plain = [name for name in features if types.get(name) != "images"]
@@ -142,13 +142,13 @@ def types_of(features: "Features") -> dict[str, str]:
 
 
 def named_classes(kind: Any) -> tuple[str, ...] | None:
-    """The names of classes that a type of `datasets`, or of items of its lists, has; else None."""
+    """The class names in a type of `datasets`, or in the type of its lists' items; else None."""
     names = getattr(getattr(kind, "feature", kind), "names", None)
     return None if names is None else tuple(names)
 
 
 def _plain(schema: "pa.Schema") -> "pa.Schema":
-    """The schema with categories of other libraries as what they stand for."""
+    """The schema with the values' types in place of dictionary types (categories of pandas)."""
     import pyarrow as pa
 
     fields = [
@@ -159,14 +159,14 @@ def _plain(schema: "pa.Schema") -> "pa.Schema":
 
 
 def _values(array: "pa.Array") -> "pa.Array":
-    """Categories of other libraries as what they stand for."""
+    """The array with its values in place of a dictionary (categories of pandas)."""
     import pyarrow as pa
 
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
 def row_arrays(arrays: Mapping[str, "pa.Array"], folder: Path) -> dict[str, "pa.Array"]:
-    """The columns of a file, by their names in `RawRows`, as rows have them."""
+    """The columns of rows from columns of a file, both by their names in `RawRows`."""
     import pyarrow as pa
 
     row_arrays = {**arrays}

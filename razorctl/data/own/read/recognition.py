@@ -1,4 +1,4 @@
-"""The task that a table is for, by its columns."""
+"""Recognizes the task of a table, and the columns that this task uses."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -34,14 +34,14 @@ WORDS = {
 
 
 def table_columns(table: Table) -> TableColumns:
-    """The task that a table is for, and the columns that it uses.
+    """The task of a table, and the columns that this task uses.
 
-    A given task settles it. Otherwise conversations are for causal-lm, images with masks for
-    segmentation, what has labels for classification, regression or multi-label, and texts alone for
-    the first task of the model that models language, as far as the model is for these. If that is
-    its most usual task, only a column that is a label by name or type counts as one.
-    Raises what `Table` raises, and UsageError if the table does not serve the given task or is of a
-    kind that no model is for.
+    --task names it. Otherwise it is the first of these that table and model allow: causal-lm for
+    conversations, token-classification for tokens with tags, segmentation for images with
+    masks, the model's language task for texts alone, and a task with a label for each row.
+    For a model whose usual task is language, only names and types of columns tell labels.
+    Raises what `Table` raises, and UsageError if the table does not serve the task or is of a kind
+    that no model is for.
     """
     refuse_table(table)
     columns = _columns_of(table)
@@ -77,7 +77,7 @@ def single_text(table: Table) -> Column | None:
 
 
 def _numbered(table: Table) -> dict[str, list[list[str]]]:
-    """The columns of a CoNLL file, which have numbers and no names; none of other tables."""
+    """The columns of a CoNLL file, whose names are numbers; none for other tables."""
     columns = table.columns
     alike = all(name.isdigit() and columns[name].has_lists(str) for name in columns)
     return {name: columns[name].present for name in columns} if alike else {}
@@ -111,7 +111,7 @@ def _tokens_and_tags(table: Table) -> TableColumns | None:
         tags = column if column.has_lists() else None
     elif numbered := _numbered(table):
         columns = [table.columns[name] for name in tagged.tag_columns(numbered)]
-        tags = table.only(columns, "tag", "label-column", tagged.seen(numbered))
+        tags = table.only(columns, "tag", "label-column", tagged.listed(numbered))
     else:
         lists = [column for column in table.columns.values() if column.has_lists()]
         called = [column for column in lists if column is not tokens and column.key.endswith(TAGS)]
@@ -238,7 +238,7 @@ def _labels(table: Table, inputs: Sequence[Column]) -> tuple[Column, ...]:
 
 
 def _task_of(table: Table, labels: Sequence[Column]) -> Task:
-    """The task with labels for each row that is asked for, or that their values say."""
+    """The task with a label for each row: the job's, or else by the values of the labels."""
     request, label, several = table.request, labels[0], len(labels) > 1
     tasks, lists = request.tasks, label.has_lists()
     if request.task == "multi-label" and not several and not lists:
@@ -320,7 +320,7 @@ def _refuse_misread(table: Table, columns: TableColumns) -> None:
 
 
 def _number_notes(table: Table, columns: TableColumns) -> tuple[str, ...]:
-    """A note on numbers that are taken as classes, unless they only number these: 0, 1, 2."""
+    """A note on numbers that become classes, unless they are 0, 1, 2 and so on."""
     label, request = table.columns.get(columns.get("label") or ""), table.request
     if label is None or request.task is not None or "regression" not in request.tasks:
         return ()
@@ -335,10 +335,7 @@ def _number_notes(table: Table, columns: TableColumns) -> tuple[str, ...]:
 
 
 def unserved(request: DataRequest, more: str = "") -> UsageError:
-    """The error for data that serve none of the tasks.
-
-    more: the columns that they have instead, as a part of the sentence.
-    """
+    """The error for data that serve none of the tasks. more: words on the columns of a table."""
     name, task = request.name, request.tasks[0]
     if "segmentation" in request.tasks:
         return UsageError(
@@ -358,10 +355,10 @@ def for_other_models(request: DataRequest, what: str, task: Task, override: str)
     """The error for data of a task that the model is not for; names the models that are.
 
     Args:
-        request: what is asked of the data.
+        request: for the data.
         what: the data, in words.
         task: the task that they are for.
-        override: the option that settles otherwise what they are for.
+        override: the option that chooses another task or other columns.
     """
     if request.task is not None:
         return UsageError(

@@ -1,4 +1,4 @@
-"""Data that no model is for: tables by columns of KINDS, and folders by files of FOLDERS."""
+"""Refuses data that no model is for: tables by their columns, folders by their files."""
 
 import mmap
 import re
@@ -40,7 +40,7 @@ class Kind(NamedTuple):
             `name|other name`, or * for any column; a word of FITS may follow, `name:word`. No
             column may have a role after !.
         mend: ends the sentence.
-        unlabeled: whether another column that may be a label makes the table one of classes.
+        unlabeled: whether the table is of this kind only without a column that may be a label.
     """
 
     what: str
@@ -146,7 +146,7 @@ FITS: Mapping[str, Callable[[Table, Column], bool]] = {
 
 
 def _signs(kind: Kind, table: Table) -> Sequence[Column]:
-    """The columns by which a table is of a kind; none if it is not."""
+    """The columns that show that a table is of a kind; none if it is not."""
     for roles in kind.columns.split(" / "):
         columns: list[Column] = []
         for role in roles.split():
@@ -166,7 +166,10 @@ def _signs(kind: Kind, table: Table) -> Sequence[Column]:
 
 
 def refuse_table(table: Table) -> None:
-    """Raises UsageError for a table of one of KINDS, unless its columns are given or clear."""
+    """Raises UsageError for a table of one of KINDS.
+
+    If options name columns or the names are clear, only spans are refused, the first of KINDS.
+    """
     name, settled = table.request.name, table.request.columns or table.clear
     for kind in KINDS[:1] if settled else KINDS:
         if columns := _signs(kind, table):
@@ -207,12 +210,12 @@ class FolderKind(NamedTuple):
 
     Args:
         what: the kind, for a sentence.
-        file: a pattern of the whole path, in the folder, of a file that tells.
+        file: a pattern for the path, in the folder, of a file of this kind.
         mend: ends the sentence.
         content: patterns that are all in that file.
-        beside: whether an image is called as that file, beside it or in `images` for `labels`.
-        alone: whether the folder has no images.
-        unsorted: whether it has images, and nothing but folders called as splits, without folders.
+        beside: whether an image must have the name of that file, as `Folder.images_for` tells.
+        alone: whether the folder must have no images.
+        unsorted: whether the folder must be `Folder.unsorted`.
     """
 
     what: str
@@ -252,7 +255,7 @@ def _has(file: Path, content: Sequence[bytes]) -> bool:
 
 
 def _sign(kind: FolderKind, folder: Folder) -> Path | None:
-    """The first file, or folder of a split, by which a folder is of a kind; None if it is not."""
+    """The file, or the folder of a split, that shows the kind of a folder; None for others."""
     if (kind.alone and folder.images) or (kind.unsorted and not folder.unsorted):
         return None
     for file in islice(folder.matches(kind.file), SEEN):

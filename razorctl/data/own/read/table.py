@@ -23,9 +23,9 @@ PAIRS = (
 
 
 def parts_of(names: str | None, columns: Collection[str]) -> list[str]:
-    """The columns that an option names, `a,b` for several; a column may have a comma in its name.
+    """The columns that an option names, such as `a,b`; none for None.
 
-    columns: the columns that are there.
+    columns: all columns; one of these may have a comma in its name.
     """
     if names is None:
         return []
@@ -45,9 +45,9 @@ class Table:
 
     @classmethod
     def for_run(cls, request: DataRequest, columns: Columns) -> "Table":
-        """The table with the columns that a finished run was trained on, as far as it has them.
+        """The table, with options for the columns of a finished run that it has.
 
-        Columns of options stay. If one of images or of texts is, neither is taken from the run.
+        The job's options stay. If one names images or texts, neither is taken from the run.
         """
         trained = request.trained
         if trained is None:
@@ -80,7 +80,7 @@ class Table:
 
     @property
     def clear(self) -> bool:
-        """Whether columns are called a text and its label, or an image and its label."""
+        """Whether a column is called a text and another its label."""
         return bool(self.by_key.keys() & LABELS) and bool(self.by_key.keys() & TEXTS)
 
     def first(self, keys: Iterable[str]) -> Column | None:
@@ -160,7 +160,7 @@ class Table:
         return () if text is None else (text,)
 
     def free(self, inputs: Collection[Column]) -> list[Column]:
-        """The columns beside the inputs and typed images, which may be labels."""
+        """The columns that may be labels: all but the inputs and images by their type."""
         columns = self.columns.values()
         return [column for column in columns if column not in inputs and column.holds != "images"]
 
@@ -172,8 +172,8 @@ class Table:
     def labels(self, inputs: Sequence[Column], *, by_name: bool = False) -> Sequence[Column]:
         """The columns that may be the label; more than one is not clear.
 
-        inputs: the columns that are no labels. by_name: whether only columns count whose name or
-        type says so, not columns of few values.
+        inputs: the columns that are no labels. by_name: whether only names and types count, and not
+        values.
         """
         if options := self.label_options:
             return options

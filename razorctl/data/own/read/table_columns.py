@@ -2,11 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from razorctl.config.tasks import Task
-from razorctl.data.own import chats
+from razorctl.data.own import chats, rows
+from razorctl.data.own.raw import RawRows
 from razorctl.data.own.read.column import Column
+from razorctl.data.own.request import DataRequest
 from razorctl.models import Modality
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 # Task -> the role of its label.
 ROLES: Mapping[Task, str] = {
@@ -29,8 +35,9 @@ WORDS = {
 class TableColumns:
     """The columns of a table that a task uses.
 
-    roles: each role, a column of `RawRows`, with the column of the table. There is no `label` if
-    labels are not read. unused: the other columns of the table. notes: as of `RawRows`.
+    roles: pairs of a role, which is a column of `RawRows`, and the column of the table. Without
+    labels there is no role of a label. unused: the other columns of the table. notes: as in
+    `RawRows`.
     """
 
     roles: tuple[tuple[str, str], ...]
@@ -40,7 +47,7 @@ class TableColumns:
 
     @classmethod
     def of(cls, task: Task = "classification", /, **roles: Column | None) -> "TableColumns":
-        """The columns with these roles; None is no column."""
+        """The columns with these roles; a role that is None is left out."""
         return cls(tuple((role, column.name) for role, column in roles.items() if column), task)
 
     def get(self, role: str) -> str | None:
@@ -48,18 +55,14 @@ class TableColumns:
         return dict(self.roles).get(role)
 
     @property
-    def modality(self) -> Modality:
-        return "text" if self.get("image") is None else "image"
-
-    @property
     def class_names(self) -> tuple[str, ...] | None:
-        """The names of what is learned, if these are columns: of a number, or of 0 and 1."""
+        """The columns of a regression's number, or of 0 and 1; None for other tasks."""
         names = [column for role, column in self.roles if role == "number" or role.startswith(FLAG)]
         return tuple(names) or None
 
     @property
     def answer(self) -> str | None:
-        """The column of the label, if there is one and no more."""
+        """The column of labels; None for columns of 0 and 1, and without labels."""
         return next((column for role, column in self.roles if role in ROLES.values()), None)
 
     @property
@@ -69,12 +72,35 @@ class TableColumns:
 
     @property
     def fields(self) -> list[str]:
-        """The columns of `RawRows`: parts of conversations are one."""
+        """The columns of `RawRows`; the parts of conversations become one."""
         names = ("messages" if role in chats.PARTS else role for role, _ in self.roles)
         return list(dict.fromkeys(names))
 
+    def raw_rows(
+        self,
+        request: DataRequest,
+        splits: dict[str, "Dataset"],
+        names: dict[str, str],
+        left_out: str = "",
+    ) -> RawRows:
+        """The rows of splits with these columns; splits without labels are left out.
+
+        names: split -> its name in the data. left_out: words on splits that are left out already.
+        """
+        details = self.details(left_out + rows.unlabeled_out(request, splits, names))
+        more: dict[str, Any] = {
+            "class_names": self.class_names,
+            "task": self.task,
+            "notes": self.notes,
+        }
+        return RawRows(request.name, splits, names, details, **more)
+
+    @property
+    def modality(self) -> Modality:
+        return "text" if self.get("image") is None else "image"
+
     def details(self, more: str = "") -> str:
-        """The columns, as the end of a sentence. more: stands before the unused columns."""
+        """The columns, as the end of a sentence. more: words before the unused columns."""
         words: dict[str, list[str]] = {}
         for role, column in self.roles:
             word = WORDS.get(role.partition(".")[0], role)

@@ -53,12 +53,12 @@ def table_file(path: Path) -> TableFile:
 def at(request: DataRequest, path: Path) -> RawRows | None:
     """The rows of the tables at a path; None of a folder without tables.
 
-    Raises what `raw` raises, and UsageError for a file that is no table.
+    Raises what `table_rows` raises, and UsageError for a file that is no table.
     """
     name, tagged = request.name, request.task == "token-classification"
     if path.is_dir():
         files = layout.in_folder(path, tagged)
-        return raw(request, files) if files else None
+        return table_rows(request, files) if files else None
     if path.suffix.casefold() in ARCHIVES:
         what = "file" if path.with_suffix("").suffix not in ("", ".tar") else "folder"
         raise DataError(f"{name} is an archive; unpack it, and name the {what}.")
@@ -68,10 +68,10 @@ def at(request: DataRequest, path: Path) -> RawRows | None:
         documents = texts.SUFFIXES if request.language is not None else ()
         kinds = ", ".join(s.removeprefix(".").upper() for s in (*documents, *layout.SUFFIXES))
         raise UsageError(f"{name} is no table of a known kind; give {kinds} or a folder of images.")
-    return raw(request, {path.stem: [path]}, single=True)
+    return table_rows(request, {path.stem: [path]}, single=True)
 
 
-def raw(
+def table_rows(
     request: DataRequest, candidates: Mapping[str, Sequence[Path]], *, single: bool = False
 ) -> RawRows:
     """The rows of the tables that are used.
@@ -79,8 +79,8 @@ def raw(
     Raises UsageError if it is not clear which columns or splits to use, and DataError if a table
     cannot be read.
 
-    candidates: split as the folder calls it -> its tables. single: whether it is one file, which is
-    to be split whatever its name.
+    candidates: name of a split in the data -> its tables. single: whether the request names one
+    file, which is split whatever its name.
     """
     files = {split: [*map(table_file, paths)] for split, paths in candidates.items()}
     first = next(iter(files.values()))[0]
@@ -131,8 +131,8 @@ def _class_names(
     return names.pop()
 
 
-def without_labels(request: DataRequest, path: Path, modality: Modality) -> RawRows:
-    """The rows of one table, without labels, for a model of this modality; raises as `raw`."""
+def unlabeled_rows(request: DataRequest, path: Path, modality: Modality) -> RawRows:
+    """The rows of a table without labels, for a model of this modality; raises as `table_rows`."""
     file = table_file(path)
     columns = unlabeled_columns(Table.for_run(request, file.columns), modality)
     rows = _rows(request, {"test": [file]}, {"test": path.name}, columns)
@@ -148,8 +148,7 @@ def _rows(
 ) -> RawRows:
     """The rows of the tables of each split; raises DataError if one cannot be read.
 
-    names: split -> what it is called in the data. left_out: what to say of splits that are left
-    out.
+    names: split -> its name in the data. left_out: words on splits that are left out.
     """
     splits = {split: _stored(part, columns) for split, part in files.items()}
     if columns.get("split"):
@@ -157,9 +156,7 @@ def _rows(
         splits, names = _by_column(request, files["train"], splits["train"])
         left = total - sum(map(len, splits.values()))
         left_out += f", without {units.count(left, 'row')} of other splits" if left else ""
-    details = columns.details(left_out + rows.unlabeled_out(request, splits, names))
-    name, modality, task = request.name, columns.modality, columns.task
-    return RawRows(name, modality, splits, names, details, task=task, notes=columns.notes)
+    return columns.raw_rows(request, splits, names, left_out)
 
 
 def _stored(files: Sequence[TableFile], columns: TableColumns) -> "Dataset":
@@ -173,7 +170,7 @@ def _stored(files: Sequence[TableFile], columns: TableColumns) -> "Dataset":
 
 
 def _split_column(request: DataRequest, columns: Columns) -> str | None:
-    """The column of a table that says the split of each row; None if there is none."""
+    """The column of a table with the split of each row; None if there is none."""
     options = (request.label_column, request.text_column, request.image_column)
     for name, column in columns.items():
         texts = column.texts if column.key in SPLIT_COLUMNS else []
@@ -185,7 +182,7 @@ def _split_column(request: DataRequest, columns: Columns) -> str | None:
 def _by_column(
     request: DataRequest, files: Sequence[TableFile], rows: "Dataset"
 ) -> tuple[dict[str, "Dataset"], dict[str, str]]:
-    """The rows of each split that a column says, and what it is called there."""
+    """The rows of each split by the column `split`, and the name of each split there."""
     import pyarrow.compute as pc
 
     names = request.splits([name for name in rows.unique("split") if name])
@@ -204,10 +201,10 @@ def _by_column(
 def _labeled(
     request: DataRequest, files: Mapping[str, list[TableFile]], columns: TableColumns
 ) -> tuple[dict[str, list[TableFile]], str]:
-    """The tables of each split; tables that lack labels are left out unless they are asked for.
+    """The tables of each split, and words on splits that are left out.
 
-    Returns also what to say of that, as the end of a sentence. Raises DataError if a table lacks a
-    column that the first one has.
+    Tables without labels are left out unless --split names them. Raises DataError if a table lacks
+    a column that the first one has.
     """
     used, left_out = {}, ""
     first = next(iter(files.values()))[0].columns
@@ -228,9 +225,9 @@ def _labeled(
 
 
 def _has_no_label(first: Columns, others: Columns, columns: TableColumns) -> bool:
-    """Whether a table lacks all columns of labels alone, as tests of contests do.
+    """Whether a table lacks exactly the columns of labels, as tests of contests do.
 
-    It has no column that the first table has not, as it has if the label is called otherwise.
+    A column that the first table lacks may be the label under another name.
     """
     absent = {role for name, role in columns.renamed.items() if name not in others}
     labels = {*filter(rows.is_label, columns.renamed.values())}

@@ -1,4 +1,4 @@
-"""Files with a token on each line (CoNLL): which of their columns are the tokens and the tags."""
+"""Finds the columns of tokens and of tags in files with a token on each line (CoNLL)."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,44 +11,50 @@ Sentences = Sequence[Sequence[str]]  # the values of each sentence
 OUTSIDE = "O"
 BARE = frozenset("OBIMELSU")  # tags without types
 WORDS = frozenset(("word", "words", "token", "tokens", "form"))  # names of their column
-NAMED = 3  # values of a column that a sentence names
+SHOWN = 3  # values of a column in a sentence
 NUMBER = re.compile(r"\d+")
-RANGE = re.compile(r"\d+[-.]\d+")  # the number of what is no word of its own, as of CoNLL-U
+RANGE = re.compile(r"\d+[-.]\d+")  # numbers of CoNLL-U of several words, or of none
 UNIVERSAL, PART = tuple(map(str, range(2, 11))), "4"  # the columns of CoNLL-U, and its parts
-# Chunks, of English and of German, which files of CoNLL have beside entities; and no tag alone.
+# Chunks of English and of German, which files of CoNLL have beside entities, or O.
 CHUNK = re.compile("[BIOES]-((N|V|P|ADV|ADJ|CONJ|UC)P|[NVP]C|SBAR|PRT|INTJ|LST)|O")
 
 
 def counts(column: Sentences) -> bool:
     """Whether a column numbers the tokens of each sentence, from any number on."""
-    words = [[value for value in own if not RANGE.fullmatch(value)] for own in column]
-    return any(words) and all(
-        all(map(NUMBER.fullmatch, own)) and all(int(b) - int(a) == 1 for a, b in pairwise(own))
-        for own in words
-    )
+
+    def rises(numbers: Sequence[str]) -> bool:
+        whole = all(map(NUMBER.fullmatch, numbers))
+        return whole and all(int(b) - int(a) == 1 for a, b in pairwise(numbers))
+
+    words = [[value for value in values if not RANGE.fullmatch(value)] for values in column]
+    return any(words) and all(map(rises, words))
 
 
 def are_tags(values: Iterable[str]) -> bool:
-    """Whether these are all tags of entities or words, or of tokens outside of them."""
-    found = {*values}
-    typed = {tag for tag in found if ENTITY_TAG.fullmatch(tag)}
-    return found <= BARE | typed and bool(typed or OUTSIDE in found or len(found) > 2)
+    """Whether all values are tags: with types such as B-PER, or bare letters such as O and B."""
+    tags = {*values}
+    typed = {tag for tag in tags if ENTITY_TAG.fullmatch(tag)}
+    return tags <= BARE | typed and bool(typed or OUTSIDE in tags or len(tags) > 2)
 
 
 def has_header(rows: Sequence[Sequence[str]]) -> bool:
-    """Whether the first line has names that are nowhere else, one of words or above tags alone."""
+    """Whether the first line has names of columns.
+
+    No name occurs below, and one is a name of words or stands above tags alone.
+    """
     first, *rest = rows or [[]]
     columns = [*zip(first, zip(*rest, strict=False), strict=False)]
-    named = all(name.isidentifier() and name not in (*UNSAID, *own) for name, own in columns)
+    named = all(name.isidentifier() and name not in (*UNSAID, *below) for name, below in columns)
     of_words = not WORDS.isdisjoint(map(str.casefold, first))
-    return named and (of_words or any(are_tags(own) and not are_tags([n]) for n, own in columns))
+    of_tags = any(are_tags(below) and not are_tags([name]) for name, below in columns)
+    return named and (of_words or of_tags)
 
 
 def tag_columns(columns: Mapping[str, Sentences]) -> list[str]:
-    """The columns that may be the tags: one, or several if that is not clear.
+    """The columns that may be the tags; several if that is not clear.
 
-    The tags are of entities, or else of chunks, the parts of speech of CoNLL-U, or the column of
-    few values; of two the last. columns: their numbers and values.
+    The first of these that there are: tags of entities, tags of chunks, the parts of speech of
+    CoNLL-U, columns of few values, all columns but the first. columns: number -> values.
     """
     values = {name: _values(column) for name, column in columns.items()}
     if entities := [name for name in columns if are_tags(values[name])]:
@@ -62,10 +68,10 @@ def tag_columns(columns: Mapping[str, Sentences]) -> list[str]:
 
 
 def look_tagged(rows: Sequence[Sequence[str]], sure: bool) -> bool:
-    """Whether lines of as many columns each have tags of entities, or may have others.
+    """Whether lines with the same number of columns have a column of tags.
 
-    rows: the columns of each line; none of a line between sentences. sure: whether tags must be
-    of entities; if not, they are few values beside words.
+    rows: the columns of each line; none for a line between sentences. sure: whether tags must be
+    those of entities; otherwise one column of few values beside words is enough.
     """
     columns = [*zip(*filter(None, rows), strict=True)]
     kinds = [len({*column}) for column in columns]
@@ -87,20 +93,21 @@ def token_column(columns: Mapping[str, Sentences], tags: Sequence[str]) -> str |
     return next(iter([*many, *rest]), None)
 
 
-def seen(columns: Mapping[str, Sentences]) -> str:
-    """The columns with their first values, for a sentence."""
-    firsts = {name: [*dict.fromkeys(_values(column))] for name, column in columns.items()}
-    return ", ".join(
-        f"{name} ({', '.join(own[:NAMED])}{', ...' if len(own) > NAMED else ''})"
-        for name, own in firsts.items()
-    )
+def listed(columns: Mapping[str, Sentences]) -> str:
+    """The columns with their first values, for a sentence: `2 (the, of), 3 (O, B-PER)`."""
+    parts = []
+    for name, column in columns.items():
+        values = [*dict.fromkeys(_values(column))]
+        parts.append(f"{name} ({', '.join(values[:SHOWN])}{', ...' * (len(values) > SHOWN)})")
+    return ", ".join(parts)
 
 
 def _values(column: Sentences) -> list[str]:
-    return [value for own in column for value in own]
+    """All values of a column."""
+    return [value for values in column for value in values]
 
 
 def _says_nothing(column: Sentences) -> bool:
-    """Whether a column counts, or has one value in each sentence, as its number."""
-    longer = [own for own in column if len(own) > 1]
-    return counts(column) or (len(longer) > 1 and all(len({*own}) == 1 for own in longer))
+    """Whether a column counts tokens, or repeats one value in each sentence, such as its number."""
+    longer = [values for values in column if len(values) > 1]
+    return counts(column) or (len(longer) > 1 and all(len({*values}) == 1 for values in longer))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SUFFIXES = (".txt", ".text", ".md")
-ROWS = {  # what all lines have that are rows, or the first one, for a sentence
+ROWS = {  # the sign of a table, for a sentence -> the pattern of all its lines, or of its header
     "its header": re.compile(r"\w+([,;|\t]\w+)+"),
     "an object of JSON on each line": re.compile(r"\{.*\}"),
     "a __label__ before each text": re.compile(r"__label__.*"),
@@ -38,7 +38,7 @@ def is_text(file: Path) -> bool:
 
 
 def in_folder(folder: Path) -> Files:
-    """Split -> its files: of the splits that files or folders are called, or else all as one.
+    """Split -> its text files, by the names of files or folders; without such names all are one.
 
     Empty if there are no texts.
     """
@@ -52,18 +52,18 @@ def in_folder(folder: Path) -> Files:
 
 
 def others(folder: Path) -> list[str]:
-    """The endings of files in a folder that are no texts, and the names of files about others."""
+    """The endings of files in a folder that are no texts, and the names of files about the data."""
     left = (file for file in _files(folder) if is_about(file) or not is_text(file))
     return sorted({file.name if is_about(file) else file.suffix or file.name for file in left})
 
 
 def is_about(file: Path) -> bool:
-    """Whether a file is about others by its name, which is never data of a folder."""
+    """Whether a file describes the data of a folder: a readme or a license."""
     return file.stem.casefold() in ("readme", "license")
 
 
 def sorted_in(folder: Path, files: Files) -> bool:
-    """Whether texts are in several folders that are no splits, and may be classes."""
+    """Whether texts are in several folders that may be classes, as no split is called so."""
     inside = {file.parent for part in files.values() for file in part} - {folder}
     return sum(not role(here.name) for here in inside) > 1
 
@@ -100,17 +100,17 @@ def of_file(request: DataRequest, path: Path) -> RawRows | None:
     """The documents of a text file for a language model; None of another path."""
     if request.language is None or not is_text(path) or layout.is_table(path):
         return None
-    return raw(request, path, {path.stem: [path]})
+    return document_rows(request, path, {path.stem: [path]})
 
 
-def raw(request: DataRequest, path: Path, files: Files) -> RawRows:
+def document_rows(request: DataRequest, path: Path, files: Files) -> RawRows:
     """The documents of files, for the language task of a request.
 
-    A file that is all of a split has documents with GAP empty lines between them; of several
-    files each is a document. Raises UsageError if it is not clear which splits to use, or if they
-    may be tokens with tags, and DataError, with the line, for a file that is not UTF-8.
+    A split of one file has documents with GAP empty lines between them. In a split of several files
+    each file is a document. Raises UsageError if it is not clear which splits to use, or if the
+    files may be tokens with tags, and DataError, with the line, for a file that is not UTF-8.
 
-    path: the file or the folder that is named.
+    path: the file or the folder of the request.
     """
     import pyarrow as pa
 
@@ -123,8 +123,7 @@ def raw(request: DataRequest, path: Path, files: Files) -> RawRows:
             f"{first} looks like tokens with a tag each; say what it is with --task "
             f"token-classification or --task {task}."
         )
-    whole = len(files) == 1 and request.split is None
-    chosen = {"train": next(iter(files))} if whole else request.splits(list(files))
+    chosen = request.splits(list(files), single=True)
     schema = pa.schema([("text", pa.large_string()), ("place", pa.string())])
     top = path if path.is_dir() else path.parent
     if request.task is None and len(files[chosen["train"]]) == 1:
@@ -143,10 +142,10 @@ def raw(request: DataRequest, path: Path, files: Files) -> RawRows:
             details = f"text, with {GAP} empty lines between documents"
     if path.is_dir() and (left := others(path)):
         details += f", without its {', '.join(left)}"
-    return RawRows(request.name, "text", splits, names, details, task=task)
+    return RawRows(request.name, splits, names, details, task=task)
 
 
-def lines_of(name: str, stdin: Iterable[str]) -> RawRows:
+def line_rows(name: str, stdin: Iterable[str]) -> RawRows:
     """The lines of a text file or of standard input, each a text; blank ones do not count.
 
     Raises DataError for a file that is not UTF-8.
@@ -167,11 +166,11 @@ def lines_of(name: str, stdin: Iterable[str]) -> RawRows:
         for number, line in enumerate(lines, 1)
     )
     table = text_table(rows, "text", "place", "fault")
-    return RawRows(name, "text", {"test": table}, {"test": name}, "", blanks=True)
+    return RawRows(name, {"test": table}, {"test": name}, "", blanks=True)
 
 
 def _documents(top: Path, file: Path, several: bool) -> Iterator[dict[str, str]]:
-    """The documents of a file with their places; several: whether it may have more than one."""
+    """The documents of a file with their places; several: whether empty lines separate them."""
     place = spelled(str(file.relative_to(top)))
     document: list[str] = []
     start, empty = 1, 0
@@ -190,5 +189,5 @@ def _documents(top: Path, file: Path, several: bool) -> Iterator[dict[str, str]]
 
 
 def _joined(document: list[str]) -> str:
-    """The lines of a document, with line breaks of Unix, and none at its end."""
+    """The lines of a document as one text, with line breaks of Unix and none at its end."""
     return "".join(document).replace("\r\n", "\n").replace("\r", "\n").rstrip()
