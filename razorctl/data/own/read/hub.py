@@ -13,7 +13,7 @@ from razorctl.config.tasks import LANGUAGE
 from razorctl.data.own import chats
 from razorctl.data.own.raw import RawRows
 from razorctl.data.own.read import parquet
-from razorctl.data.own.read.column import SAMPLE, columns_of
+from razorctl.data.own.read.column import SAMPLE, Columns, columns_of
 from razorctl.data.own.read.recognition import table_columns
 from razorctl.data.own.read.refused import refuse_table
 from razorctl.data.own.read.table import Table
@@ -82,10 +82,10 @@ def card(request: DataRequest) -> DatasetCard | None:
     types = parquet.types_of(origin.features)
     # Columns of text that only their content tells are not clear: a word stands for all of it.
     values = {name: _word(kind) for name, kind in origin.features.items()}
-    table = Table(request, columns_of(values, types))
-    refuse_table(table)
+    table = columns_of(values, types)
+    refuse_table(Table(request, table))
     try:
-        columns = table_columns(table)
+        columns = table_columns(request, table)
     except UsageError:
         return None  # the data may settle it, or say what is wrong
     label, names = columns.get("label"), tuple[str, ...]()
@@ -132,7 +132,7 @@ def hub_rows(request: DataRequest) -> RawRows:
     first = parquet.typed_columns(
         kinds, lambda columns: plain.select_columns(columns)[:SAMPLE].to_pydict()
     )
-    columns = _columns(Table.for_run(request, first), kinds)
+    columns = _columns(request, first, kinds)
     for split, in_data in names.items():
         if absent := set(columns.renamed) - set(data[split].column_names):
             raise DataError(f"{in_data} of {name} has no column {absent.pop()}; name other splits.")
@@ -152,14 +152,14 @@ def origin_of(request: DataRequest) -> Origin:
     return _origin(name, parts[1], parts[2])
 
 
-def _columns(table: Table, kinds: "Features") -> TableColumns:
+def _columns(request: DataRequest, table: Columns, kinds: "Features") -> TableColumns:
     """The columns to use; raises UsageError if one of images or masks has other values."""
-    columns = table_columns(table)
+    columns = table_columns(request, table)
     for role, option in (("image", "--image-column"), ("mask", "--label-column")):
         column = columns.get(role)
-        if column is not None and table.columns[column].holds != "images":
+        if column is not None and table[column].holds != "images":
             raise UsageError(
-                f"column {column} of {table.request.name} has no images but {kinds[column]}; name "
+                f"column {column} of {request.name} has no images but {kinds[column]}; name "
                 f"another with {option}."
             )
     return columns

@@ -8,7 +8,7 @@ from razorctl import models, units
 from razorctl.config.tasks import LANGUAGE, OF_ROWS, Task
 from razorctl.data.own.raw import TEXT_COLUMNS
 from razorctl.data.own.read import conversations, tagged
-from razorctl.data.own.read.column import Column, normalized
+from razorctl.data.own.read.column import Column, Columns, normalized
 from razorctl.data.own.read.refused import ONE_TEXT, refuse_table
 from razorctl.data.own.read.table import LABELS, TEXTS, Table, parts_of
 from razorctl.data.own.read.table_columns import FLAG, ROLES, TableColumns
@@ -33,8 +33,8 @@ WORDS = {
 }
 
 
-def table_columns(table: Table) -> TableColumns:
-    """The task of a table, and the columns that this task uses.
+def table_columns(request: DataRequest, columns: Columns) -> TableColumns:
+    """The task of a table with these columns, and the columns that this task uses.
 
     --task names it. Otherwise it is the first of these that table and model allow: causal-lm for
     conversations, token-classification for tokens with tags, segmentation for images with
@@ -43,11 +43,12 @@ def table_columns(table: Table) -> TableColumns:
     Raises what `Table` raises, and UsageError if the table does not serve the task or is of a kind
     that no model is for.
     """
+    table = Table.for_run(request, columns)
     refuse_table(table)
-    columns = _columns_of(table)
-    _refuse_misread(table, columns)
-    unused = tuple(name for name in table.columns if name not in columns.renamed)
-    return replace(columns, unused=unused, notes=_number_notes(table, columns))
+    used = _columns_of(table)
+    _refuse_misread(table, used)
+    unused = tuple(name for name in columns if name not in used.renamed)
+    return replace(used, unused=unused, notes=_number_notes(table, used))
 
 
 def _columns_of(table: Table) -> TableColumns:
@@ -260,18 +261,19 @@ def _task_of(table: Table, labels: Sequence[Column]) -> Task:
     return next((task for task in tasks if task in OF_ROWS), "classification")
 
 
-def unlabeled_columns(table: Table, modality: Modality) -> TableColumns:
+def unlabeled_columns(request: DataRequest, columns: Columns, modality: Modality) -> TableColumns:
     """The columns of inputs alone, for a model of this modality; a language model takes one.
 
     Raises UsageError also if it is not clear which columns to use.
     """
+    table = Table.for_run(request, columns)
     request, image, texts = table.request, table.image_option, table.text_options
     labels = parts_of(request.label_column, table.columns)
     taken = [column for name, column in table.columns.items() if name in labels]
     if modality == "image":
         if image is None and request.task == "segmentation":
-            columns = _image_and_mask(table)
-            image = None if columns is None else table.columns[dict(columns.roles)["image"]]
+            both = _image_and_mask(table)
+            image = None if both is None else table.columns[dict(both.roles)["image"]]
         image = image or table.image(taken)
     elif request.task == "causal-lm" and (chat := conversations.columns_of(table, answered=False)):
         return chat

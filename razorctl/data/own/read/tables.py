@@ -18,7 +18,6 @@ from razorctl.data.own.read.lines import LineFile, has_json_rows
 from razorctl.data.own.read.parquet import TypedFile
 from razorctl.data.own.read.recognition import table_columns, unlabeled_columns
 from razorctl.data.own.read.refused import refuse_document
-from razorctl.data.own.read.table import Table
 from razorctl.data.own.read.table_columns import TableColumns
 from razorctl.data.own.request import DataRequest, role_in
 from razorctl.data.own.store import stored_rows
@@ -104,7 +103,7 @@ def table_rows(
     if not any(column.values or column.holds == "images" for column in first.columns.values()):
         raise DataError(f"{first.path} has no rows; give a file with rows.")
     others = {name: column for name, column in first.columns.items() if name != by_column}
-    columns = table_columns(Table.for_run(request, others))
+    columns = table_columns(request, others)
     if by_column:
         columns = replace(columns, roles=(*columns.roles, ("split", by_column)))
     files, left_out = _labeled(request, files, columns)
@@ -134,7 +133,7 @@ def _class_names(
 def unlabeled_rows(request: DataRequest, path: Path, modality: Modality) -> RawRows:
     """The rows of a table without labels, for a model of this modality; raises as `table_rows`."""
     file = table_file(path)
-    columns = unlabeled_columns(Table.for_run(request, file.columns), modality)
+    columns = unlabeled_columns(request, file.columns, modality)
     rows = _rows(request, {"test": [file]}, {"test": path.name}, columns)
     return replace(rows, root=path.parent)
 
