@@ -41,6 +41,9 @@ def test_list_of_defaults_says_where_each_comes_from(tmp_path, monkeypatch):
     assert table[0] == "vit-micro on here, 27 rows to train on"
     shown = [line.split() for line in table if line.startswith(("patience", "epochs"))]
     assert shown == [["epochs", "90", "data"], ["patience", "9", "data"]]
+    for name in ("bert-base", "distilbert", "roberta-base"):
+        known = defaults(name)
+        assert (known["optimizer"], known["learning_rate"]) == (("adamw", "model"), (2e-5, "model"))
     table = razorctl("list", "defaults", "vit-b16").stdout.splitlines()
     assert ["steps", "20,000", "model"] in map(str.split, table)
 

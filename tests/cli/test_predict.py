@@ -208,6 +208,7 @@ BAD = {
     "evaluate run-texts d": (2, "bert-base takes texts, and d has images; name other data"),
     "evaluate run-d --label-column x": (2, "--label-column is for reading DATASET; name DATASET"),
     "evaluate run-d --split dev": (2, "d has no split dev, only train, validation; name one"),
+    "evaluate run-d e.csv --split dev": (2, "e.csv has no splits to choose from; leave --split"),
     "evaluate run-d --weights good": (2, "unknown weights 'good'; choose one of best, last"),
     "predict run-d x.jpg y.jpg": (2, "x.jpg, y.jpg do not exist; name files that do"),
     "predict run-d bad.jpg d": (5, "1 bad row: bad.jpg (no image of a known format"),

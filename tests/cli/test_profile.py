@@ -123,6 +123,8 @@ def test_a_profile_of_a_data_set_has_its_batches():
     assert document["phases"]["data_s"] > 0
     table = profile("digits", "--method", "full").stdout
     assert table.count("reading, transforming and moving rows") == 1
+    none = profile("--label-column", "a")
+    assert (none.exit_code, "--label-column is for reading a data" in none.stderr) == (2, True)
 
 
 def test_equal_blocks_of_ones_own_are_one_row_and_layers_are_not():

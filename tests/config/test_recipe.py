@@ -26,9 +26,9 @@ def test_every_method_names_known_kinds_and_rules(name):
     assert Recipe(name).method == name
 
 
-@pytest.mark.parametrize("ratio", [-0.1, 1.0, 1.5, float("nan"), float("inf")])
+@pytest.mark.parametrize("ratio", [-0.1, 1.0, 1.5, float("nan"), float("inf"), False, "0.9"])
 def test_ratio_outside_its_range_is_refused(ratio):
-    with pytest.raises(UsageError, match=r"outside \[0, 1\)"):
+    with pytest.raises(UsageError, match=r"outside \[0, 1\)|of type float"):
         Recipe(ratio=ratio)
 
 

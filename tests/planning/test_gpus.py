@@ -217,6 +217,8 @@ def test_the_folder_of_ones_own_may_be_missing(own):
         ('"efficient"', '"math"', "attention .* has a name twice"),
         ('["efficient", "math"]', "[]", "attention lacks 'math'"),
         ('["efficient", "math"]', '"math"', "attention 'math' is not a list"),
+        ("matrix = 0.37", "", "achieved lacks 'matrix'; add it, or leave the table out"),
+        ("matrix = 0.37", 'matrix = "37 %"', "matrix '37 %' is not of type float"),
         ("matrix =", "matrx =", "unknown field in achieved 'matrx'; did you mean 'matrix'"),
         ("matrix = 0.37", "matrix = 37", "achieved.matrix 37 is not a share of a peak"),
     ],
