@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.bert.modeling_bert import BertOutput
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP
 from transformers.models.mistral.modeling_mistral import MistralMLP
 
@@ -80,7 +80,7 @@ def test_words_do_not_count_and_names_of_layers_do():
 
 
 def test_methods_that_a_forward_calls_count(monkeypatch):
-    for kind, name in ((GemmaRMSNorm, "_norm"), (nn.Conv2d, "_conv_forward")):
+    for kind, name in ((nn.TransformerEncoderLayer, "_ff_block"), (nn.Conv2d, "_conv_forward")):
         with monkeypatch.context() as patch:
             patch.setattr(kind, name, other(getattr(kind, name)))
             assert not is_known(kind)
@@ -89,10 +89,10 @@ def test_methods_that_a_forward_calls_count(monkeypatch):
 
 def test_decorators_of_a_library_do_not_count_and_others_do(monkeypatch):
     assert is_known(LlamaDecoderLayer)  # which transformers wraps from 5.18 on
-    stock = LlamaMLP.forward
-    wrapper = functools.wraps(stock)(lambda self, x: 2 * stock(self, x))
-    monkeypatch.setattr(LlamaMLP, "forward", wrapper)
-    assert not is_known(LlamaMLP)
+    stock = BertOutput.forward
+    wrapper = functools.wraps(stock)(lambda self, *inputs: 2 * stock(self, *inputs))
+    monkeypatch.setattr(BertOutput, "forward", wrapper)
+    assert not is_known(BertOutput)
 
 
 def test_a_forward_without_source_is_unknown(monkeypatch):

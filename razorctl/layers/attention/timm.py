@@ -1,6 +1,5 @@
 """timm's attention classes. They call fused attention if `fused_attn` is set."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,6 +19,12 @@ class TimmAttention(Attention):
 
     rewrites = False
     fused_attn: bool
+
+    @classmethod
+    def head_width(cls, module: nn.Module) -> int:
+        stock: Any = module
+        width: int = getattr(stock, "head_dim", 0) or stock.qkv.out_features // 3 // stock.num_heads
+        return width
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         if not self.saving:
@@ -43,9 +48,16 @@ class TimmAttention(Attention):
         with FunctionalRedirect(self):
             return stock(*args, **kwargs)  # type: ignore[no-any-return]
 
+    def functional_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """`F.linear`, which some classes call with a layer's weight and with biases of their own."""
+        for layer in self.children():
+            if isinstance(layer, Linear) and layer.weight is weight and layer.saving:
+                return layer.multiplied(x, bias)
+        return F.linear(x, weight, bias)
 
-class JointBiasAttention(TimmAttention):
-    """Base of attentions that hold the biases of q and v themselves, outside the linear layer."""
+
+class EvaAttention(TimmAttention):
+    """EVA's attention, with rotary positions and an optional gate."""
 
     rewrites = True
     num_heads: int
@@ -57,54 +69,6 @@ class JointBiasAttention(TimmAttention):
     attn_drop: Any
     proj: Any
     proj_drop: Any
-
-    def joint(self, x: Tensor) -> tuple[Tensor, ...]:
-        """q, k, v of x [batch, tokens, ...], each [batch, heads, tokens, columns]."""
-        if self.q_bias is None:
-            y = self.qkv(x)
-        else:
-            bias = torch.cat((self.q_bias, self.k_bias, self.v_bias))
-            if self.qkv_bias_separate:
-                y = self.qkv(x)
-                y += bias
-            elif isinstance(self.qkv, Linear):
-                y = self.qkv.multiplied(x, bias)
-            else:
-                y = F.linear(x, self.qkv.weight, bias)
-        shape = *x.shape[:2], 3, self.num_heads, -1
-        return y.reshape(shape).permute(2, 0, 3, 1, 4).unbind(0)  # type: ignore[no-any-return]
-
-    def rows(self, out: Tensor) -> Tensor:
-        """The output of attention [batch, heads, tokens, columns] as [batch, tokens, ...]."""
-        return out.transpose(1, 2).reshape(out.shape[0], out.shape[2], -1)
-
-
-class BeitAttention(JointBiasAttention):
-    """BEiT's attention."""
-
-    relative_position_bias_table: Tensor | None
-    _get_rel_pos_bias: Callable[[], Tensor]
-
-    @classmethod
-    def head_width(cls, module: nn.Module) -> int:
-        stock: Any = module
-        width: int = stock.qkv.out_features // (3 * stock.num_heads)
-        return width
-
-    def attended(self, x: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
-        q, k, v = self.joint(x)
-        mask = shared_rel_pos_bias
-        if self.relative_position_bias_table is not None:
-            bias = self._get_rel_pos_bias()
-            mask = bias if mask is None else bias + mask
-        out = self.attend(q, k, v, mask, self.attn_drop.p)
-        y: Tensor = self.proj_drop(self.proj(self.rows(out)))
-        return y
-
-
-class EvaAttention(JointBiasAttention):
-    """EVA's attention, with rotary positions and an optional gate."""
-
     num_prefix_tokens: int
     q_proj: Any
     k_proj: Any
@@ -123,16 +87,28 @@ class EvaAttention(JointBiasAttention):
     ) -> Tensor:
         gate = None if self.gate is None else self.gate(x).sigmoid()
         if self.qkv is not None:
-            q, k, v = self.joint(x)
+            y = self._joint(x).view(*x.shape[:2], 3, self.num_heads, -1)
+            q, k, v = y.permute(2, 0, 3, 1, 4).unbind(0)
         else:
             q, k, v = (self._heads(layer(x)) for layer in (self.q_proj, self.k_proj, self.v_proj))
         q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
             q, k = self._rotated(q, k, rope, v.dtype)
-        y = self.norm(self.rows(self.attend(q, k, v, attn_mask, self.attn_drop.p, is_causal)))
+        out = self.attend(q, k, v, attn_mask, self.attn_drop.p, is_causal)
+        y = self.norm(out.transpose(1, 2).reshape(*x.shape[:2], -1))
         y = self.proj(y if gate is None else y * gate)
-        out: Tensor = self.proj_drop(y)
-        return out
+        return self.proj_drop(y)  # type: ignore[no-any-return]
+
+    def _joint(self, x: Tensor) -> Tensor:
+        """q, k and v of x, [batch, tokens, 3 * heads * columns]."""
+        if self.q_bias is None:
+            return self.qkv(x)  # type: ignore[no-any-return]
+        bias = torch.cat((self.q_bias, self.k_bias, self.v_bias))
+        if not self.qkv_bias_separate:
+            return self.functional_linear(x, self.qkv.weight, bias)
+        y: Tensor = self.qkv(x)
+        y += bias
+        return y
 
     def _heads(self, t: Tensor) -> Tensor:
         return t.reshape(*t.shape[:2], self.num_heads, -1).transpose(1, 2)

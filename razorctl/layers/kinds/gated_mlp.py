@@ -13,13 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from razorctl.layers.autocast import no_autocast, to_compute_dtype
-from razorctl.layers.base import LayerSettings, RazorLayer, flat, save, saved
-from razorctl.layers.by_type import razor_of_module
+from razorctl.layers.base import RazorLayer, flat, save, saved
 from razorctl.layers.once_differentiable import once_differentiable
 from razorctl.layers.shared_copies import layouts
 from razorctl.ops.functions import FUNCTIONS
 from razorctl.ops.gated import gated_grad
-from razorctl.rules.base import Rule, Rules
+from razorctl.rules.base import Rule
 from razorctl.rules.derived import Derived, DerivedCopy
 from razorctl.rules.packed import Packed
 from razorctl.system.spans import packing
@@ -62,46 +61,17 @@ class GatedFunction(torch.autograd.Function):
 
 
 class GatedMLP(RazorLayer):
-    """Base of razor gated MLPs.
-
-    activation_name: the attribute that holds the module f. function: the name of f.
-    """
+    """Base of razor gated MLPs. function: the name of f."""
 
     kind: ClassVar[str] = "activation"
-    activation_name: ClassVar[str]
     function: str
 
     @classmethod
-    def function_of(cls, module: nn.Module) -> str | None:
-        function = getattr(module, cls.activation_name)
-        razor = type(function) if isinstance(function, RazorLayer) else razor_of_module(function)
-        return None if razor is None else razor.function_of(function)
-
-    @classmethod
     def fits(cls, module: nn.Module, rule: Rule) -> bool:
-        return rule.elementwise and cls.function_of(module) is not None
-
-    @classmethod
-    def attach(cls, module: nn.Module, rules: Rules | None, settings: LayerSettings) -> None:
-        super().attach(module, rules, settings)
-        module.function = cls.function_of(module)  # type: ignore[assignment]
-
-    def detach(self) -> None:
-        del self.function
-        super().detach()
+        return rule.elementwise
 
     def of_gate(self, gate: Tensor) -> Tensor:
         """f(gate)."""
-        y: Tensor = getattr(self, self.activation_name)(gate)
-        return y
-
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if args or kwargs or not self.saving:
-            return self.stock(x, *args, **kwargs)
-        return self.gated_forward(x)
-
-    def gated_forward(self, x: Tensor) -> Tensor:
-        """The stock forward, with `gated` in place of f and the product."""
         raise NotImplementedError
 
     def gated(self, gate: Tensor, up: Tensor) -> Tensor:

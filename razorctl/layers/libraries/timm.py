@@ -21,7 +21,7 @@ from timm.models import (
 )
 from torch import Tensor, nn
 
-from razorctl.layers.attention.timm import BeitAttention, EvaAttention, TimmAttention
+from razorctl.layers.attention.timm import EvaAttention, TimmAttention
 from razorctl.layers.base import Swaps
 from razorctl.layers.kinds.activation import GELU, QuickGELU, SiLU, TanhGELU
 from razorctl.layers.kinds.batch_norm import BatchNorm
@@ -29,7 +29,6 @@ from razorctl.layers.kinds.channel_gate import Excitation, Gate
 from razorctl.layers.kinds.channel_norm import WithActivation
 from razorctl.layers.kinds.conv import Conv2d
 from razorctl.layers.kinds.dropout import DropPath
-from razorctl.layers.kinds.gated_mlp import GatedMLP
 from razorctl.layers.kinds.group_norm import GroupNorm
 from razorctl.layers.kinds.layer_scale import LayerScale, ScaledBlock
 from razorctl.layers.kinds.norm import ChannelLayerNorm, Norm
@@ -202,48 +201,10 @@ class CaitBlock(ScaledBlock):
     drops = ("drop_path", "drop_path")
 
 
-class SwiGLU(GatedMLP):
-    """timm's gated MLP with two layers before the product."""
-
-    activation_name = "act"
-    fc1_g: Any
-    fc1_x: Any
-    fc2: Any
-    drop1: Any
-    drop2: Any
-    norm: Any
-
-    def gated_forward(self, x: Tensor) -> Tensor:
-        y = self.drop1(self.gated(self.fc1_g(x), self.fc1_x(x)))
-        return self.drop2(self.fc2(self.norm(y)))  # type: ignore[no-any-return]
-
-
-class GluMlp(GatedMLP):
-    """timm's gated MLP with one layer before the product."""
-
-    activation_name = "act"
-    fc1: Any
-    fc2: Any
-    drop1: Any
-    drop2: Any
-    norm: Any
-
-    @classmethod
-    def fits(cls, module: nn.Module, rule: Rule) -> bool:
-        last: bool = module.chunk_dim == -1  # type: ignore[assignment]
-        return last and super().fits(module, rule)
-
-    def gated_forward(self, x: Tensor) -> Tensor:
-        first, second = self.fc1(x).chunk(2, dim=-1)
-        gate, up = (second, first) if self.gate_last else (first, second)
-        y = self.drop1(self.gated(gate, up))
-        return self.drop2(self.fc2(self.norm(y)))  # type: ignore[no-any-return]
-
-
 SWAPS: Swaps = {
     stock.Attention: TimmAttention,
     stock.AttentionRope: TimmAttention,
-    beit.Attention: BeitAttention,
+    beit.Attention: TimmAttention,
     eva.EvaAttention: EvaAttention,
     vision_transformer.ParallelScalingBlock: TimmAttention,
     vision_transformer.ResPostBlock: NormedBranches,
@@ -276,8 +237,6 @@ SWAPS: Swaps = {
     stock_activations.GELUTanh: TanhGELU,
     stock_activations.QuickGELU: QuickGELU,
     stock_activations.Swish: SiLU,
-    stock.SwiGLU: SwiGLU,
-    stock.GluMlp: GluMlp,
 }
 
 _PLAIN = (("norm1", "attn", "drop_path1"), ("norm2", "mlp", "drop_path2"))

@@ -1,10 +1,10 @@
 """transformers' layers, and the residual branches of some blocks.
 
-Models define copies of a few norms, gated MLPs and attentions. The code of a forward tells which it
-is (`known_forwards`, `attention.transformers`). `recognition` tells others by their values.
+Models define copies of a few blocks and attentions. The code of a forward tells which it is
+(`known_forwards`, `attention.transformers`). `recognition` tells norms and MLPs by their values.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,14 +16,12 @@ from transformers.models.convnext import modeling_convnext
 from transformers.models.dinov2 import modeling_dinov2
 from transformers.models.distilbert import modeling_distilbert
 from transformers.models.falcon import modeling_falcon
-from transformers.models.gemma import modeling_gemma
 from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.gpt2 import modeling_gpt2
 from transformers.models.llama import modeling_llama
 from transformers.models.olmo2 import modeling_olmo2
 from transformers.models.phi3 import modeling_phi3
 from transformers.models.roberta import modeling_roberta
-from transformers.models.t5 import modeling_t5
 from transformers.models.vit import modeling_vit
 from transformers.pytorch_utils import Conv1D
 
@@ -32,79 +30,12 @@ from razorctl.layers.attention.transformers import InterfaceAttention, redirecti
 from razorctl.layers.base import RazorLayer, Swaps
 from razorctl.layers.kinds.activation import GELU, QuickGELU, SiLU, SquaredReLU, TanhGELU
 from razorctl.layers.kinds.dropout import DropPath
-from razorctl.layers.kinds.gated_mlp import GatedMLP
 from razorctl.layers.kinds.layer_scale import LayerScale, Scale, ScaledBranches
 from razorctl.layers.kinds.linear import Linear
-from razorctl.layers.kinds.norm import Norm
 from razorctl.layers.kinds.residual_sum import Adding
 from razorctl.layers.known_forwards import alike, forward_names, name_of
 from razorctl.layers.recompute.attention import ExpertsAgain
 from razorctl.rules.base import Rule
-
-
-class ScaledRMSNorm(Norm):
-    """An RMSNorm of transformers that multiplies x_hat by its weight."""
-
-    centers = False
-    references: ClassVar[tuple[type[nn.Module], ...]] = (
-        modeling_llama.LlamaRMSNorm,
-        modeling_olmo2.Olmo2RMSNorm,
-        modeling_t5.T5LayerNorm,
-    )
-
-    @classmethod
-    def columns(cls, module: nn.Module) -> int:
-        weight: Tensor = module.weight  # type: ignore[assignment]
-        return weight.numel()
-
-    @property
-    def normalized_shape(self) -> tuple[int, ...]:  # type: ignore[override]
-        """The shape of the weight."""
-        return tuple(self.weight.shape)
-
-    def epsilon(self, x: Tensor) -> float:
-        eps: float = self.variance_epsilon  # type: ignore[assignment]
-        return eps
-
-
-class CenteredRMSNorm(ScaledRMSNorm):
-    """An RMSNorm of transformers that multiplies x_hat by 1 + its weight."""
-
-    references = (modeling_gemma.GemmaRMSNorm,)
-
-    def scale(self, weight: Tensor) -> Tensor:
-        return 1 + weight.float()
-
-    def epsilon(self, x: Tensor) -> float:
-        eps: float = self.eps
-        return eps
-
-
-class SeparateGatedMLP(GatedMLP):
-    """The gated MLP of most language models."""
-
-    activation_name = "act_fn"
-    references = (modeling_llama.LlamaMLP,)
-    gate_proj: Any
-    up_proj: Any
-    down_proj: Any
-
-    def gated_forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.down_proj(self.gated(self.gate_proj(x), self.up_proj(x)))
-        return y
-
-
-class JoinedGatedMLP(GatedMLP):
-    """A gated MLP with one layer before the product."""
-
-    activation_name = "activation_fn"
-    references = (modeling_phi3.Phi3MLP,)
-    gate_up_proj: Any
-    down_proj: Any
-
-    def gated_forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.down_proj(self.gated(*self.gate_up_proj(x).chunk(2, dim=-1)))
-        return y
 
 
 class PostNorm(Adding):
@@ -244,10 +175,6 @@ ALIKE = (
     PostNorm,
     PostNormBlock,
     NormedBranchBlock,
-    ScaledRMSNorm,
-    CenteredRMSNorm,
-    SeparateGatedMLP,
-    JoinedGatedMLP,
 )
 _BY_NAME = {name_of(reference): razor for razor in ALIKE for reference in razor.references}
 

@@ -6,7 +6,7 @@ f(gate(x)) alone is recognized too.
 
 import copy
 import dis
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache
 from inspect import unwrap
 from itertools import permutations, product
@@ -35,7 +35,7 @@ class Parts(NamedTuple):
         layers: gate and up, or one layer that computes both.
         gate_first: whether the first half of that layer's output is gate.
         down: the layer after the product; "" without one.
-        inside, outside: the dropouts before and after `down`.
+        inside, outside: the other modules, such as dropout, before and after `down`, in order.
     """
 
     function: str
@@ -72,33 +72,29 @@ class Parts(NamedTuple):
 class OtherGatedMLP(GatedMLP):
     """A gated MLP of any class. razor_parts: the names of its modules."""
 
-    activation_name: ClassVar[str] = ""
     razor_parts: Parts
-
-    @classmethod
-    def function_of(cls, module: nn.Module) -> str | None:
-        parts = vars(module).get("razor_parts") or parts_of(module)
-        return None if parts is None else parts.function
-
-    @classmethod
-    def fits(cls, module: nn.Module, rule: Rule) -> bool:
-        return rule.elementwise
 
     @classmethod
     def attach(cls, module: nn.Module, rules: Rules | None, settings: LayerSettings) -> None:
         parts = parts_of(module)
-        assert parts is not None
-        module.razor_parts = parts  # type: ignore[assignment]
         super().attach(module, rules, settings)
+        module.razor_parts = parts  # type: ignore[assignment]
 
     def detach(self) -> None:
-        super().detach()
         del self.razor_parts
+        super().detach()
+
+    @property
+    def function(self) -> str:  # type: ignore[override]
+        """The name of f."""
+        return self.razor_parts.function
 
     def of_gate(self, gate: Tensor) -> Tensor:
         return self.razor_parts.activation(self, gate)
 
-    def gated_forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if args or kwargs or not self.saving:
+            return self.stock(x, *args, **kwargs)
         return self.razor_parts.run(self, x, self.gated)
 
 
@@ -150,7 +146,7 @@ def _of_linear(module: nn.Module) -> tuple[nn.Module, type[RazorLayer] | None]:
     if module._parameters or module._buffers or layers != list(modules) or len(layers) != 1:
         return module, None
     inner = kind.__new__(kind)  # not of the class that FSDP2 makes
-    vars(inner).update(vars(module), training=True, _modules={layers[0]: _Times(-1)})
+    vars(inner).update(vars(module), training=True, _modules={layers[0]: _Affine(-1, 0)})
     razor = activation.by_values(lambda x: kind.forward(inner, -x))  # x only if the layer is first
     inner._modules = {layers[0]: nn.Identity()}
     return inner, razor
@@ -159,7 +155,7 @@ def _of_linear(module: nn.Module) -> tuple[nn.Module, type[RazorLayer] | None]:
 def parts_of(module: nn.Module) -> Parts | None:
     """The parts of a gated MLP; None for any other module.
 
-    Its forward runs on an example, with small layers and with dropouts that multiply.
+    Its forward runs on an example, with small layers and with stand-ins for other modules.
     """
     kind: Any = stock_type(module)  # mypy takes it for unhashable
     modules = module._modules
@@ -167,15 +163,13 @@ def parts_of(module: nn.Module) -> Parts | None:
         return None
     kinds = {name: stock_type(part) for name, part in modules.items() if part is not None}
     layers = [name for name, kind in kinds.items() if _linear(kind, modules[name])]
-    dropouts = [name for name, kind in kinds.items() if kind is nn.Dropout]
-    acts = [name for name in kinds if name not in (*layers, *dropouts)]
-    if not 1 <= len(layers) <= 3 or len(acts) > 1 or len(dropouts) > 2:
+    acts = [(name, f) for name in kinds if (f := _function(modules[name]))]
+    others = [name for name in kinds if name not in (*layers, *dict(acts))]
+    if not 1 <= len(layers) <= 3 or len(acts) > 1 or len(others) > 3:
         return None
     if len({getattr(module, name).weight.dtype for name in layers}) > 1:
         return None
-    functions = [_function(modules[name]) for name in acts] if acts else list(FUNCTIONS)
-    known = [function for function in functions if function]  # unknown modules must not run here
-    for parts in _candidates(layers, dropouts, acts, known):
+    for parts in _candidates(layers, others, acts or [("", f) for f in FUNCTIONS]):
         if _same(kind.forward, _twin(module, parts), parts):
             return parts
     return None
@@ -204,37 +198,31 @@ def _function(act: nn.Module | None) -> str | None:
 
 
 def _candidates(
-    layers: list[str], dropouts: list[str], acts: list[str], functions: Sequence[str]
+    layers: list[str], others: list[str], acts: list[tuple[str, str]]
 ) -> Iterator[Parts]:
-    """The roles that the layers, dropouts and functions may have in a gated MLP."""
-    act = acts[0] if acts else ""
-    for names in permutations(layers):
+    """The roles that the modules may have in a gated MLP. acts: names of modules, and f."""
+    for names, order in product(permutations(layers), permutations(others)):
         for joined in (True, False):
             first = names[:1] if joined else names[:2]
             if len(names) - len(first) not in (0, 1):
                 continue
             down = names[-1] if names[len(first) :] else ""
-            for inside in product((True, False), repeat=len(dropouts)):
-                places = tuple(
-                    tuple(name for name, at in zip(dropouts, inside, strict=True) if at is where)
-                    for where in (True, False)
-                )
-                if max(map(len, places)) > 1:
-                    continue  # the example does not tell their order
-                for function in functions:
+            for count in range(len(order) + 1):
+                places = order[:count], order[count:]
+                for act, function in acts:
                     for gate_first in (True, False) if joined else (True,):
                         yield Parts(function, act, first, gate_first, down, *places)
 
 
-class _Times(nn.Module):
-    """Multiplies by a number; a stand-in for dropout."""
+class _Affine(nn.Module):
+    """A stand-in for a module, such as dropout."""
 
-    def __init__(self, factor: float) -> None:
+    def __init__(self, factor: float, shift: float) -> None:
         super().__init__()
-        self.factor = factor
+        self.factor, self.shift = factor, shift
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.factor
+        return x * self.factor + self.shift
 
 
 def _twin(module: nn.Module, parts: Parts) -> nn.Module:
@@ -249,7 +237,7 @@ def _twin(module: nn.Module, parts: Parts) -> nn.Module:
         layer.bias = nn.Parameter((weight[:out] * 0.7).cos(), False)
         twin._modules[name] = layer
     for number, name in enumerate((*parts.inside, *parts.outside)):
-        twin._modules[name] = _Times(0.5 + number)
+        twin._modules[name] = _Affine(0.5 + number, 1)
     return twin
 
 
