@@ -1,4 +1,4 @@
-"""Recognizes norms of any class by their values: y = x_hat (offset + w) + b, in any spelling."""
+"""Norms of any class, told by their values: y = x_hat (offset + w) + b, in any spelling."""
 
 import copy
 from collections.abc import Iterator
@@ -59,7 +59,8 @@ class OtherNorm(Norm):
         return self.form.centers
 
     def scale(self, weight: Tensor) -> Tensor:
-        return weight + self.form.offset if self.form.offset else weight
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        return weight.to(wide) + self.form.offset if self.form.offset else weight
 
     def epsilon(self, x: Tensor) -> float:
         return self.form.eps
