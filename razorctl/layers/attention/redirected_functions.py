@@ -1,13 +1,12 @@
 """Redirects functions of torch.nn.functional that stock code calls to methods of a razor layer."""
 
-import threading
 from functools import cache
 from typing import Any
 
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from razorctl.layers.attention.twin import decorated
+from razorctl.layers.attention.twin import decorated, run_in, running
 
 # The name of a function -> the method that is called in its place, if the layer has it.
 METHODS = {"scaled_dot_product_attention": "attend", "linear": "functional_linear"}
@@ -28,29 +27,24 @@ class FunctionalRedirect(TorchFunctionMode):
         return self.methods.get(func, func)(*args, **(kwargs or {}))
 
 
-class _Functional(threading.local):
-    """`torch.nn.functional`, except that the functions in METHODS are methods of `layer`."""
-
-    layer: Any = None
+class _Functional:
+    """`torch.nn.functional`, but the functions in METHODS are methods of the running layer."""
 
     def __getattr__(self, name: str) -> Any:
-        method = getattr(self.layer, METHODS[name], None) if name in METHODS else None
+        method = getattr(running().module, METHODS[name], None) if name in METHODS else None
         return getattr(F, name) if method is None else method
-
-
-_functional = _Functional()
 
 
 @cache
 def _twin(forward: Any) -> Any:
-    """A function with the code of `forward`, in whose globals `F` is `_functional`.
+    """A function with the code of `forward`, in whose globals `F` is a `_Functional`.
 
     None if the code may use torch.nn.functional by another name.
     """
     names, variables = forward.__code__.co_names, forward.__globals__
     if variables.get("F") is not F or "F" not in names or "functional" in names:
         return None
-    return decorated(forward, {**variables, "F": _functional})
+    return decorated(forward, {**variables, "F": _Functional()})
 
 
 def redirected(layer: Any, forward: Any, *args: Any, **kwargs: Any) -> Any:
@@ -63,8 +57,4 @@ def redirected(layer: Any, forward: Any, *args: Any, **kwargs: Any) -> Any:
     if twin is None:
         with FunctionalRedirect(layer):
             return forward(layer, *args, **kwargs)
-    before, _functional.layer = _functional.layer, layer
-    try:
-        return twin(layer, *args, **kwargs)
-    finally:
-        _functional.layer = before
+    return run_in(layer, twin, *args, **kwargs)

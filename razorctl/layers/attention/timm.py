@@ -49,7 +49,7 @@ class TimmAttention(Attention):
             return stock(*args, **kwargs)  # type: ignore[no-any-return]
 
     def functional_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """`F.linear`, which some classes call with a layer's weight and with biases of their own."""
+        """`F.linear`, which some classes call with the weight of a layer and another bias."""
         for layer in self.children():
             if isinstance(layer, Linear) and layer.weight is weight and layer.saving:
                 return layer.multiplied(x, bias)

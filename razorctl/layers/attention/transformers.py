@@ -23,7 +23,7 @@ from transformers.modeling_utils import AttentionInterface
 from transformers.utils import output_capturing
 
 from razorctl.layers.attention.stored import Attention, apply_mask
-from razorctl.layers.attention.twin import decorated, running
+from razorctl.layers.attention.twin import decorated, run_in, running
 from razorctl.layers.base import name_of, stock_base
 from razorctl.layers.known_forwards import forward_names
 from razorctl.layers.recompute.code import LayerCode, code_of
@@ -189,12 +189,7 @@ def redirecting(forward: Any) -> Any:
         return twin
 
     def run(attention: "InterfaceAttention", *args: Any, **kwargs: Any) -> Any:
-        place = running()
-        before, place.module = place.module, attention
-        try:
-            return twin(attention, *args, **kwargs)
-        finally:
-            place.module = before  # so that no reference keeps a deleted model in memory
+        return run_in(attention, twin, *args, **kwargs)
 
     return run
 

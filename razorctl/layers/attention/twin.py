@@ -48,6 +48,16 @@ class _RunningThread(threading.local, _Running):
 _compiled, _eager = _Running(), _RunningThread()
 
 
+def run_in(module: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls `function(module, ...)` with `module` as the running one."""
+    place = running()
+    before, place.module = place.module, module
+    try:
+        return function(module, *args, **kwargs)
+    finally:
+        place.module = before  # so that no reference keeps a deleted model in memory
+
+
 def running() -> Any:
     """The holder of the razor module whose forward is running; its `module` is None outside."""
     return _compiled if torch.compiler.is_compiling() else _eager

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from razorctl.layers.base import Swaps
-from razorctl.layers.kinds.channel_norm import ChannelNorm
+from razorctl.layers.kinds.channel_norm import ChannelNorm, images_as
 from razorctl.ops.batch_norm import batch_norm_grad
 from razorctl.ops.images import as_they_lie, memory_format
 from razorctl.rules.packed import Packed, PackedCodes
@@ -75,16 +75,19 @@ class BatchNorm(ChannelNorm):
         shape = 1, -1, *[1] * (x.dim() - 2)
         return y, of_batch.view(shape), rstd.view(shape)
 
-    def gradients_at(
-        self, dy: Tensor, x_hat: Tensor, weight: Tensor | None, rstd: Tensor, mask: list[bool]
+    def gradients(
+        self, dy: Tensor, packed: Packed, weight: Tensor | None, rstd: Tensor, mask: list[bool]
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        lie = as_they_lie(dy.device, dy.shape, memory_format(dy))
+        if lie and mask[0] and isinstance(packed, PackedCodes):
+            return batch_norm_grad(dy, packed.copy, weight, rstd.view(-1))
         # x_hat has mean 0 and deviation 1, so 1 / std of x is multiplied into the weight.
         rstd = rstd.view(-1)
         scale = rstd if weight is None else rstd * weight
         zeros = torch.zeros_like(rstd)
         dx, dw, db = aten.native_batch_norm_backward(
             dy,
-            x_hat,
+            images_as(packed, dy),
             scale,
             running_mean=None,
             running_var=None,
@@ -95,19 +98,6 @@ class BatchNorm(ChannelNorm):
             output_mask=mask,
         )
         return dx, dw, db
-
-    def gradients(
-        self,
-        dy: Tensor,
-        packed: Packed,
-        weight: Tensor | None,
-        rstd: Tensor,
-        mask: list[bool],
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        lie = as_they_lie(dy.device, dy.shape, memory_format(dy))
-        if not (lie and mask[0] and isinstance(packed, PackedCodes)):
-            return super().gradients(dy, packed, weight, rstd, mask)
-        return batch_norm_grad(dy, packed.copy, weight, rstd.view(-1))
 
 
 SWAPS: Swaps = dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), BatchNorm)

@@ -107,24 +107,13 @@ class ChannelNorm(RazorLayer):
         raise NotImplementedError
 
     def gradients(
-        self,
-        dy: Tensor,
-        packed: Packed,
-        weight: Tensor | None,
-        rstd: Tensor,
-        mask: list[bool],
+        self, dy: Tensor, packed: Packed, weight: Tensor | None, rstd: Tensor, mask: list[bool]
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """`gradients_at` the packed x_hat."""
-        return self.gradients_at(dy, images_as(packed, dy), weight, rstd, mask)
-
-    def gradients_at(
-        self, dy: Tensor, x_hat: Tensor, weight: Tensor | None, rstd: Tensor, mask: list[bool]
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """The gradients of x, weight and bias at some x_hat, unless the statistics are `fixed`.
+        """The gradients of x, weight and bias, unless the statistics are `fixed`.
 
         Args:
             dy: the gradient of y.
-            x_hat: the normalized x, in the shape of dy.
+            packed: the copy of x_hat.
             weight: one value per channel, or None.
             rstd: as `normalized` returns it.
             mask: which of the three gradients are wanted.

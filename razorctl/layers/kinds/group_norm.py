@@ -5,7 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from razorctl.layers.base import Swaps
-from razorctl.layers.kinds.channel_norm import ChannelNorm
+from razorctl.layers.kinds.channel_norm import ChannelNorm, images_as
+from razorctl.rules.packed import Packed
 
 aten = torch.ops.aten
 
@@ -38,16 +39,16 @@ class GroupNorm(ChannelNorm):
         values = of_groups.repeat_interleave(self.num_channels // self.num_groups, 1)
         return values.view(*x.shape[:2], *[1] * (x.dim() - 2))
 
-    def gradients_at(
-        self, dy: Tensor, x_hat: Tensor, weight: Tensor | None, rstd: Tensor, mask: list[bool]
+    def gradients(
+        self, dy: Tensor, packed: Packed, weight: Tensor | None, rstd: Tensor, mask: list[bool]
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        batch, channels, *image = x_hat.shape
+        batch, channels, *image = dy.shape
         # x_hat has mean 0 and deviation 1.
         zeros = dy.new_zeros(batch, self.num_groups)
         weight = None if weight is None else weight.to(dy.dtype)
         dx, dw, db = aten.native_group_norm_backward(
             dy,
-            x_hat,
+            images_as(packed, dy),
             mean=zeros,
             rstd=zeros + 1,
             weight=weight,

@@ -49,11 +49,15 @@ class Pool(RazorLayer):
     """Base of razor pooling, of [batch, channels, ...] with `axes` more axes."""
 
     kind: ClassVar[str] = "pool"
-    axes: ClassVar[int] = 2
     kernel_size: Any
     stride: Any
     padding: Any
     ceil_mode: bool
+
+    @property
+    def axes(self) -> int:
+        """The number of axes of a window."""
+        return 3 if isinstance(self, (nn.AvgPool3d, nn.AdaptiveAvgPool3d)) else 2
 
     def takes(self, x: Tensor) -> bool:
         """Whether this class pools `x`; otherwise the stock forward runs."""
@@ -69,7 +73,7 @@ class MaxPool(Pool):
     @classmethod
     def fits(cls, module: nn.Module, rule: Rule) -> bool:
         assert isinstance(module, nn.MaxPool2d)
-        places = math.prod(_sizes(module.kernel_size, cls.axes))
+        places = math.prod(_sizes(module.kernel_size, 2))
         return not module.return_indices and places <= PLACES
 
     @property
@@ -89,7 +93,7 @@ class MeanFunction(torch.autograd.Function):
     """A stock mean; its gradient needs only the shape of the input."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, layer: "MeanPool") -> Tensor:
+    def forward(ctx: Any, x: Tensor, layer: "AvgPool") -> Tensor:
         ctx.layer, ctx.like = layer, (x.shape, memory_format(x))
         return layer.stock(x)
 
@@ -101,12 +105,19 @@ class MeanFunction(torch.autograd.Function):
         return ctx.layer.gradient(dy.contiguous(memory_format=form), x), None
 
 
-class MeanPool(Pool):
-    """Base of razor mean pooling."""
+class AvgPool(Pool):
+    """A mean over windows; it stores nothing."""
+
+    count_include_pad: bool
+    divisor_override: int | None
 
     def gradient(self, dy: Tensor, x: Tensor) -> Tensor:
         """The gradient of the input; x: a tensor of the input's shape, with any values."""
-        raise NotImplementedError
+        sizes = (_sizes(size, self.axes) for size in (self.kernel_size, self.stride, self.padding))
+        options = self.ceil_mode, self.count_include_pad, self.divisor_override
+        backward: Any = aten.avg_pool2d_backward if self.axes == 2 else aten.avg_pool3d_backward
+        dx: Tensor = backward(dy, x, *sizes, *options)
+        return dx
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.takes(input):
@@ -115,56 +126,26 @@ class MeanPool(Pool):
         return y
 
 
-class AvgPool(MeanPool):
-    """A mean over windows; it stores nothing."""
-
-    backward: ClassVar[Any] = aten.avg_pool2d_backward
-    count_include_pad: bool
-    divisor_override: int | None
-
-    def gradient(self, dy: Tensor, x: Tensor) -> Tensor:
-        sizes = (_sizes(size, self.axes) for size in (self.kernel_size, self.stride, self.padding))
-        options = self.ceil_mode, self.count_include_pad, self.divisor_override
-        dx: Tensor = self.backward(dy, x, *sizes, *options)
-        return dx
-
-
-class VolumeAvgPool(AvgPool):
-    """A mean over windows of volumes."""
-
-    axes = 3
-    backward = aten.avg_pool3d_backward
-
-
-class AdaptiveAvgPool(MeanPool):
+class AdaptiveAvgPool(AvgPool):
     """A mean over windows that give an output of a fixed size; it stores nothing.
 
     For one output value per channel, the stock class stores nothing either.
     """
 
-    backward: ClassVar[Any] = aten._adaptive_avg_pool2d_backward
-
     @classmethod
     def fits(cls, module: nn.Module, rule: Rule) -> bool:
-        size: Any = module.output_size
-        return _sizes(size, cls.axes) != (1,) * cls.axes
+        return set(_sizes(module.output_size, 1)) != {1}
 
     def gradient(self, dy: Tensor, x: Tensor) -> Tensor:
-        dx: Tensor = self.backward(dy, x)
+        of_images: Any = aten._adaptive_avg_pool2d_backward
+        dx: Tensor = (of_images if self.axes == 2 else aten._adaptive_avg_pool3d_backward)(dy, x)
         return dx
-
-
-class VolumeAdaptiveAvgPool(AdaptiveAvgPool):
-    """A mean over windows of volumes that give an output of a fixed size."""
-
-    axes = 3
-    backward = aten._adaptive_avg_pool3d_backward
 
 
 SWAPS: Swaps = {
     nn.MaxPool2d: MaxPool,
     nn.AvgPool2d: AvgPool,
-    nn.AvgPool3d: VolumeAvgPool,
+    nn.AvgPool3d: AvgPool,
     nn.AdaptiveAvgPool2d: AdaptiveAvgPool,
-    nn.AdaptiveAvgPool3d: VolumeAdaptiveAvgPool,
+    nn.AdaptiveAvgPool3d: AdaptiveAvgPool,
 }

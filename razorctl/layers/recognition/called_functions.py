@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from razorctl.layers.attention.twin import decorated, running
+from razorctl.layers.attention.twin import decorated, run_in, running
 from razorctl.layers.base import LayerSettings, RazorLayer, stock_base
 from razorctl.layers.kinds.activation import (
     GELU,
@@ -250,12 +250,7 @@ class Calling(RazorLayer):
         assert twin.function is not None
         if not self.saving or not (torch.compiler.is_compiling() or twin.current()):
             return self.stock(*args, **kwargs)
-        place = running()
-        before, place.module = place.module, self
-        try:
-            return twin.function(self, *args, **kwargs)
-        finally:
-            place.module = before
+        return run_in(self, twin.function, *args, **kwargs)
 
 
 class CallingActivation(Calling):

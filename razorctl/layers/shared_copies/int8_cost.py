@@ -7,7 +7,7 @@ in int8, though their sum may be as large. Such a layer runs both gradient GEMMs
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,20 +22,6 @@ SHARE = 0.1  # of the rows of dW, at most, may have a larger one
 SAMPLE = 256  # rows of dW that are compared
 
 
-class Products(Protocol):
-    """The part of `linear.Gemms` that is measured."""
-
-    dy: Tensor
-    weight_int8: bool
-    input_int8: bool
-
-    def product(self, x: Tensor | Packed) -> Tensor:
-        """dy^T x, [out, columns of x]."""
-
-    def exact(self, step: int) -> "Products":
-        """The products for every `step`-th column of dy, in the dtype of dy."""
-
-
 class Int8Cost:
     """Whether the gradient GEMMs of a layer may run in int8.
 
@@ -46,12 +32,10 @@ class Int8Cost:
     def __init__(self) -> None:
         self.measured, self.allowed = False, True
 
-    def products(
-        self, gemms: Products, operands: Sequence[Tensor | Packed], name: str
-    ) -> list[Tensor]:
+    def products(self, gemms: Any, operands: Sequence[Tensor | Packed], name: str) -> list[Tensor]:
         """dy^T x for each of the operands x; measures in the first pass.
 
-        gemms: runs in the dtype of dy from then on, if int8 costs too much.
+        gemms: `linear.Gemms`; it runs in the dtype of dy from then on, if int8 costs too much.
         """
         products = [gemms.product(x) for x in operands]
         if self.measured or not (gemms.weight_int8 and readable(gemms.dy)):
