@@ -4,7 +4,6 @@ import logging
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from razorctl.layers.autocast import compute_dtype, no_autocast, to_compute_dtype
@@ -343,27 +342,6 @@ class RMSNorm(Norm):
 
     centers = False
     plain = True
-
-
-class ChannelLayerNorm(Norm):
-    """Base of LayerNorms over the channels of images, [batch, channels, height, width]."""
-
-    def forward(self, x: Tensor, through: bool = False) -> Tensor:
-        if not self.saving or getattr(self, "_fast_norm", False):  # timm's setting may call APEX
-            return super().stock(x)
-        normed: Tensor = super().forward(x.permute(0, 2, 3, 1))
-        y = normed.permute(0, 3, 1, 2)
-        if self.memo is not None:
-            dtype = compute_dtype(y)
-            copy = self.memo.find(normed, layouts.of_rows(dtype), self)
-            if copy is not None:
-                self.memo.offer(y, layouts.of_patches(dtype), copy)
-        return y
-
-    def stock(self, x: Tensor) -> Tensor:
-        """The stock norm of images with the channels last."""
-        bias: Any = self.bias
-        return F.layer_norm(x, self.normalized_shape, self.weight, bias, self.eps)
 
 
 SWAPS: Swaps = {nn.LayerNorm: LayerNorm, nn.RMSNorm: RMSNorm}

@@ -31,7 +31,7 @@ from razorctl.layers.kinds.conv import Conv2d
 from razorctl.layers.kinds.dropout import DropPath
 from razorctl.layers.kinds.group_norm import GroupNorm
 from razorctl.layers.kinds.layer_scale import LayerScale, ScaledBlock
-from razorctl.layers.kinds.norm import ChannelLayerNorm, Norm
+from razorctl.layers.kinds.norm import Norm
 from razorctl.layers.kinds.residual_sum import Adding
 from razorctl.rules.base import Rule
 
@@ -45,12 +45,6 @@ class TimmLayerNorm(Norm):
     def plain(self) -> bool:  # type: ignore[override]
         """False if timm's setting may call APEX."""
         return not self._fast_norm
-
-
-class TimmRMSNorm(Norm):
-    """timm's RMSNorm."""
-
-    centers = False
 
 
 class BatchNormAct(WithActivation, BatchNorm):
@@ -210,9 +204,6 @@ SWAPS: Swaps = {
     vision_transformer.ResPostBlock: NormedBranches,
     eva.EvaBlockPostNorm: NormedBranches,
     stock.LayerNorm: TimmLayerNorm,
-    stock.LayerNormFp32: Norm,
-    stock.RmsNorm: TimmRMSNorm,
-    stock.LayerNorm2d: ChannelLayerNorm,
     stock.BatchNormAct2d: BatchNormAct,
     stock.GroupNorm: GroupNorm,
     stock.GroupNorm1: GroupNorm,

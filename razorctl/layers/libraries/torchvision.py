@@ -8,7 +8,6 @@ from torchvision.ops import misc
 
 from razorctl.layers.base import Swaps
 from razorctl.layers.kinds.channel_gate import Excitation, Gate
-from razorctl.layers.kinds.norm import ChannelLayerNorm
 
 
 class SqueezeExcitation(Excitation):
@@ -37,7 +36,6 @@ class CNBlock(Gate):
 
 
 SWAPS: Swaps = {
-    convnext.LayerNorm2d: ChannelLayerNorm,
     convnext.CNBlock: CNBlock,
     misc.SqueezeExcitation: SqueezeExcitation,
 }

@@ -8,8 +8,10 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from razorctl.layers.autocast import compute_dtype
 from razorctl.layers.base import LayerSettings, RazorLayer, stock_type
-from razorctl.layers.kinds.norm import ChannelLayerNorm, Norm
+from razorctl.layers.kinds.norm import Norm
+from razorctl.layers.shared_copies import layouts
 from razorctl.rules.base import Rules
 
 EPSILONS = ("eps", "variance_epsilon", "epsilon")  # usual attributes
@@ -66,15 +68,26 @@ class OtherNorm(Norm):
         return self.form.eps
 
 
-class OtherChannelNorm(OtherNorm, ChannelLayerNorm):
-    """A norm of any class over the channels of images."""
+class OtherChannelNorm(OtherNorm):
+    """A norm of any class over the channels of images, [batch, channels, height, width]."""
 
     axis = 1
 
+    def forward(self, x: Tensor, through: bool = False) -> Tensor:
+        if not self.saving or getattr(self, "_fast_norm", False):  # timm's setting may call APEX
+            return RazorLayer.stock(self, x)
+        normed: Tensor = super().forward(x.permute(0, 2, 3, 1))
+        y = normed.permute(0, 3, 1, 2)
+        if self.memo is not None:
+            dtype = compute_dtype(y)
+            copy = self.memo.find(normed, layouts.of_rows(dtype), self)
+            if copy is not None:
+                self.memo.offer(y, layouts.of_patches(dtype), copy)
+        return y
+
     def stock(self, x: Tensor) -> Tensor:
         """The stock norm of an image whose channels are last."""
-        y: Tensor = super(ChannelLayerNorm, self).stock(x.permute(0, 3, 1, 2))
-        return y.permute(0, 2, 3, 1)
+        return super().stock(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
 
 def by_values(module: nn.Module) -> type[RazorLayer] | None:
