@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from razorctl import Recipe, saved_bytes, sparsify
 from razorctl.layers.base import LayerSettings
-from razorctl.layers.by_type import swaps
+from razorctl.layers.recognition.razor_class import razor_for
 from razorctl.layers.shared_copies.memo import Memo
 from razorctl.ops.images import memory_format, pixels, unrolled
 from razorctl.ops.packing import packed_bytes
@@ -48,7 +48,7 @@ def sparse(model: nn.Module, rule: Rule) -> nn.Module:
     """The model with one rule for every layer, and copies that are shared."""
     memo = Memo()
     for module in list(model.modules()):
-        razor = swaps().get(type(module))
+        razor = razor_for(module)
         if razor is not None:
             razor.attach(module, both(rule), LayerSettings(memo))
     return model

@@ -87,7 +87,9 @@ class OtherChannelNorm(OtherNorm):
 
     def stock(self, x: Tensor) -> Tensor:
         """The stock norm of an image whose channels are last."""
-        return super().stock(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+        y = super().stock(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+        # Not a view, so that the memo knows views of it.
+        return torch.ops.aten._unsafe_view(y, y.shape)  # type: ignore[no-any-return]
 
 
 def by_values(module: nn.Module) -> type[RazorLayer] | None:
