@@ -249,6 +249,17 @@ def test_a_parquet_file_that_cannot_be_read_is_named(after, error, monkeypatch):
         assert str(caught.value).startswith(f"d/train-2.parquet cannot be read ({error}); write")
 
 
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+def test_rows_of_a_large_table_are_stored_for_each_choice_of_columns(ending, monkeypatch):
+    monkeypatch.setattr(store, "SMALL", 0)
+    texts = {name: [f"{name} of row {row}" for row in range(8)] for name in ("one", "two")}
+    rows = Dataset.from_dict({**texts, "label": ["x", "y"] * 4})
+    {"csv": rows.to_csv, "jsonl": rows.to_json, "parquet": rows.to_parquet}[ending](f"a.{ending}")
+    for name in texts:
+        job = Job("any", f"a.{ending}", text_column=name, label_column="label")
+        assert all(text.startswith(name) for text in data.source_of(job).load().train["text"])
+
+
 def test_the_last_rows_of_a_large_table_are_checked_too(monkeypatch):
     monkeypatch.setattr(store, "SMALL", 0)
     table(texts(Path("a.csv"), 3000), [f"text {i},x" for i in range(2999)] + [",y"])
