@@ -1,16 +1,16 @@
 """Defaults for user data, computed from its number of rows.
 
-Papers and libraries state values for their own data: 20,000 steps are 51 passes over CIFAR-100, and
-13,474 over 190 images. So for user data, and for hub data sets that are not registered, the values
-here replace a model's steps, epochs, warmup and evaluations. None of them is measured.
+A model's defaults are for the data of its paper: 20,000 steps are 51 epochs of CIFAR-100, and
+13,474 epochs of 190 images. So for user data and unregistered data sets of the hub, the values here
+replace a model's steps, epochs, warmup and evaluations. None of them is measured.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-# Task or modality -> pairs (up to so many training rows, so many epochs). Rows of language models
-# are blocks of tokens, or conversations.
+# Task or modality -> pairs (most training rows, epochs). Rows of language models are blocks of
+# tokens, or conversations.
 EPOCHS: Mapping[str, Sequence[tuple[float, float]]] = {
     "classification of images": ((1000, 30), (5000, 20), (50_000, 10), (500_000, 5), (math.inf, 3)),
     "classification of texts": ((1000, 10), (10_000, 5), (math.inf, 3)),
@@ -18,9 +18,9 @@ EPOCHS: Mapping[str, Sequence[tuple[float, float]]] = {
     "causal-lm": ((100_000, 3), (math.inf, 1)),
     "masked-lm": ((1000, 10), (100_000, 3), (math.inf, 1)),
 }
-MANY = 100  # epochs, above which a run is called long
-SMALL = 8  # a lack of rows never makes a batch smaller than this
-PARTS = 8  # batches of an epoch, at least, unless a batch is SMALL
+MANY = 100  # epochs; a run of more gets a note
+SMALL = 8  # least batch for few rows
+PARTS = 8  # least batches of an epoch, unless a batch is SMALL
 FEWEST, MOST = 5, 20  # evaluations of a run
 FROM_SCRATCH = 3  # times the epochs for pretrained weights
 
@@ -43,7 +43,7 @@ class ByRows:
 
     @property
     def table(self) -> Sequence[tuple[float, float]]:
-        """Pairs (up to so many training rows, so many epochs)."""
+        """Pairs (most training rows, epochs)."""
         usual = EPOCHS[f"classification of {self.modality}s"]
         return EPOCHS.get(self.task, usual)
 
@@ -52,15 +52,15 @@ class ByRows:
         return self.times * next(epochs for most, epochs in self.table if rows <= most)
 
     def batch_size(self, usual: int, rows: int) -> int:
-        """A model's usual batch size; smaller for so few rows that an epoch lacks PARTS batches."""
+        """A model's usual batch size, or a smaller one, so that an epoch has PARTS batches."""
         fitting = 1 << max(0, (rows // PARTS).bit_length() - 1)  # a power of two
         return min(usual, max(SMALL, fitting))
 
     def evaluate_every(self, steps: int, per_epoch: int, batch_size: int) -> int:
-        """Steps between evaluations: an epoch, adapted to give FEWEST to MOST evaluations.
+        """Steps between evaluations: an epoch, or other steps for FEWEST to MOST evaluations.
 
-        All evaluations together read at most as many rows as training; a training row takes three
-        times as long.
+        All evaluations together read at most as many rows as training, which takes three times as
+        long for a row.
         """
         passes, most = steps / per_epoch, MOST
         if self.evaluated:
@@ -70,9 +70,9 @@ class ByRows:
         return per_epoch * math.ceil(passes / most)
 
     def patience(self, evaluations: int) -> int | None:
-        """Half of the evaluations, since the last ones, at a low learning rate, are often the best.
+        """Half of the evaluations: late ones, at a low learning rate, are often the best.
 
-        None without a validation split: a test split must not decide when to stop.
+        None without a validation split, since a test split must not decide when to stop.
         """
         return max(3, math.ceil(evaluations / 2)) if self.validated else None
 

@@ -1,6 +1,6 @@
 """Checks of the values of a `Job`: bounds, settings that exclude each other, split batches.
 
-A job is passed as any object with its fields, since `job` imports this file.
+The type of a job is Any, since `job` imports this file.
 """
 
 import math
@@ -15,7 +15,7 @@ BALANCED = "balanced"  # class weights that are computed from the rows
 
 
 class _Bound(NamedTuple):
-    """Fields, the condition under which their value is refused, and the error."""
+    """Fields, the condition that refuses a value, and the error."""
 
     fields: tuple[str, ...]
     refused: Callable[[float], bool]
@@ -185,7 +185,7 @@ def _check_host_state(job: Any) -> None:
 
 
 def check_batch(job: Any, examples: int | None) -> None:
-    """Raises UsageError for a batch that is larger than the data, or that cannot be split."""
+    """Raises UsageError for a batch that is larger than the data or cannot be split evenly."""
     if examples is not None and job.batch_size > examples:
         raise UsageError(
             f"batch size {job.batch_size} is larger than the "

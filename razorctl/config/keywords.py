@@ -1,7 +1,7 @@
-"""The settings of a Recipe and a Job as keywords of the functions in `razorctl.api`.
+"""The fields of a Recipe and a Job as keywords of the functions in `razorctl.api`.
 
-`Recipe` and `Job` explain each. None leaves a setting to the preset, the model or the method. A
-sequence stands for a text with commas: `["a", "b"]` for `"a,b"`.
+None leaves a setting to the preset, the model or the method. A sequence is a text with commas:
+`["a", "b"]` is `"a,b"`.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from razorctl.config.tasks import Task
 from razorctl.methods import Attention
 
 Names = str | Sequence[str]
-# Settings for which `compare` takes several values, as numbers or as text: `1,2`.
+# Settings that `compare` takes several values of, as numbers or as a text such as "1,2".
 Integers = int | str | Sequence[int]
 Numbers = float | str | Sequence[float]
 Prefer = Literal["balanced", "exact", "fast"]  # the preference of a plan

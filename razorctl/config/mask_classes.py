@@ -19,9 +19,8 @@ class MaskClasses:
     """The pixel values of masks that stand for classes, and the values without a class.
 
     Args:
-        numbers: value of a pixel, or color 0xRRGGBB -> number of its class; None for ignored
-            values, such as IGNORED unless it is a class.
-        names: the names of the classes; a value without a name is its own name.
+        numbers: value of a pixel, or color 0xRRGGBB -> number of its class; None is no class.
+        names: the names of the classes; the default name is the value.
         colors: whether colors stand for classes.
     """
 
@@ -35,7 +34,7 @@ class MaskClasses:
         return {shown(value, self.colors) for value in self.numbers}.isdisjoint(self.names)
 
     def __str__(self) -> str:
-        """A notation of these classes by numbers, as `0=0,255=ignore`; colors begin with `#`."""
+        """A notation of the classes by numbers, such as `0=0,255=ignore` or `#ff0000=1`."""
         return ",".join(
             f"{shown(value, self.colors)}={IGNORE if number is None else number}"
             for value, number in self.numbers.items()
@@ -58,16 +57,16 @@ def of_values(values: Sequence[int], names: Sequence[str] = ()) -> MaskClasses:
 def parse(text: str, colors: bool | None = None) -> MaskClasses:
     """The classes of a notation: entries `0`, `1-3`, `7=car` or `255=ignore`, or `#ff0000=car`.
 
-    Values with the same name are one class. Raises UsageError for anything else, and for fewer than
-    two classes. colors: whether values are colors; None looks for a `#` at the beginning.
+    Values with the same name are one class. Raises UsageError for other texts, and for fewer than
+    two classes. colors: whether values are colors; None: whether the text begins with `#`.
     """
     colors = text.startswith("#") if colors is None else colors
     setting = "mask colors" if colors else "mask values"
     numbers: dict[int, int | None] = {}
     names: list[str] = []
     for entry in text.split(","):
-        for value, given in _values(entry, setting, colors):
-            name = given or shown(value, colors)
+        for value, label in _values(entry, setting, colors):
+            name = label or shown(value, colors)
             if value in numbers:
                 raise UsageError(f"{setting} have {shown(value, colors)} twice; give it once.")
             if name != IGNORE and name not in names:

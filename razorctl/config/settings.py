@@ -13,8 +13,8 @@ from razorctl.system import documents
 def check_types(settings: Any, values: Mapping[str, Any] | None = None) -> None:
     """Raises UsageError if a field's value is not of its annotated type; see `check_type`.
 
-    settings: a dataclass, or its class; then `values` has some of its fields. Fields annotated with
-    Mapping or tuple are not checked.
+    Fields annotated with Mapping or tuple are not checked.
+    settings: a dataclass, or its class if `values` has some of its fields.
     """
     values = vars(settings) if values is None else values
     for field in fields(settings):
