@@ -26,12 +26,12 @@ T = TypeVar("T")
 # The sentence of a block that cannot be traced, in an error of torch.
 REFUSAL = r"User-inserted graph break\. Message: (.*)"
 EAGER, TIMED = 3, 3  # eager steps before the compiled ones; compiled steps that are timed
-WARM_UPS = 1  # steps of each kind that are not timed; the first compiled one is compiling
+WARM_UPS = 1  # untimed eager steps, and untimed compiled steps after the one that compiles
 JUDGED = EAGER + 1 + WARM_UPS + TIMED  # the step after which the payoff is known
 
 
 def refuse_uncompilable(job: Job, recipe: Recipe) -> None:
-    """Raises UsageError for a job that cannot be compiled, or captured, as it says."""
+    """Raises UsageError for a job whose steps cannot be compiled or captured as it asks."""
     if not (job.compile or job.captured):
         return
     how, kind, option = "compiled", "compiled", "--compile"
@@ -55,8 +55,8 @@ def refuse_uncompilable(job: Job, recipe: Recipe) -> None:
 def compiler_settings(budget: float | None = None) -> Iterator[None]:
     """The settings of torch's compiler for a step.
 
-    Stored programs, which call ops by whole schemas, are found only if razorctl's ops had the same
-    ones. Graphs keep the share `budget` of activations for backward, if it is not None.
+    The cache of programs has the schemas of razorctl's ops in its key, since programs call ops by
+    their schemas. budget: the share of activations that is stored for backward; None: torch's.
     """
     import torch._functorch.config as graphs
     import torch.compiler.config as caches
@@ -72,9 +72,8 @@ def compiler_settings(budget: float | None = None) -> Iterator[None]:
 class Compiled:
     """Runs the training steps of a model as one compiled graph; the model itself stays eager.
 
-    Evaluation, traced bytes, state dict and hooks are therefore those of an eager model. A model
-    that cannot be compiled is trained eagerly after one warning, and compiled without CUDA graphs
-    if these fail.
+    So evaluation, traced bytes, state dict and hooks are of an eager model. A model that cannot be
+    compiled gives a warning and is trained eagerly; one whose CUDA graphs fail is compiled without.
     """
 
     def __init__(self, model: nn.Module, job: Job) -> None:
@@ -83,21 +82,21 @@ class Compiled:
         self._compiled = self._compile() if job.compile else None
 
     def _compile(self) -> nn.Module:
-        torch.compiler.reset()  # other models of this process count towards limits
+        torch.compiler.reset()  # the limit of recompilations counts other models too
         mode = "reduce-overhead" if self._graphs else None
         return torch.compile(self.model, fullgraph=True, mode=mode)  # type: ignore[return-value]
 
     @property
     def works(self) -> bool:
-        """Whether steps are compiled, as far as is known."""
+        """Whether steps are compiled; compiling may still fail."""
         return self._compiled is not None
 
     def step(
         self, take: Callable[Concatenate[nn.Module, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Returns `take(model, *args, **kwargs)` of the compiled model, or else of the eager one.
+        """Returns `take(model, *args, **kwargs)` for the compiled model, else for the eager one.
 
-        take: changes weights only after all forward and backward passes, and can run twice.
+        take: changes weights after all forward and backward passes, so that it may be called again.
         """
         if self._compiled is None:
             return take(self.model, *args, **kwargs)
@@ -122,7 +121,7 @@ class Compiled:
 
 
 class Trial(Compiled):
-    """Compiles the run of a resolved job after EAGER steps, and measures what that gains.
+    """Compiles the steps of a resolved job after EAGER steps, and measures the gain.
 
     payoff: None before step JUDGED, and if steps are not compiled.
     """
@@ -133,7 +132,7 @@ class Trial(Compiled):
         self.steps = job.steps
         self.payoff: Payoff | None = None
         self.compile_seconds = 0.0  # also of the run before it was resumed
-        self._before = False  # whether steps were compiled there
+        self._before = False  # whether steps were compiled before it was resumed
         self._seconds: list[float] = []
         if job.compile and job.steps < JUDGED:
             log.warning(
@@ -142,7 +141,7 @@ class Trial(Compiled):
 
     @property
     def done(self) -> bool:
-        """Whether steps of this run were compiled, and still are."""
+        """Whether steps of this run have been compiled, and still are."""
         return self.works and (self._before or len(self._seconds) > EAGER)
 
     @property
@@ -187,8 +186,8 @@ class Trial(Compiled):
 
 
 def failure_reason(error: Exception) -> str:
-    """The sentence with which a block refused to be traced, else torch's first line."""
-    if found := re.search(REFUSAL, str(error)):
-        return found[1]
+    """The sentence of a block that refuses to be traced, else the first line of torch's error."""
+    if match := re.search(REFUSAL, str(error)):
+        return match[1]
     first, *rest = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{first} {rest[0]}" if first.endswith(":") and rest else first

@@ -46,7 +46,7 @@ def settle(job: Job, recipe: Recipe, device: torch.device) -> tuple[Job, str]:
 
 
 class Graphs:
-    """Graphs of one device, which are replayed one after the other and so share memory."""
+    """Graphs of one device; they share memory, since they are replayed one after the other."""
 
     def __init__(self, device: torch.device) -> None:
         self.pool = torch.cuda.graph_pool_handle()
@@ -54,7 +54,7 @@ class Graphs:
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def warm_up(self, run: Callable[[], T]) -> T:
-        """Calls `run` on the stream where it will be captured."""
+        """Calls `run` on the stream of the capture."""
         now = torch.cuda.current_stream(self.stream.device)
         self.stream.wait_stream(now)
         with torch.cuda.stream(self.stream):
@@ -63,7 +63,7 @@ class Graphs:
         return result
 
     def capture(self, run: Callable[[], T]) -> tuple[T, Callable[[], None]]:
-        """Captures `run` without computing anything; returns its result and the graph's replay.
+        """Captures `run`, which computes nothing; returns its result and the replay of the graph.
 
         A replay reads the same memory as `run`, and writes the result into the same memory.
         """
@@ -184,7 +184,7 @@ class CapturedPasses:
         return kind if kind.graphs or captured < KINDS else None
 
     def _moved(self, model: nn.Module) -> bool:
-        """Whether the model, or the memory of its weights, is another one than before."""
+        """Whether the model or the memory of its weights has changed."""
         return self._model is not model or any(
             type(module) is not kind
             or getattr(module, name, None) is not weight
@@ -193,7 +193,7 @@ class CapturedPasses:
         )
 
     def _eager(self, kind: _Kind | None, plain: Callable[[], Tensor]) -> Tensor:
-        """Runs a micro-batch as it is."""
+        """Runs a micro-batch without graphs."""
         if kind is not None:
             kind.warm += 1
         with self._shared():
@@ -211,7 +211,7 @@ class CapturedPasses:
     def _capture(
         self, kind: _Kind, passes: Callable[[Any], Tensor], batch: Any, before: Gradients
     ) -> _Graph | None:
-        """Captures a micro-batch; returns None, and ends the use of graphs, if that fails."""
+        """Captures a micro-batch; if that fails, returns None and ends the use of graphs."""
         assert self._maker is not None
         if kind.batch is None:
             kind.batch = tree_map_only(Tensor, torch.clone, batch)
@@ -241,7 +241,7 @@ class CapturedPasses:
 
     @contextmanager
     def _shared(self) -> Iterator[None]:
-        """Inside the block gradients are in the memory to which the first graph wrote them."""
+        """Inside the block gradients have the memory of the first graph's gradients."""
 
         def move(memory: Tensor, parameter: Tensor) -> None:
             if parameter.grad is not None and parameter.grad is not memory:
@@ -266,17 +266,17 @@ class CapturedPasses:
             parameter.grad = gradient
 
     def _end(self, why: str) -> None:
-        """Trains without graphs from now on."""
+        """Ends the use of graphs."""
         log.warning("training goes on without CUDA graphs: %s", why)
         self.works = False
         self.forget()
 
 
 def _same(some: Gradients, others: Gradients) -> bool:
-    """Whether all gradients are the same tensors as the others."""
+    """Whether two lists have the same gradient tensors."""
     return all(a is b for a, b in zip(some, others, strict=True))
 
 
 def _listed(states: Any) -> Any:
-    """The states of generators as lists, which can be compared."""
+    """The states of generators as lists, for comparison."""
     return tree_map_only(Tensor, Tensor.tolist, states)

@@ -13,9 +13,7 @@ from razorctl.data.own import whole
 from razorctl.data.own.labels import renumbered
 from razorctl.data.own.splitting import digested
 from razorctl.errors import DataError, UsageError
-from razorctl.system.folders import exists
 from razorctl.training import run_files
-from razorctl.training.rundir import SPLIT
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -47,7 +45,7 @@ def rows_of_run(
     job = replace(job, streaming=False)  # an older razorctl could stream, and took no digests then
     registered = job.dataset in data.DATASETS
     source = data.source_of(job) if registered else own.find(job, classes=result["classes"])
-    splits = digested(splits_of_run(run, job, source, progress))
+    splits = digested(source.load(progress))
     before, now = run_files.read_split(run), run_files.split_document(splits)
     if "digests" not in before:
         now = {name: value for name, value in now.items() if name not in ("digests", "white")}
@@ -60,20 +58,6 @@ def rows_of_run(
     return LabeledRows(
         _renumbered(job.dataset, splits, name, result["classes"]), name, splits.skipped
     )
-
-
-def splits_of_run(
-    run: Path, job: Job, source: data.Source, progress: models.Progress
-) -> data.Splits:
-    """The splits of the job of a run.
-
-    An older razorctl took all values of masks up to the highest one for classes.
-    """
-    splits = source.load(progress)
-    begun = splits.mask_classes and exists(run / SPLIT)
-    if not begun or "mask_classes" in run_files.read_split(run):
-        return splits
-    return data.source_of(replace(job, mask_values=f"0-{splits.classes[-1]}")).load(progress)
 
 
 def rows_of_job(

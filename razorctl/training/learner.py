@@ -1,4 +1,4 @@
-"""A model, its optimizer, schedule and loss scaling, which take steps and are saved together."""
+"""The learner: a model with its optimizer, schedule and loss scaling, as checkpoints save them."""
 
 import gc
 import logging
@@ -24,7 +24,7 @@ from razorctl.training.recovery import Relief, parted
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-PARTS = ("optimizer", "scheduler", "scaler", "trial")  # have a state dict each
+PARTS = ("optimizer", "scheduler", "scaler", "trial")  # attributes with a state dict
 
 
 class Learner:
@@ -56,14 +56,14 @@ class Learner:
         self._transient: dict[str, Any] | None = None  # of a checkpoint, until the first step
 
     def relieve(self, relief: Relief) -> None:
-        """Takes steps with less memory from now on, as a relief says."""
+        """Takes later steps with the smaller memory of a relief."""
         self.parts = relief.parts
         if not relief.captured:
             self._captured = None
 
     @property
     def rate(self) -> float:
-        """The highest learning rate of the next step."""
+        """The highest learning rate of the next step; layers may have lower ones."""
         return max(float(group["lr"]) for group in self.optimizer.param_groups)
 
     def beside_graphs(self, evaluate: Callable[[], T]) -> T:
@@ -81,18 +81,18 @@ class Learner:
 
     @property
     def evaluated(self) -> nn.Module:
-        """The model that is evaluated and exported: the average if there is one."""
+        """The model that is evaluated and exported: the average, if there is one."""
         return self.model if self.average is None else self.average.model
 
     def end(self) -> None:
-        """Called after the last step: the model gets the weights that are exported."""
+        """Copies the exported weights into the model; called after the last step."""
         self._captured = None  # what is evaluated then needs memory too
         if self.average is not None:
             self.model.load_state_dict(self.average.model.state_dict())
             self.average = None
 
     def begin(self) -> None:
-        """Called before the first step: after `load`, restores states of random generators."""
+        """Restores the random states of `load`; called before the first step."""
         if self._transient is not None:
             state.load_transient(self.model, self._transient)
             self._transient = None
@@ -148,7 +148,7 @@ class Learner:
 
     @property
     def finite(self) -> bool:
-        """Whether all weights that this process has are finite."""
+        """Whether all weights in this process are finite."""
         parts = (parallel.local(weight.detach()) for weight in self.model.parameters())
         return all(bool(part.sum(dtype=torch.float32).isfinite()) for part in parts)  # in one pass
 
@@ -167,7 +167,7 @@ class Learner:
         return snapshot
 
     def _averaged(self) -> dict[str, Any]:
-        """The state of an average, and the weights beside it, which are trained."""
+        """The state of the average, and the trained weights beside it."""
         if self.average is None:
             return {}
         return {"average": self.average.state_dict(), "trained": self.model.state_dict()}

@@ -1,4 +1,4 @@
-"""The loading of rows: training rows in an order that can begin at any step, others in order."""
+"""The loading of rows: training rows in a random order from any step on, other rows in order."""
 
 import itertools
 import os
@@ -20,7 +20,7 @@ from razorctl.errors import DataError, UsageError, first_line, raise_lack
 from razorctl.models.joined_texts import GROUPED
 from razorctl.system import processes
 
-ROOM = 256 << 20  # bytes of the rows that a data set keeps in memory
+ROOM = 256 << 20  # most bytes of rows in memory
 PRIME = 1_000_003  # factor by which a seed and a number below it become one seed
 Key = tuple[int, int]  # the epoch and the number of the row
 
@@ -28,8 +28,8 @@ Key = tuple[int, int]  # the epoch and the number of the row
 class KeyedRows(Dataset[Any]):
     """The rows of a data set by `Key`.
 
-    drawn: whether rows are changed at random. The random numbers depend on the seed and the key
-    alone, so a row is the same in every process and after a resume.
+    drawn: whether rows are changed at random. The random numbers depend only on the seed and the
+    key, so that a row is the same in every process and after a resume.
     """
 
     def __init__(self, rows: Any, seed: int, drawn: bool) -> None:
@@ -56,13 +56,13 @@ class KeyedRows(Dataset[Any]):
 
 
 class Order(Sampler[list[Key]]):
-    """The rows of each micro-batch of an epoch, in an order that depends on seed and epoch alone.
+    """The rows of each micro-batch of an epoch, in an order by the seed and the epoch.
 
     Each process takes an equal part of a batch; the parts are in the order of ranks. An epoch ends
-    with its last whole batch. steps: the number of its batches. epoch: the one to iterate over.
+    with its last whole batch. steps: the number of batches. epoch: the epoch to iterate over.
     first: its first step, counted from 0; rows of earlier steps are not read. lengths: of the rows,
-    where those of a batch are to be of about one length: GROUPED batches at a time are drawn,
-    sorted by length, and taken in any order; None for rows drawn at random.
+    for batches of about one length: GROUPED batches are drawn together, sorted by length, and taken
+    in a random order; None for rows drawn at random.
     """
 
     def __init__(self, rows: int, job: Job, lengths: Sequence[int] | None = None) -> None:
@@ -74,7 +74,7 @@ class Order(Sampler[list[Key]]):
         self.epoch = self.first = 0
 
     def batches(self) -> Iterator[list[int]]:
-        """The rows of each whole batch of the epoch, from its first step on."""
+        """The rows of each whole batch of the epoch, from step `first` on."""
         generator = torch.Generator().manual_seed(self.seed * PRIME + self.epoch)
         order = torch.randperm(self.rows, generator=generator)
         if self.lengths is not None:
@@ -98,7 +98,7 @@ class Order(Sampler[list[Key]]):
 
 
 class CachedRows(Dataset[Any]):
-    """Rows of images that stay in memory once they are made, as far as they fit into ROOM bytes."""
+    """Rows of images that stay in memory after their first use, up to ROOM bytes."""
 
     def __init__(self, rows: Any) -> None:
         self.rows, self.left = rows, ROOM
@@ -119,13 +119,13 @@ class CachedRows(Dataset[Any]):
 
 @dataclass(frozen=True)
 class Unreadable:
-    """The error that a process returns instead of a batch with an image that cannot be read."""
+    """The error that a process returns in place of a batch, for an image that cannot be read."""
 
     error: DataError
 
 
 class CheckedRows(Dataset[Any]):
-    """Rows; an error names an image that was readable when the data were checked but is not now."""
+    """Rows, with an error that names an image which cannot be read any more."""
 
     def __init__(self, rows: Any) -> None:
         self.rows = rows
@@ -151,7 +151,7 @@ class CheckedRows(Dataset[Any]):
         ]
 
     def _stored(self, key: Any) -> Mapping[str, Any]:
-        """A row as it is stored."""
+        """The stored image and mask of a row."""
         rows = self.rows
         while isinstance(rows, (KeyedRows, CachedRows)):
             rows, key = rows.rows, key[1] if isinstance(rows, KeyedRows) else key
@@ -170,8 +170,8 @@ def collated(rows: list[Any]) -> Any:
 class Loader(DataLoader[Any]):
     """A DataLoader with one thread of torch while it loads.
 
-    Rows are small: on a busy CPU, waiting for a second thread takes longer than their operations.
-    Iterating raises DataError for an image that cannot be read any more.
+    Operations on rows are small, and on a busy CPU waiting for a second thread takes longer.
+    Iteration raises DataError for an image that cannot be read any more.
     """
 
     def __init__(self, rows: Any, **settings: Any) -> None:
@@ -189,23 +189,23 @@ class Loader(DataLoader[Any]):
             finally:
                 torch.set_num_threads(threads)
             if isinstance(batch, Unreadable):
-                del batches  # ends the processes, for which Python would wait later
+                del batches  # ends the processes, which Python would wait for
                 raise batch.error
             yield batch
 
 
 def cached(rows: Any, job: Job, device: torch.device) -> Any:
-    """Rows that are not changed at random, kept in memory for the next epoch if possible.
+    """Rows that stay in memory for the next epoch; for rows that are not changed at random.
 
-    Rows that processes load are not kept, since each of them would keep a copy.
+    Rows that other processes load do not, since each process would have a copy.
     """
     return rows if workers(job, device)["num_workers"] else CachedRows(rows)
 
 
 class Loading:
-    """Loads the micro-batches of each step; in processes that load ahead if there are any.
+    """Loads the micro-batches of each step, ahead of it if there are processes for loading.
 
-    The place in the data is the number of steps taken, so rows that are loaded ahead do not count.
+    The position in the data is the number of steps taken, whatever is loaded ahead.
     """
 
     def __init__(
@@ -216,10 +216,10 @@ class Loading:
         drawn: bool = False,
         lengths: Sequence[int] | None = None,
     ) -> None:
-        """drawn: whether rows are changed at random. lengths: as of `Order`."""
+        """drawn: whether rows are changed at random. lengths: as for `Order`."""
         self.accumulate = job.accumulate
         self.order = Order(len(rows), job, lengths)
-        # With a generator, the seeds of processes are not drawn from torch's default one.
+        # Without a generator, torch's default one would draw the seeds of processes.
         self.loader = Loader(
             KeyedRows(rows, job.seed, drawn),
             batch_sampler=self.order,
@@ -233,7 +233,7 @@ class Loading:
         return self.order.steps
 
     def batches(self, taken: int = 0) -> Iterator[Iterator[Any]]:
-        """The micro-batches of each step after the first `taken`; take all before the next step."""
+        """The micro-batches of each step after `taken` steps; read all before the next step."""
         while True:
             self.order.epoch, self.order.first = divmod(taken, self.order.steps)
             micro_batches = iter(self.loader)

@@ -35,7 +35,6 @@ from razorctl.training.checkpoints import Checkpoint, Checkpoints
 from razorctl.training.class_counts import class_counts, class_weights, rare_classes
 from razorctl.training.compiled import Trial
 from razorctl.training.evaluation import TOP, Evaluation, evaluate
-from razorctl.training.evaluation_rows import splits_of_run
 from razorctl.training.feed import Feed, cut_texts, sequenced
 from razorctl.training.loading import PRIME, moved
 from razorctl.training.metrics import Metrics, Step, waited
@@ -43,31 +42,31 @@ from razorctl.training.precompiled import precompile
 from razorctl.training.recovery import Recovery
 from razorctl.training.shown_rows import shown
 
-TOKENS = 8  # of a text by which a model is tried
+TOKENS = 8  # tokens of a text that a model is tried on
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
 
 class PreparedRun:
-    """A run with its data and its model, and all that its summary and its trackers read.
+    """A run with its data and its model, for its summary and its trackers.
 
     The job is resolved.
-    command: resumes the run. held: the identity of its directory, for which `lock` is held.
-    metric: the figure by which the best weights are chosen.
-    usual_epochs: the default for as many rows.
-    split_document, pretrained_document: what the run directory says of the rows, and of the files
-        of the pretrained model.
-    saved_bytes, full_saved_bytes: bytes that this run and full fine-tuning keep for backward.
-    stock: a sentence on layers that are not compressed and keep a large share; else empty.
-    packing: what packing texts gains; None where they are not apart.
-    sample: a conversation as the model reads it; None of other rows.
-    shown: returns the first rows as they are learned.
-    history: the steps so far, also those before the run was resumed.
-    tested: figures of the last weights on the test split, if it is not the one of `history`.
-    best_figures: figures of the best weights. by_class: those of each class, a JSON value.
-    class_weights: what a label of each class counts, on the device; None for all the same.
-    checksums: of the weights in its directory, when the run is finished.
+    command: the command that resumes the run. held: the identity of its directory under `lock`.
+    metric: the figure that chooses the best weights.
+    usual_epochs: the default for this number of rows.
+    split_document, pretrained_document: the documents of the rows, and of the files of the
+        pretrained model, in the run directory.
+    saved_bytes, full_saved_bytes: bytes that this run and full fine-tuning store for backward.
+    stock: a sentence on stock layers that store a large share; "" without such layers.
+    packing: the gain of joined texts; None for texts that the model cannot keep apart.
+    sample: a conversation as the model reads it; None for other rows.
+    shown: returns the first training rows as text.
+    history: the steps so far, also before the run was resumed.
+    tested: figures of the last weights on the test split; None if `history` has them.
+    best_figures: figures of the best weights. by_class: figures of each class, a JSON value.
+    class_weights: the weight of a label of each class, on the device; None if all are the same.
+    checksums: of the files of a finished run.
     """
 
     command: str
@@ -100,8 +99,7 @@ class PreparedRun:
         if processes.first():
             files = family.files(not job.from_scratch)
             self.pretrained_document = run_files.pretrained(out, models.place(job.model), files)
-        splits = splits_of_run(out, job, source, progress)
-        splits = sequenced(splits, family.fed(job.packing), job, progress)
+        splits = sequenced(source.load(progress), family.fed(job.packing), job, progress)
         self.sample = None
         if source.conversations:
             rows: Any = splits.train
@@ -110,7 +108,7 @@ class PreparedRun:
         self.skipped, self.notes, self.classes = splits.skipped, splits.notes, splits.classes
         if job.from_scratch:
             self.notes = (*self.notes, models.FROM_SCRATCH.format(model=job.model))
-        # By their absolute paths, so that the run can be resumed from any directory.
+        # Absolute paths, so that the run can be resumed from any directory.
         job = replace(job, model=models.place(job.model), dataset=data.place(job.dataset))
         job = replace(job, precision=precision(job, device))
         by_rows = family.defaults.get(BY_ROWS) or ByRows(source.task, source.modality)
@@ -177,27 +175,27 @@ class PreparedRun:
         self.shown = partial(shown, splits.train, family, self.model, job, splits.classes)
         if self.feed.standard.head:
             self._standardize()
-        progress("tracing what a step keeps")
-        # The largest micro-batch, so that no step keeps more than is traced by it.
+        progress("tracing what a step stores")
+        # For the largest micro-batch, so that no step stores more.
         self._forward = JobForward(family, job)
         inputs = self._forward.inputs(self.model, self.device)
         self.full_saved_bytes = traced_bytes(self.model, inputs, **self._forward.options)
         self.sparsify(self.recovery.recipe)
-        if processes.first():  # the others find in Triton's cache what it compiles
+        if processes.first():  # the other processes read Triton's cache
             precompile(job, self.recovery.recipe, len(self.classes), self.device, progress)
             space.check_space(self.out, self.model, job, self.checkpoints)
         else:
-            state.seed(job.seed + processes.rank() * PRIME)  # other dropout than in the first
+            state.seed(job.seed + processes.rank() * PRIME)  # dropout differs by process
 
     def _standardize(self) -> None:
-        """Lets the head learn standardized targets, if it can; see `Standard.fitted`."""
+        """Standardizes the targets, if the head can learn them; see `Standard.fitted`."""
         feed, batch = self.feed, self.feed.moved(next(iter(self.feed.evaluated)))
         feed.standard = feed.standard.fitted(self.model, self.logits, batch, self.job)
         feed.facts["standard"] = [feed.standard.mean, feed.standard.deviation]
 
     @torch.no_grad()
     def _check_output(self, family: models.Model) -> None:
-        """Raises DataError if the model has no finite output, as with broken weights."""
+        """Raises DataError if an output of the model is not finite, as with broken weights."""
         size = TOKENS if family.modality == "text" else self.job.input_size
         example = moved(family.example(self.model, 2, size), self.device)
         if not self.logits(self.model.eval(), example).isfinite().all():
@@ -207,7 +205,7 @@ class PreparedRun:
             )
 
     def sparsify(self, recipe: Recipe) -> None:
-        """Sparsifies the model, again if a step ran out of memory, and traces what it keeps."""
+        """Sparsifies the model, or restores it and does so again, and traces its stored bytes."""
         restore(self.model)
         inputs, options = self._forward.inputs(self.model, self.device), self._forward.options
         full = self.full_saved_bytes
@@ -226,7 +224,7 @@ class PreparedRun:
 
     @property
     def stopped_early(self) -> bool:
-        """Whether the best evaluation is as many evaluations ago as the job is patient for."""
+        """Whether `patience` evaluations have passed since the best one."""
         patience = self.job.patience or math.inf
         return waited(self.history, self.metric) >= patience
 
@@ -238,7 +236,7 @@ class PreparedRun:
         return best if best.score > last else None
 
     def check_directory(self) -> None:
-        """Raises RazorError if the run directory is not the one that was locked any more."""
+        """Raises RazorError if the run directory was moved, removed or replaced."""
         if self.lock is None or not self.lock.is_locked:
             return
         if rundir.identity(self.out) != self.held:
@@ -264,5 +262,5 @@ class PreparedRun:
 
     @property
     def evaluated_model(self) -> nn.Module:
-        """The model whose figures are those of the run."""
+        """The model that is evaluated."""
         return self.model

@@ -1,4 +1,4 @@
-"""The changes by which a run goes on after a step ran out of memory."""
+"""Settings with which a run continues after a step ran out of memory."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,8 +25,8 @@ JOINT = (0.5, 0.25)  # joint budgets, tried last
 class Relief:
     """Settings with which a run needs less memory than before.
 
-    parts: the number of equal parts of each micro-batch, which are taken one after the other.
-    ratio, joint_budget: those of the recipe from then on; None is unchanged. captured: whether
+    parts: number of equal parts of each micro-batch, taken one after the other. ratio,
+    joint_budget: of the recipe from this step on; None is unchanged. captured: whether
     micro-batches still become CUDA graphs, which hold memory that evaluations and updates need.
     """
 
@@ -36,7 +36,7 @@ class Relief:
     captured: bool = False
 
     def job(self, job: Job) -> Job:
-        """The job with the micro-batches that its steps take."""
+        """The job with the smaller micro-batches."""
         return replace(job, accumulate=job.accumulate * self.parts)
 
     def recipe(self, recipe: Recipe) -> Recipe:
@@ -58,9 +58,9 @@ class Relief:
 
 
 class Recovery:
-    """The relief of a run of a resolved job and a recipe so far.
+    """The current relief of a run of a resolved job and a recipe.
 
-    relieved: the steps that ran out of memory, each with the relief from then on.
+    relieved: the steps that ran out of memory, each with the relief that followed.
     """
 
     def __init__(
@@ -71,7 +71,6 @@ class Recovery:
         self.relieved = [dict(each) for each in relieved]
         for each in self.relieved[-1:]:
             last = {name: value for name, value in each.items() if name != "step"}
-            last.setdefault("captured", False)  # an older razorctl wrote none
             self.relief = next(relief for relief in self._left if asdict(relief) == last)
 
     @property
@@ -80,9 +79,9 @@ class Recovery:
         return self.relief.recipe(self._begun)
 
     def relieve(self, step: int, sparsify: Callable[[Recipe], object]) -> bool:
-        """Goes on to the next relief after a step ran out of memory; False if none is left.
+        """Takes the next relief after a step ran out of memory; False if none is left.
 
-        sparsify: sparsifies the model anew; it may raise UsageError.
+        sparsify: sparsifies the model by another recipe; it may raise UsageError.
         """
         for relief in self._left:
             recipe = relief.recipe(self._begun)
@@ -100,12 +99,10 @@ class Recovery:
 
 
 def reliefs(job: Job, recipe: Recipe) -> Iterator[Relief]:
-    """All reliefs of a run in order: exact ones first, then by the ratio, then by the joint budget.
+    """The reliefs of a run in order: exact ones, then higher ratios, then lower joint budgets.
 
-    The first gives up CUDA graphs, and no later one captures any.
-
-    There are none for a strict job, nor for several processes, which wait for each other in the
-    middle of the step that one of them cannot take.
+    The first gives up CUDA graphs, and later ones capture none. A strict job has no reliefs. Nor
+    have several processes, which wait for each other inside the step that one cannot take.
     """
     if job.strict or job.processes > 1:
         return
@@ -125,7 +122,7 @@ def reliefs(job: Job, recipe: Recipe) -> Iterator[Relief]:
 def _ratios(job: Job, recipe: Recipe) -> list[float]:
     """The ratios above the recipe's that it can have, in ascending order.
 
-    There are none with adapters, which would be made anew and lose their training.
+    There are none with adapters, since new ones would lose their training.
     """
     if not METHODS[recipe.method].has_ratio or recipe.part:
         return []
@@ -136,7 +133,7 @@ def _ratios(job: Job, recipe: Recipe) -> list[float]:
 
 
 def parted(batch: Any, parts: int) -> Iterator[Any]:
-    """The parts of a batch, by rows: equal ones, or fewer where packing has left fewer rows."""
+    """The equal parts of a batch by rows; fewer, if joined texts left fewer rows."""
 
     def part(number: int, tensor: Tensor) -> Tensor:
         return tensor.chunk(parts)[number]

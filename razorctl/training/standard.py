@@ -1,8 +1,7 @@
-"""The targets of a regression in units of their deviation over the training rows.
+"""Standardized targets of a regression: (target - mean) / deviation over the training rows.
 
-A head would need many steps to reach ages of 20 to 65, so it learns (target - mean) / deviation. At
-the end of a run its weights are scaled, and give the targets as they are: what is exported is a
-plain model.
+A head needs many steps to reach targets such as ages of 20 to 65. At the end of a run its weights
+are scaled, so that the exported model gives targets in their own unit.
 """
 
 import math
@@ -24,9 +23,9 @@ Logits = Callable[[nn.Module, Any], Tensor]
 
 @dataclass(frozen=True)
 class Standard:
-    """The mean and the deviation of targets, and the name of the head; as it is, it changes none.
+    """The mean and the deviation of targets, and the name of the head; "" standardizes nothing.
 
-    A head without a bias holds no mean: its targets are divided by the root of their mean square.
+    For a head without a bias the mean is 0, and the deviation is the root of the mean square.
     """
 
     mean: float = 0.0
@@ -35,7 +34,7 @@ class Standard:
 
     @classmethod
     def of(cls, targets: Sequence[float], model: nn.Module) -> "Standard":
-        """The standard of training targets; it has no head if the model has none."""
+        """The standard of training targets, without a head if the model has none."""
         try:
             name, layer = freezing.head(model)
         except UsageError:
@@ -50,14 +49,14 @@ class Standard:
         return (targets - self.mean) / self.deviation if self.head else targets
 
     def logits(self, logits: Logits) -> Logits:
-        """The function whose results are targets as they are."""
+        """The function of a model's outputs in the unit of the targets."""
         if not self.head:
             return logits
         return lambda model, inputs: logits(model, inputs).float() * self.deviation + self.mean
 
     @torch.no_grad()
     def fold(self, model: nn.Module) -> None:
-        """Scales the head, so that the model gives targets as they are."""
+        """Scales the head, so that the model's outputs are in the unit of the targets."""
         self._scale(model, self.deviation, self.mean)
 
     @torch.no_grad()
@@ -74,9 +73,9 @@ class Standard:
 
     @torch.no_grad()
     def fitted(self, model: nn.Module, logits: Logits, batch: Any, job: Any) -> "Standard":
-        """Returns this standard if folding scales the outputs of a model, else one without a head.
+        """This standard if `fold` scales the outputs of a model, else one without a head.
 
-        A head that gives the targets as they are already, since it was trained to, is unfolded.
+        A trained head, whose outputs are in the unit of the targets already, is unfolded.
         Collective. batch: inputs and targets. job: a resolved job.
         """
         inputs, targets = batch

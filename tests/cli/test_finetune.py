@@ -64,7 +64,7 @@ def test_a_terminal_shows_what_is_done_and_then_a_bar_of_80_columns(monkeypatch)
     shown = screen(monkeypatch, "xterm")
     finetune(*EACH)
     lines = [line.strip() for line in re.split(r"[\r\n]", shown.getvalue())]
-    parts = ("run directory", "tracing what a step keeps ...", "fp32", "3/3")
+    parts = ("run directory", "tracing what a step stores ...", "fp32", "3/3")
     seen = [next(i for i, line in enumerate(lines) if part in line) for part in parts]
     assert seen == sorted(seen)
     frame = [line for line in lines if "3/3" in line][-1]

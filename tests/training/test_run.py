@@ -194,7 +194,7 @@ def test_bad_settings_leave_nothing_behind(settings, message, tmp_path, monkeypa
 def test_what_is_done_before_the_first_step_is_told_to_who_asks(tmp_path, capfd):
     told = []
     finetune(JOB, SPARSE, out=tmp_path / "run", device="cpu", progress=told.append)
-    assert told == ["loading digits", "building vit-micro", "tracing what a step keeps"]
+    assert told == ["loading digits", "building vit-micro", "tracing what a step stores"]
     assert capfd.readouterr() == ("", "")
 
 

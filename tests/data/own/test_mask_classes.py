@@ -1,18 +1,15 @@
 """Classes by the values and the colors of masks, as the masks or the job say."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from razorctl import data
 from razorctl.config.job import Job
 from razorctl.errors import DataError, UsageError
 from razorctl.models.masks import mask_labels
 from razorctl.training import evaluation_rows
-from razorctl.training.evaluation_rows import splits_of_run
 from tests.data.own.test_masks import job, load, mask, pairs
 from tests.own import photos, refuses
 
@@ -157,26 +154,13 @@ def test_colors_that_are_none_are_refused_at_once(said):
         Job("any", "d", mask_colors=said)
 
 
-def test_rows_of_an_older_run_have_all_values_up_to_the_highest(tmp_path):
-    masks_of(0, 128, 255)
-    source, asked = data.source_of(job("d")), job("d")
-
-    def classes():
-        return len(splits_of_run(tmp_path, asked, source, lambda _: None).classes)
-
-    assert classes() == 2
-    for mine, count in (({}, 129), ({"mask_classes": "0=0,128=1"}, 2)):
-        (tmp_path / "split.json").write_text(json.dumps(mine))
-        assert classes() == count
-
-
 def test_other_masks_are_read_by_the_values_that_a_run_was_trained_on():
     masks_of(0, 200)
     given = Job("any", "d", task="segmentation"), ["0", "128", "200"], lambda _: None
-    rows = evaluation_rows._all(given[0], *given).rows
+    rows = evaluation_rows._evaluated(given[0], *given).rows
     assert {rows[0]["mask_classes"]} == {"0=0,128=1,200=2,255=ignore"}
     with pytest.raises(DataError, match="d has other classes than the run"):
-        evaluation_rows._all(given[0], given[0], ["a", "b"], given[2])
+        evaluation_rows._evaluated(given[0], given[0], ["a", "b"], given[2])
 
 
 def test_masks_that_are_not_there():
