@@ -98,8 +98,9 @@ class Group(TyperGroup):
                 raise
             if not processes.first():
                 views.unmute()
-            views.error(_sentence(error))
-            raise typer.Exit(_exit_code(error)) from None
+            sentence, code = _told(error)
+            views.error(sentence)
+            raise typer.Exit(code) from None
 
 
 def _ending(word: str, stop: BaseException) -> str:
@@ -107,19 +108,15 @@ def _ending(word: str, stop: BaseException) -> str:
     return f"{': '.join([word, *getattr(stop, '__notes__', [])])}."
 
 
-def _exit_code(error: Exception) -> int:
+def _told(error: Exception) -> tuple[str, int]:
+    """The sentence and the exit code of an error."""
     if isinstance(error, RazorError):
-        return error.exit_code
-    return OutOfMemoryError.exit_code if lacks_memory(error) else 1
-
-
-def _sentence(error: Exception) -> str:
-    if isinstance(error, RazorError):
-        return str(error)
+        return str(error), error.exit_code
     if lacks_memory(error):
         what = "device" if type(error).__name__ == "OutOfMemoryError" else "machine"
-        return f"the {what} is out of memory; raise --ratio or lower --batch-size."
-    return f"{first_line(error)} (razorctl --debug shows the traceback)"
+        sentence = f"the {what} is out of memory; raise --ratio or lower --batch-size."
+        return sentence, OutOfMemoryError.exit_code
+    return f"{first_line(error)} (razorctl --debug shows the traceback)", 1
 
 
 @cache

@@ -138,7 +138,8 @@ def _with_time_left(run: "Run", steps: Iterable["Step"]) -> Iterator["Step"]:
             seconds.append(step.seconds)
         left = (run.job.steps or 0) - step.step
         if number == TIMED[-1] and run.predicted is None and left * median(seconds) >= APART:
-            view.show_time_left(median(seconds), left)
+            each = median(seconds)
+            views.say(f"about {duration(each * left)} left: a step takes {duration(each)}")
 
 
 def _progress(*columns: ProgressColumn) -> Progress:

@@ -93,11 +93,6 @@ def show_dry_run(result: Mapping[str, Any]) -> None:
     views.line(f"dry run of {title}: nothing was trained, and nothing was written.")
 
 
-def show_time_left(step_seconds: float, steps: int) -> None:
-    """Prints the time of `steps` more steps, by the seconds of a step."""
-    views.say(f"about {duration(step_seconds * steps)} left: a step takes {duration(step_seconds)}")
-
-
 def _header(job: Job, device: str | None) -> list[str]:
     """The settings of a job that does not know its device, which decides about CUDA graphs."""
     return _settings(replace(job, cuda_graphs=None), device)

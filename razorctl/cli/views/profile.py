@@ -33,10 +33,13 @@ def show(result: dict[str, Any]) -> None:
 
     The document of an nn.Module has only bytes by module.
     """
-    if "phases" not in result:
-        _show_module(result)
-        return
     title = result["model"]
+    if "phases" not in result:
+        text = f"{title}: {recipe_summary(result['recipe'])}, {result['precision']}"
+        views.out.print(text, highlight=False, markup=False)
+        rows = _largest(result["rows"], "type")
+        _show_bytes("activations stored, traced", ("module", "", "class"), rows)
+        return
     if result["dataset"]:
         title = views.title(title, result["dataset"])
     words = [recipe_summary(result["recipe"]), f"batch {result['batch_size']:,}"]
@@ -86,14 +89,6 @@ def _show_times(result: dict[str, Any]) -> None:
     table.add_section()
     table.add_row("step", duration(result["step_s"]))
     views.out.print(table)
-
-
-def _show_module(result: dict[str, Any]) -> None:
-    """Prints the table of bytes of an nn.Module."""
-    text = f"{result['model']}: {recipe_summary(result['recipe'])}, {result['precision']}"
-    views.out.print(text, highlight=False, markup=False)
-    rows = _largest(result["rows"], "type")
-    _show_bytes("activations stored, traced", ("module", "", "class"), rows)
 
 
 def _largest(rows: list[dict[str, Any]], key: str) -> Bytes:

@@ -58,12 +58,6 @@ def take(
     return {"label": chosen["label"], "why": why}
 
 
-def best_of_settings(label: str, count: int, seeds: int) -> dict[str, str | None]:
-    """The result of `take` where the rows are settings of one method."""
-    settings, of_seeds = units.count(count, "setting"), units.count(seeds, "seed")
-    return {"label": label, "why": f"the best of {settings} ({of_seeds})"}
-
-
 def sentence(advice: Mapping[str, str | None]) -> str:
     """The result of `take` as a sentence."""
     start = "Nothing to take yet" if advice["label"] is None else f"Take {advice['label']}"

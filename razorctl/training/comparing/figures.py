@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, median, stdev
 from typing import Any
 
+from razorctl import units
 from razorctl.config.tasks import LEAST
 from razorctl.methods import METHODS
 from razorctl.training.comparing import advice
@@ -45,7 +46,10 @@ def document(comparison: Comparison, target: float | None = None) -> dict[str, A
     alike = all(entry.settings == done[0].settings for entry in best_of)
     if len(best_of) == 1 and best_of[0].values:
         count = sum(entry.method == best_of[0].method for entry in comparison.entries)
-        take = advice.best_of_settings(labels[0], count, len(best_of[0].runs))
+        settings = units.count(count, "setting")
+        seeds = units.count(len(best_of[0].runs), "seed")
+        take: dict[str, str | None]
+        take = {"label": labels[0], "why": f"the best of {settings} ({seeds})"}
     else:
         take = advice.take([row for row in rows if row["label"] in labels], memory, metric, alike)
     commands = {entry.label: entry.command for entry in comparison.entries}
