@@ -272,7 +272,7 @@ def test_a_batch_of_texts_is_as_long_as_its_longest(words, size, tokens, hub):
     model = entry.build(2, size).eval()
     rows = {"text": ["cat " * n for n in words], "label": [n % 2 for n in words]}
     found = []
-    for few in (((), 0), ((entry.longest(size),), 0)):
+    for few in ((), [(len(words), entry.longest(size))]):
         inputs = stack(entry.transform(model, size, few)(rows)["inputs"])
         torch.nn.functional.cross_entropy(
             entry.logits(model, inputs), torch.tensor(rows["label"])

@@ -112,7 +112,7 @@ class Job:
         compile: whether training steps run through torch.compile.
         cuda_graphs: whether forward and backward passes are captured as CUDA graphs, compiled or
             not; None as `eager_reason` says. Texts are then padded to one of at most six lengths,
-            multiples of 64 tokens or the longest. Joined texts fill a fixed number of sequences.
+            and joined ones fill at most six shapes, all chosen by the lengths of the texts.
             Evaluations and updates cannot use the memory of graphs. No plan counts that: on an H100
             the peak rose by 0.6 % at most.
         activation_memory_budget: the largest share of the saved bytes that torch.compile keeps; it

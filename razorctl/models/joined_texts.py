@@ -17,11 +17,14 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 MULTIPLE = 8  # tokens; kernels of matrix products are made for multiples of it
-BUCKET, BUCKETS = 64, 6  # tokens, and the most widths of texts in CUDA graphs
+FEW = 6  # shapes of micro-batches in CUDA graphs
 PAYS = 0.8  # the share of the padded tokens at which packing is the default
 ROUNDING, ROUNDED = 1e-3, 3e-2  # of the largest logit, in single and in half precision
 GROUPED = 50  # batches whose rows are sorted by length if texts are not packed
 SAMPLE = 64  # micro-batches from which the gain is estimated
+
+
+Shape = tuple[int, int]  # the sequences of a micro-batch, and their width in tokens
 
 
 def rounded(tokens: int, most: int, widths: Sequence[int] = ()) -> int:
@@ -33,14 +36,13 @@ def rounded(tokens: int, most: int, widths: Sequence[int] = ()) -> int:
     return max(tokens, min(most, wider or -(-tokens // MULTIPLE) * MULTIPLE))
 
 
-def buckets(lengths: Iterable[int], most: int) -> tuple[int, ...]:
-    """At most BUCKETS widths to which texts of these lengths are padded, in ascending order.
+def few_widths(lengths: Iterable[int], most: int) -> tuple[int, ...]:
+    """At most FEW widths to which texts of these lengths are padded, in ascending order.
 
-    They are multiples of BUCKET, and the last one may be `most`. If there are more, the two are
-    joined that then have the fewest more tokens of padding.
+    As long as there are more, the two neighbors are joined that cost the fewest tokens of padding.
     """
-    count = Counter(min(most, -(-length // BUCKET) * BUCKET) for length in lengths)
-    while len(count) > BUCKETS:
+    count = Counter(rounded(length, most) for length in lengths)
+    while len(count) > FEW:
         pairs = pairwise(sorted(count))
         lower, upper = min(pairs, key=lambda pair: count[pair[0]] * (pair[1] - pair[0]))
         count[upper] += count.pop(lower)
@@ -48,7 +50,7 @@ def buckets(lengths: Iterable[int], most: int) -> tuple[int, ...]:
 
 
 def layout(
-    lengths: Sequence[int], most: int, shape: tuple[int, int] | None = None
+    lengths: Sequence[int], most: int, shapes: Sequence[Shape] = ()
 ) -> tuple[list[list[int]], int]:
     """The sequences of a micro-batch, each as indices of its texts, and their width in tokens.
 
@@ -57,18 +59,34 @@ def layout(
 
     Args:
         lengths: the tokens of each text, at most `most`.
-        shape: as of `fewest_tokens`, for CUDA graphs: the number of sequences is a multiple of
-            that there, or that of texts. Some sequences may be empty.
+        shapes: of `few_shapes`. The first one into which the texts fit is taken, where some
+            sequences may be empty. If there is none, a multiple of the last one's sequences is.
     """
-    count, width = shape or fewest_tokens([lengths], max(lengths), most)
-    rows = _first_fit(lengths, width)
-    wanted = min(len(lengths), -(-len(rows) // count) * count)
-    return rows + [[] for _ in range(wanted - len(rows))], width
+    longest = max(lengths)
+    for count, width in shapes or [fewest_tokens([lengths], longest, most)]:
+        if width >= longest:
+            rows, sequences, found = _first_fit(lengths, width), count, width
+            if len(rows) <= count:
+                break
+    wanted = min(len(lengths), -(-len(rows) // sequences) * sequences)
+    return rows + [[] for _ in range(wanted - len(rows))], found
 
 
-def fewest_tokens(
-    micro_batches: Sequence[Sequence[int]], longest: int, most: int
-) -> tuple[int, int]:
+def few_shapes(
+    micro_batches: Sequence[Sequence[int]], longest: int, most: int, few: int = FEW
+) -> tuple[Shape, ...]:
+    """At most `few` shapes into which micro-batches like these fit, by their numbers of tokens.
+
+    Micro-batches with about as many tokens share one. The arguments are those of `fewest_tokens`.
+    """
+    ordered, count = sorted(micro_batches, key=sum), len(micro_batches)
+    parts = [ordered[n * count // few : (n + 1) * count // few] for n in range(few)]
+    shapes = {fewest_tokens(part, max(map(max, part)), most) for part in parts[:-1] if part}
+    shapes.add(fewest_tokens(parts[-1], longest, most))
+    return tuple(sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape[1])))
+
+
+def fewest_tokens(micro_batches: Sequence[Sequence[int]], longest: int, most: int) -> Shape:
     """The number and the width of sequences into which each micro-batch fits.
 
     Tries the widths that share all tokens of the largest micro-batch evenly over some number of
@@ -80,7 +98,7 @@ def fewest_tokens(
         most: the most tokens of a sequence.
     """
     total, texts = max(map(sum, micro_batches)), max(map(len, micro_batches))
-    best: tuple[int, int] | None = None
+    best: Shape | None = None
     for count in range(1, texts + 1):
         width = rounded(max(longest, math.ceil(total / count)), most)
         if width > most:
@@ -165,14 +183,11 @@ def gain(
     """
     some = drawn(lengths, micro_batch, most)
     every, size = [min(length, most) for length in lengths], len(some[0])
-    widths: tuple[int, ...] = ()
-    shape = None
-    if graphs:
-        widths = buckets(every, rounded(max(every), most))
-        shape = fewest_tokens(some, max(every), most)
+    widths = few_widths(every, most) if graphs else ()
+    shapes = few_shapes(some, max(every), most) if graphs else ()
     padded = packed = read = 0
     for own in some:
-        rows, width = layout(own, most, shape)
+        rows, width = layout(own, most, shapes)
         read += sum(own)
         padded += len(own) * rounded(max(own), most, widths)
         packed += len(rows) * width

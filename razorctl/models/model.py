@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from razorctl.config.tasks import OF_ROWS, Task
+from razorctl.models.joined_texts import Shape
 from razorctl.models.rows import Progress, Rows
 
 if TYPE_CHECKING:
@@ -17,10 +18,8 @@ if TYPE_CHECKING:
 Modality = Literal["image", "text"]
 Size = int | None  # pixels of an image's side, or tokens of a text; None is the model's own
 Transform = Callable[[Rows], Rows]
-# Widths in tokens that texts are padded to, and for joined texts, which have the first width, a
-# divisor of the number of sequences; 0 for others.
-Shapes = tuple[Sequence[int], int]
-ANY: Shapes = (), 0
+Shapes = Sequence[Shape]
+ANY: Shapes = ()
 
 
 @dataclass(frozen=True)

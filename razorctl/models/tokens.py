@@ -10,7 +10,7 @@ from zlib import crc32
 from razorctl import units
 from razorctl.config.tasks import NO_LABEL
 from razorctl.errors import DataError, UsageError
-from razorctl.models.joined_texts import layout, rounded
+from razorctl.models.joined_texts import Shape, layout, rounded
 from razorctl.models.rows import Progress, Rows
 from razorctl.system import hub
 from razorctl.version import __version__
@@ -220,17 +220,15 @@ def causal_inputs(
     *,
     tokens: int | None = None,
     packing: bool | None = None,
-    widths: Sequence[int] = (),
-    sequences: int = 0,
+    shapes: Sequence[Shape] = (),
 ) -> Rows:
     """Inputs and labels for predicting the next token.
 
     rows: of `token_blocks`, `single_texts` or `chats.conversation_tokens`. The label at a position
     is the next token, or NO_LABEL. Rows of several lengths are padded on the right to the longest,
-    `rounded` to one of `widths` or to MULTIPLE, and at most to `tokens`; they then have an
+    `rounded` to a width of `shapes` or to MULTIPLE, and at most to `tokens`; they then have an
     `attention_mask`. With `packing` a sequence holds several rows, and has `position_ids`; there
-    are fewer sequences than rows. With `widths` they have the first of these, and their number is a
-    multiple of `sequences`.
+    are fewer sequences than rows, as `layout` says.
     """
     import torch
 
@@ -240,10 +238,10 @@ def causal_inputs(
     groups, length = [[row] for row in range(len(every))], max(lengths)
     most = tokens or sys.maxsize
     if packing:
-        groups, length = layout(lengths, most, (sequences, widths[0]) if widths else None)
-    elif widths or "labels" in rows or packing is not None:
-        length = rounded(length, most, widths)
-    padded = not packing and (bool(widths) or any(short < length for short in lengths))
+        groups, length = layout(lengths, most, shapes)
+    elif shapes or "labels" in rows or packing is not None:
+        length = rounded(length, most, [width for _, width in shapes])
+    padded = not packing and (bool(shapes) or any(short < length for short in lengths))
     filler = tokenizer.pad_token_id or 0
     joined: Rows = {"inputs": [], "labels": []}
     for group in groups:

@@ -89,7 +89,7 @@ class Feed:
         # Or each length is compiled. Texts apart are, since padding them costs more.
         apart = job.packing is not None
         if family.pads and (job.cuda_graphs or (job.compile and not apart)):
-            shapes = text_lengths.few_shapes(splits.train, family, job)
+            shapes = text_lengths.shapes_of(splits.train, family, job)
             training_transform = family.transform(model, job.input_size, shapes)
         if job.augment != "none":
             assert job.augment is not None

@@ -9,14 +9,13 @@ from razorctl.data.source import Source
 from razorctl.errors import MissingError, UsageError
 from razorctl.models import Model
 from razorctl.models.joined_texts import (
-    BUCKET,
-    BUCKETS,
+    FEW,
     Gain,
-    buckets,
+    Shape,
     drawn,
-    fewest_tokens,
+    few_shapes,
+    few_widths,
     gain,
-    rounded,
 )
 
 SAMPLE = 1000  # rows that a plan tokenizes
@@ -84,25 +83,24 @@ def of_rows(rows: Any, family: Model, job: Job) -> TextLengths:
     return TextLengths(lengths, family.longest(job.input_size), family.packs())
 
 
-def few_shapes(rows: Any, family: Model, job: Job) -> tuple[Sequence[int], int]:
-    """The widths in tokens of micro-batches that are compiled or captured, and their sequences.
+def shapes_of(rows: Any, family: Model, job: Job) -> Sequence[Shape]:
+    """The shapes of micro-batches of texts that are compiled or captured.
 
-    The number of sequences is a multiple of that, for joined texts alone; else it is 0.
     rows: of training, as of `Model.sequences`. job: a resolved one, whose model `pads`.
     """
     most = family.longest(job.input_size)
     if job.packing is None:
-        if job.compile or most <= BUCKET * BUCKETS:
-            return (most,) if job.compile else buckets(range(1, most + 1), most), 0
-        some = drawn(family.lengths(sample(rows), job.input_size), job.micro_batch, most)
-        return buckets([most, *map(max, some)], most), 0
-    lengths = of_rows(rows, family, job).tokens
-    longest = min(max(lengths), most)
+        lengths: Sequence[int] = [most]
+        if not job.compile:
+            some = drawn(family.lengths(sample(rows), job.input_size), job.micro_batch, most)
+            lengths = [most, *map(max, some)]
+    else:
+        lengths = of_rows(rows, family, job).tokens
     if job.packing:
-        sequences, width = fewest_tokens(drawn(lengths, job.micro_batch, most), longest, most)
-        return (width,), sequences
-    last = rounded(longest, most)
-    return (last,) if job.compile else buckets(lengths, last), 0
+        some, few = drawn(lengths, job.micro_batch, most), 1 if job.compile else FEW
+        return few_shapes(some, min(max(lengths), most), most, few)
+    widths = few_widths([max(lengths)] if job.compile else lengths, most)
+    return [(job.micro_batch, width) for width in widths]
 
 
 def sample(rows: Any) -> Any:

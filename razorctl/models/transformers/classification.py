@@ -18,15 +18,16 @@ if TYPE_CHECKING:
 HEADS = ("classifier.", "score.", "pre_classifier.", "classification_head.", "head.")
 
 
-def tokenized(tokenizer: Any, tokens: int, widths: Sequence[int], rows: Rows) -> Rows:
-    """Texts padded to one length: the longest, `rounded` with these widths."""
+def tokenized(tokenizer: Any, tokens: int, shapes: Shapes, rows: Rows) -> Rows:
+    """Texts padded to one length: the longest, `rounded` to a width of the shapes."""
     texts, pairs = map(unframed(tokenizer, *around(tokenizer)), rows["text"]), rows.get("text_pair")
     batch = tokenizer([*texts], pairs, truncation=True, max_length=tokens)
-    return prepared(padded(tokenizer, batch, tokens, widths), rows)
+    return prepared(padded(tokenizer, batch, tokens, shapes), rows)
 
 
-def padded(tokenizer: Any, batch: Any, tokens: int, widths: Sequence[int]) -> list[dict[str, Any]]:
+def padded(tokenizer: Any, batch: Any, tokens: int, shapes: Shapes) -> list[dict[str, Any]]:
     """The inputs of each row of tokenized texts, padded to the length of `tokenized`."""
+    widths = [width for _, width in shapes]
     length = rounded(max(map(len, batch["input_ids"])), tokens, widths)
     batch = tokenizer.pad(batch, padding="max_length", max_length=length, return_tensors="pt")
     return [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
@@ -61,7 +62,7 @@ class TextClassifier(TextModel):
         self, model: "nn.Module", input_size: Size = None, shapes: Shapes = ANY
     ) -> Transform:
         """Raises MissingError if the tokenizer cannot be found, and DataError if it is unusable."""
-        return partial(tokenized, self.tokenizer(model), self.size(input_size), shapes[0])
+        return partial(tokenized, self.tokenizer(model), self.size(input_size), shapes)
 
     def lengths(self, rows: Any, input_size: Size) -> Sequence[int]:
         return text_lengths(self.pretrained.tokenizer, self.size(input_size), rows[:])

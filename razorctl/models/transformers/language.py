@@ -60,7 +60,7 @@ class LanguageModel(TextModel):
         if not self.causal:
             return partial(tokens.masked_inputs, tokenizer, True)
         make = partial(tokens.causal_inputs, tokenizer, tokens=self.size(input_size))
-        return partial(make, packing=self.packing, widths=shapes[0], sequences=shapes[1])
+        return partial(make, packing=self.packing, shapes=shapes)
 
     def masked(self, model: "nn.Module") -> Transform | None:
         tokenizer = self.pretrained.tokenizer

@@ -22,7 +22,7 @@ def words_of(rows: Rows) -> list[list[str]]:
     return rows["tokens"] if "tokens" in rows else [text.split() for text in rows["text"]]
 
 
-def tagged(tokenizer: Any, tokens: int, widths: Sequence[int], rows: Rows) -> Rows:
+def tagged(tokenizer: Any, tokens: int, shapes: Shapes, rows: Rows) -> Rows:
     """Tokens split into a tokenizer's pieces, padded as by `classification.tokenized`.
 
     The first piece of a token gets its label; all other pieces get NO_LABEL. Tokens with pieces
@@ -33,7 +33,7 @@ def tagged(tokenizer: Any, tokens: int, widths: Sequence[int], rows: Rows) -> Ro
 
     batch = tokenizer(words_of(rows), is_split_into_words=True, truncation=True, max_length=tokens)
     firsts = [_first_pieces(batch.word_ids(row)) for row in range(len(batch["input_ids"]))]
-    inputs = padded(tokenizer, batch, tokens, widths)
+    inputs = padded(tokenizer, batch, tokens, shapes)
     words = torch.full((len(firsts), len(inputs[0]["input_ids"])), -1)
     for row, first in enumerate(firsts):
         start = words.shape[1] - len(first) if tokenizer.padding_side == "left" else 0
@@ -71,7 +71,7 @@ class Tagger(TextClassifier):
     def transform(
         self, model: "nn.Module", input_size: Size = None, shapes: Shapes = ANY
     ) -> Transform:
-        return partial(tagged, _tokenizer(self.pretrained), self.size(input_size), shapes[0])
+        return partial(tagged, _tokenizer(self.pretrained), self.size(input_size), shapes)
 
     def lengths(self, rows: Any, input_size: Size) -> Sequence[int]:
         return text_lengths(_tokenizer(self.pretrained), self.size(input_size), rows[:])
