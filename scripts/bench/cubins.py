@@ -261,8 +261,9 @@ def main() -> None:
                 if str(capability) not in row:
                     row[str(capability)] = round(per_element(launch, capability), 1)
                     print(name, capability, row[str(capability)], flush=True)
-    document = {"triton": triton.__version__, "per_element": dict(sorted(table.items()))}
-    INSTRUCTIONS.write_text(json.dumps(document, indent=1) + "\n")
+    rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(table[name])}" for name in sorted(table))
+    head = f' "triton": {json.dumps(triton.__version__)},\n "per_element": {{\n'
+    INSTRUCTIONS.write_text(f"{{\n{head}{rows}\n }}\n}}\n")
 
 
 if __name__ == "__main__":
