@@ -62,7 +62,8 @@ class OtherNorm(Norm):
 
     def scale(self, weight: Tensor) -> Tensor:
         wide = torch.promote_types(weight.dtype, torch.float32)
-        return weight.to(wide) + self.form.offset if self.form.offset else weight
+        # An integer, lest a compiler take it for the forward's own sum, and store that.
+        return weight.to(wide) + int(self.form.offset) if self.form.offset else weight
 
     def epsilon(self, x: Tensor) -> float:
         return self.form.eps
