@@ -33,7 +33,7 @@ WARM_UPS = 2
 KINDS = 6  # the most kinds that are captured, and the most others
 
 
-def settle(job: Job, recipe: Recipe, device: torch.device) -> tuple[Job, str]:
+def resolve(job: Job, recipe: Recipe, device: torch.device) -> tuple[Job, str]:
     """A resolved job with `cuda_graphs`, and a note if its steps run without them; "" if not."""
     if device.type != "cuda":
         note = "CUDA graphs need a CUDA device; steps run without." if job.cuda_graphs else ""

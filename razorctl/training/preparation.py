@@ -116,7 +116,7 @@ class PreparedRun:
         self.usual_epochs = by_rows.epochs(count)
         job = job.resolved(family.defaults, count, recipe.part)
         self.packing, asked = None, bool(job.packing)
-        job, note = cuda_graphs.settle(job, recipe, device)
+        job, note = cuda_graphs.resolve(job, recipe, device)
         self.notes = (*self.notes, *filter(None, [note]))
         if text_lengths.has_texts_apart(job, source):
             job, self.packing = text_lengths.of_rows(splits.train, family, job).resolve(job)

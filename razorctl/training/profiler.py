@@ -289,7 +289,7 @@ def capture_as_in_runs(job: Job, recipe: Recipe, device: torch.device) -> tuple[
     """
     if job.cuda_graphs and device.type != "cuda":
         raise UsageError("CUDA graphs need a CUDA device; leave --cuda-graphs out.")
-    resolved, note = cuda_graphs.settle(replace(job, steps=None), recipe, device)
+    resolved, note = cuda_graphs.resolve(replace(job, steps=None), recipe, device)
     return replace(job, cuda_graphs=resolved.cuda_graphs), note
 
 

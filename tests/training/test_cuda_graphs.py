@@ -387,10 +387,10 @@ def test_doctor_tries_a_graph(wrong, state, found, monkeypatch):
 def test_graphs_are_the_default_on_a_card(job, joint_budget, why):
     job = replace(JOB, **{"steps": 20, "cuda_graphs": None, **job})
     recipe = Recipe(joint_budget=joint_budget)
-    settled, note = cuda_graphs.settle(job, recipe, torch.device("cuda"))
-    assert settled.captured is (why == "" and not job.compile)
+    resolved, note = cuda_graphs.resolve(job, recipe, torch.device("cuda"))
+    assert resolved.captured is (why == "" and not job.compile)
     assert (why in note) if why else note == ""
-    asked, note = cuda_graphs.settle(replace(job, cuda_graphs=False), recipe, torch.device("cuda"))
+    asked, note = cuda_graphs.resolve(replace(job, cuda_graphs=False), recipe, torch.device("cuda"))
     assert (asked.cuda_graphs, note) == (False, "")
 
 
@@ -412,7 +412,7 @@ def test_a_run_on_a_cpu_that_asks_for_graphs_says_that_it_has_none(tmp_path):
 @pytest.fixture
 def graphs_on_a_cpu(monkeypatch):
     """Runs keep `cuda_graphs`."""
-    monkeypatch.setattr(cuda_graphs, "settle", lambda job, recipe, device: (job, ""))
+    monkeypatch.setattr(cuda_graphs, "resolve", lambda job, recipe, device: (job, ""))
 
 
 @pytest.mark.parametrize("where", ["capture", "replay", "evaluation"])
