@@ -223,9 +223,12 @@ def refuse_infinite(loss: Tensor, norm: Tensor, *, scaled: bool) -> None:
 
 
 def autocast(device: torch.device, job: Job) -> torch.autocast:
-    """The context for a forward pass of a resolved job."""
+    """The context for a forward pass of a resolved job.
+
+    It holds no copies of weights until the forward pass ends, since most weights are used once.
+    """
     dtype = DTYPES[job.precision]
-    return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
+    return torch.autocast(device.type, dtype, enabled=dtype is not None, cache_enabled=False)
 
 
 def scored(device: torch.device, job: Job) -> torch.autocast:

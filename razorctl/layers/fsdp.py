@@ -31,6 +31,11 @@ def refuse_sharded(model: nn.Module) -> None:
         )
 
 
+def in_use() -> bool:
+    """Whether FSDP2 wraps any module."""
+    return bool(_wrapped())
+
+
 def alone(layer: nn.Module) -> bool:
     """Whether FSDP2 wraps this very layer, so that its weight is freed right after its forward."""
     return any(module is layer for module in _wrapped())

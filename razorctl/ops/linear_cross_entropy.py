@@ -18,6 +18,7 @@ from torch import Tensor
 from razorctl.ops.op import op
 
 BYTES = 2**28  # of the logits of a part in single precision
+PRODUCT = 2**24  # elements of a product that is cast
 LEAST = 128  # tokens of a part, whatever the vocabulary
 
 
@@ -109,7 +110,10 @@ def linear_cross_entropy(
             dx[rows] = grad @ w
         if weight_grad and dw.dtype == grad.dtype:
             dw.addmm_(grad.t(), x[rows])
-        elif weight_grad:
-            dw += (grad.t() @ x[rows]).to(dw.dtype)
+        elif weight_grad:  # of some classes at a time, since both products are of another dtype
+            each = max(1, PRODUCT // max(1, x.shape[1]))
+            for first in range(0, classes, each):
+                some = slice(first, first + each)
+                dw[some] += (grad[:, some].t() @ x[rows]).to(dw.dtype)
         del grad  # before the next logits are computed
     return losses, dx, dw, db if bias is None else db.to(bias.dtype)

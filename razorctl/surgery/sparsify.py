@@ -17,6 +17,7 @@ from razorctl.layers.attention.stored import Attention
 from razorctl.layers.base import LayerSettings, RazorLayer, WeightLayer
 from razorctl.layers.heads.outputs import Outputs
 from razorctl.layers.heads.pixel_logits import PixelHead, pixel_classifiers
+from razorctl.layers.heads.tied_embeddings import TiedEmbedding, tied_embeddings
 from razorctl.layers.heads.token_logits import Head, heads
 from razorctl.layers.kinds.linear import Linear
 from razorctl.layers.recognition.razor_class import razor_for
@@ -307,12 +308,13 @@ def _candidates(
         kinds.add(Attention.kind)
     head_types: dict[nn.Module, type[RazorLayer]] = {
         **dict.fromkeys(heads(model), Head),
+        **dict.fromkeys(tied_embeddings(model, heads(model)), TiedEmbedding),
         **dict.fromkeys(pixel_classifiers(model), PixelHead),
     }
     again = recipe.runs_again
     for name, module in model.named_modules():
         razor = razor_for(module, again)
-        if "head" in kinds and razor is not None:
+        if "head" in kinds:
             razor = head_types.get(module, razor)
         if razor is not None and razor.kind in kinds:
             yield name, module, razor

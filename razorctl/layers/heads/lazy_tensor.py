@@ -4,6 +4,7 @@ A lazy tensor holds what its values are computed from. `LAZY` of its class lists
 not need the values. All others get the stock values, which are computed once.
 """
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -18,6 +19,7 @@ from razorctl.errors import UsageError
 from razorctl.layers.autocast import no_autocast
 from razorctl.layers.base import RazorLayer, save, saved
 from razorctl.layers.fsdp import alone
+from razorctl.layers.heads.tied_embeddings import handed
 from razorctl.layers.once_differentiable import once_differentiable
 
 # Functions that need no values.
@@ -230,6 +232,7 @@ class CrossEntropyFunction(torch.autograd.Function):
             return losses
         kept = [t if need else None for t, need in zip(gradients, needed, strict=True)]
         ctx.weight_grad = [kept.pop(1)] if kept[1:] else []
+        ctx.weight = weakref.ref(parts[1]) if parts[1:] else None
         save(ctx, *kept)
         return losses.sum()
 
@@ -242,7 +245,7 @@ class CrossEntropyFunction(torch.autograd.Function):
                 if dw is not None and torch._C._autograd._get_current_graph_task_keep_graph():
                     dw = dw * dy
                 elif dw is not None:
-                    ctx.weight_grad, dw = [None], dw.mul_(dy)
+                    ctx.weight_grad, dw = [None], handed(ctx.weight(), dw.mul_(dy))
                 gradients.insert(1, dw)
             return None, None, None, None, *gradients
         needed = ctx.needs_input_grad[4:]
