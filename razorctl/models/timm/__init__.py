@@ -107,6 +107,12 @@ MODELS = (
         {**VIT_DEFAULTS, "batch_size": 64},
     ),
     from_hub(
+        "vit-g14",
+        "DINOv2 ViT-g/14, 1.1 B parameters, 518 px",
+        "vit_giant_patch14_dinov2.lvd142m",
+        {**VIT_DEFAULTS, "batch_size": 32},
+    ),
+    from_hub(
         "swin-t",
         "Swin-T, 224 px, ImageNet-1k",
         "swin_tiny_patch4_window7_224.ms_in1k",

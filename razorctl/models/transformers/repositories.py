@@ -9,6 +9,77 @@ from razorctl.config.tasks import LABELED, OF_ROWS, Task
 
 ENCODER: tuple[Task, ...] = (*LABELED, "masked-lm")
 DECODER: tuple[Task, ...] = ("causal-lm", *LABELED)
+
+
+def qwen(
+    name: str,
+    size: str,
+    columns: int,
+    layers: int,
+    heads: int,
+    key_heads: int,
+    inner: int,
+    vocab_size: int = 151936,
+    tied: bool = True,
+) -> dict[str, Any]:
+    """The entry of a Qwen2.5.
+
+    inner: columns inside its MLPs. tied: whether input and output share an embedding.
+    """
+    config = {
+        "model_type": "qwen2",
+        "vocab_size": vocab_size,
+        "hidden_size": columns,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_heads,
+        "intermediate_size": inner,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
+        "tie_word_embeddings": tied,
+        "bos_token_id": 151643,
+        "eos_token_id": 151643,
+    }
+    summary = f"Qwen2.5, {size} parameters"
+    return {"summary": summary, "repo": f"Qwen/Qwen2.5-{name}", "config": config, "tasks": DECODER}
+
+
+def llama(
+    name: str,
+    title: str,
+    columns: int,
+    layers: int,
+    heads: int,
+    inner: int,
+    factor: float = 32.0,
+    tied: bool = True,
+) -> dict[str, Any]:
+    """The entry of a Llama 3; see `qwen`. factor: by which rotary positions are stretched."""
+    config = {
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "hidden_size": columns,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 8,
+        "intermediate_size": inner,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 500_000.0,
+            "factor": factor,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+        "tie_word_embeddings": tied,
+        "bos_token_id": 128000,
+        "eos_token_id": 128001,
+    }
+    summary = f"{title} parameters; its repository needs access rights"
+    return {"summary": summary, "repo": f"meta-llama/{name}", "config": config, "tasks": DECODER}
+
+
 REPOSITORIES: dict[str, dict[str, Any]] = {
     "bert-base": {
         "summary": "BERT-base, uncased, 110 M parameters",
@@ -59,46 +130,22 @@ REPOSITORIES: dict[str, dict[str, Any]] = {
         },
         "tasks": DECODER,
     },
-    "qwen2.5-0.5b": {
-        "summary": "Qwen2.5, 494 M parameters",
-        "repo": "Qwen/Qwen2.5-0.5B",
+    "qwen2.5-0.5b": qwen("0.5B", "494 M", 896, 24, 14, 2, 4864),
+    "llama-3.2-1b": llama("Llama-3.2-1B", "Llama 3.2, 1.2 B", 2048, 16, 32, 8192),
+    "qwen2.5-1.5b": qwen("1.5B", "1.5 B", 1536, 28, 12, 2, 8960),
+    "qwen2.5-3b": qwen("3B", "3.1 B", 2048, 36, 16, 2, 11008),
+    "qwen2.5-7b": qwen("7B", "7.6 B", 3584, 28, 28, 4, 18944, vocab_size=152064, tied=False),
+    "llama-3.2-3b": llama("Llama-3.2-3B", "Llama 3.2, 3.2 B", 3072, 28, 24, 8192),
+    "llama-3.1-8b": llama(
+        "Llama-3.1-8B", "Llama 3.1, 8.0 B", 4096, 32, 32, 14336, factor=8.0, tied=False
+    ),
+    "smollm3-3b": {
+        "summary": "SmolLM3, 3.1 B parameters",
+        "repo": "HuggingFaceTB/SmolLM3-3B-Base",
         "config": {
-            "model_type": "qwen2",
-            "hidden_size": 896,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 14,
-            "num_key_value_heads": 2,
-            "intermediate_size": 4864,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
-            "tie_word_embeddings": True,
-            "bos_token_id": 151643,
-            "eos_token_id": 151643,
-        },
-        "tasks": DECODER,
-    },
-    "llama-3.2-1b": {
-        "summary": "Llama 3.2, 1.2 B parameters; its repository needs access rights",
-        "repo": "meta-llama/Llama-3.2-1B",
-        "config": {
-            "model_type": "llama",
-            "vocab_size": 128256,
-            "hidden_size": 2048,
-            "num_hidden_layers": 16,
-            "num_key_value_heads": 8,
-            "intermediate_size": 8192,
-            "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-5,
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 500_000.0,
-                "factor": 32.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 8192,
-            },
-            "tie_word_embeddings": True,
-            "bos_token_id": 128000,
-            "eos_token_id": 128001,
+            "model_type": "smollm3",
+            "max_position_embeddings": 65536,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5_000_000.0},
         },
         "tasks": DECODER,
     },
