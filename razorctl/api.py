@@ -41,6 +41,7 @@ def finetune(
     vram: str | None = None,
     gpu: Name | None = None,
     prefer: Prefer | None = None,
+    host_memory: str | None = None,
     out: Name | None = None,
     resume: bool = False,
     dry_run: bool = False,
@@ -63,6 +64,7 @@ def finetune(
         vram: memory that a plan may use, such as "11GB"; None is all free memory.
         gpu: name or file of a GPU preset to plan for; None is this machine's.
         prefer: "exact" gradients only, "fast", or "balanced", the default.
+        host_memory: memory of the host that optimizer state may take, such as "64GB".
         out: new directory of the run; None is one under runs/.
         resume: continue the run in `out`, or start there if it is new.
         dry_run: prepare the run and stop; the result has its settings and a sample of its rows.
@@ -80,7 +82,8 @@ def finetune(
         NoFitError: no way to train fits the memory.
         RazorError: any other error of `razorctl.errors`, such as OutOfMemoryError or DataError.
     """
-    this = call(settings, recipe, model=model, dataset=dataset, vram=vram, gpu=gpu, prefer=prefer)
+    planned = {"vram": vram, "gpu": gpu, "prefer": prefer, "host_memory": host_memory}
+    this = call(settings, recipe, model=model, dataset=dataset, **planned)
     trackers = [tracker] if isinstance(tracker, str) else tracker
     document = finetuning.finetune(this, _path(plan), _path(out), trackers, device, resume, dry_run)
     if document.get("dry_run"):
@@ -97,6 +100,7 @@ def plan(
     vram: str | None = None,
     gpu: Name | None = None,
     prefer: Prefer | None = None,
+    host_memory: str | None = None,
     progress: bool = True,
     **settings: Unpack[PlannedSettings],
 ) -> Result:
@@ -110,7 +114,7 @@ def plan(
     Args:
         model: name of a model.
         dataset: as for `finetune`; None is a usual one of the model's task.
-        recipe, vram, gpu, prefer, progress, settings: as for `finetune`.
+        recipe, vram, gpu, prefer, host_memory, progress, settings: as for `finetune`.
 
     Returns:
         The keys of `plan --json`: `result["chosen"]` is the way to take, with predicted bytes and
@@ -120,7 +124,8 @@ def plan(
         UsageError: a setting that cannot be used.
         NoFitError: nothing fits; its `needed` is in bytes, its `document` has what was tried.
     """
-    this = call(settings, recipe, model=model, dataset=dataset, vram=vram, gpu=gpu, prefer=prefer)
+    planned = {"vram": vram, "gpu": gpu, "prefer": prefer, "host_memory": host_memory}
+    this = call(settings, recipe, model=model, dataset=dataset, **planned)
     return Result(planning.document(this), partial(plan_view.show, explain=False))
 
 

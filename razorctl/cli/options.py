@@ -121,9 +121,9 @@ JOB = NAMES | _typed(
         "none",
         "[N|NAMES]",
     ),
-    optimizer_in_backward=_optimizer("Update a weight as soon as it has a gradient."),
-    optimizer_state=_optimizer("Memory of the state of AdamW; host frees the card of it."),
-    weights=_optimizer("Dtype of the weights; bf16 is rounded stochastically."),
+    optimizer_in_backward=_optimizer("Update a weight as soon as it has a gradient.", "no"),
+    optimizer_state=_optimizer("Where the state of AdamW is; host frees the card of it.", "card"),
+    weights=_optimizer("Dtype of the weights; bf16 is rounded stochastically.", "fp32"),
     task=_training("Task.", "the data set's"),
     input_size=_training("Side of an image in pixels, or tokens of a text.", "the model's"),
     augment=_training("Augmentation of images; crop also flips, rand is RandAugment.", BY_MODEL),
@@ -221,6 +221,9 @@ PLANS: dict[str, Any] = {
         "Exact gradients only, approximate ones if they pay, or the fastest way.",
         "balanced",
         "[exact|balanced|fast]",
+    ),
+    "host_memory": plan_option(
+        "Memory of the host that the optimizer's state may take.", "this machine's", "SIZE"
     ),
 }
 PLANS = {name: Annotated[str | None, info] for name, info in PLANS.items()}

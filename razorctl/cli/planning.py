@@ -11,6 +11,7 @@ from razorctl.cli.views import plan as view
 from razorctl.config.job import Job, resolve_precision
 from razorctl.config.recipe import Recipe
 from razorctl.errors import UsageError
+from razorctl.system import host_memory
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +46,7 @@ def plan(settings: Settings, place: "torch.device | None" = None, *, quiet: bool
     place: the device of a run by this plan. quiet: print no notes.
     Raises NoFitError if nothing fits, and UsageError for settings that cannot be used.
     """
-    from razorctl.planning import detect
+    from razorctl.planning import detect, gpus
     from razorctl.planning import plan as planner
     from razorctl.planning.batch import largest_batch
 
@@ -64,12 +65,17 @@ def plan(settings: Settings, place: "torch.device | None" = None, *, quiet: bool
     if job.activation_memory_budget is not None and not quiet:
         views.note("the effect of the activation memory budget is not predicted.")
     prefer = given.get("prefer", "balanced")
+    host = host_memory.available() if "gpu" not in given else None  # else of another machine
+    if "host_memory" in given:
+        host = gpus.memory_size(given["host_memory"])
     with view.planning(gpu.name, budget, source) as report:
         if settings.auto:
             tried = recipe or Recipe("full" if prefer == "exact" else "razor")
             size = largest_batch(job, gpu, tried, budget, report=report)
             job = replace(job, batch_size=size)
-        return planner.plan(job, gpu, budget=budget, recipe=recipe, report=report, prefer=prefer)
+        return planner.plan(
+            *(job, gpu, recipe), budget=budget, prefer=prefer, host_memory=host, report=report
+        )
 
 
 def _check_place(precision: str, place: "torch.device | None", plan: str) -> None:
@@ -99,8 +105,9 @@ def check_names(settings: Settings) -> Job:
     _ = settings.recipe
     if "gpu" in settings.given:
         gpus.load(settings.given["gpu"])
-    if "vram" in settings.given:
-        gpus.memory_size(settings.given["vram"])
+    for name in ("vram", "host_memory"):
+        if name in settings.given:
+            gpus.memory_size(settings.given[name])
     return settings.job_to_plan
 
 

@@ -94,6 +94,7 @@ def _given_plan(
     from razorctl.planning import plan as planner
 
     wanted = {name: settings.given[name] for name in PLANNING if name in settings.given}
+    wanted.pop("host_memory", None)  # of the machine that planned it
     if "vram" in wanted:
         size = gpus.memory_size(wanted["vram"])
         memory = size if document is None else document["gpu"]["memory_bytes"]

@@ -18,7 +18,7 @@ from razorctl.errors import UsageError
 from razorctl.registry import find, unknown
 
 GIVEN = ("COMMANDLINE", "ENVIRONMENT")  # typer's sources of a value that the user sets for a call
-PLANNING = ("vram", "gpu", "prefer")  # settings of a plan
+PLANNING = ("vram", "gpu", "prefer", "host_memory")  # settings of a plan
 AUTO = "auto"  # the batch size that a plan is to choose
 COLUMNS = ("image_column", "text_column", "label_column", "mask_values", "mask_colors")
 DATA_SETTINGS = (*COLUMNS, "split", "validation", "skip_bad", "streaming")

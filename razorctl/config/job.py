@@ -21,6 +21,8 @@ Weights = Literal["fp32", "bf16"]
 OptimizerState = Literal["card", "host"]
 # Defaults for models without measured ones: for all optimizers, and by optimizer.
 GENERAL = {"batch_size": 64, "steps": 1000, "augment": "none"}
+# What a plan may choose of the weights and of the optimizer's state, unless the user does.
+STATE = {"weights": "fp32", "optimizer_in_backward": False, "optimizer_state": "card"}
 OPTIMIZERS = {
     "sgd": {"learning_rate": 0.01, "weight_decay": 0.0},
     "adamw": {"learning_rate": 1e-4, "weight_decay": 0.01},
@@ -75,7 +77,8 @@ class Job:
             the gradient is then freed. It is not clipped, and its norm is reported as 0.
         optimizer_state: where the state of `adamw` is: on the `card`, or on the `host`, which
             updates masters of the weights in single precision. Each gradient then leaves the card
-            as soon as it exists.
+            as soon as it exists. If this, `weights` and `optimizer_in_backward` are None, a plan
+            may choose them; without one they are `card`, `fp32` and False.
         augment: `none`; `crop`, a random resized crop and flip of each image; `rand`, RandAugment
             too. None is `none` if a run on user data takes no image twice.
         mixup, cutmix: alpha of the Beta distribution from which the share of a second image is
@@ -143,9 +146,9 @@ class Job:
     strategy: Strategy = "ddp"
     precision: Precision = "auto"
     optimizer: str | None = None
-    weights: Weights = "fp32"
-    optimizer_in_backward: bool = False
-    optimizer_state: OptimizerState = "card"
+    weights: Weights | None = None
+    optimizer_in_backward: bool | None = None
+    optimizer_state: OptimizerState | None = None
     input_size: int | None = None
     augment: str | None = None
     mixup: float = 0.0
@@ -214,7 +217,7 @@ class Job:
         of_model = {k: v for k, v in defaults.items() if k not in (*OPTIMIZERS, BY_ROWS)}
         optimizer = self.optimizer or of_model.get("optimizer", "sgd")
         by_optimizer = defaults.get(optimizer.removesuffix("8bit"), {})
-        settings = {**GENERAL, **OPTIMIZERS[optimizer], **of_model, **by_optimizer}
+        settings = {**GENERAL, **STATE, **OPTIMIZERS[optimizer], **of_model, **by_optimizer}
         settings["optimizer"] = optimizer
         settings["learning_rate"] *= RATES.get(part, 1) if optimizer != "sgd" else 1
         if by_rows is not None and examples is not None:
@@ -281,7 +284,7 @@ class Job:
             f"a run of {units.count(steps, 'step')} is too short": steps < FEWEST_CAPTURED,
             "a batch is shared by several processes": self.processes > 1,
             "a joint budget draws anew in every step": joint_budget < 1,
-            "the optimizer runs in the backward pass": self.optimizer_in_backward,
+            "the optimizer runs in the backward pass": bool(self.optimizer_in_backward),
             "the optimizer's state is on the host": self.optimizer_state == "host",
         }
         return next((why for why, holds in reasons.items() if holds), None)

@@ -70,6 +70,7 @@ class Trace:
         compiled: how often each runs if torch.compile compiles the step; see `fusion`.
         fused: whether an attention kernel is fused.
         block, rest: bytes of the parameters of the largest block, and outside all blocks.
+        trained: the number of weights with a gradient.
         calls: of the whole step.
         update: calls after the last micro-batch, by the optimizer.
     """
@@ -85,6 +86,7 @@ class Trace:
     compiled: Mapping[KernelWork, int] = field(default_factory=dict)
     block: int = 0
     rest: int = 0
+    trained: int = 0
     calls: Calls = NONE
     update: Calls = NONE
 

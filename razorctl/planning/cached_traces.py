@@ -41,12 +41,28 @@ def trace_key(job: Job, recipe: Recipe, classes: int) -> list[Any]:
         *(job.task, classes, job.input_size, job.micro_batch),
         *(job.accumulate, job.buckets, job.packing),
         *(job.precision, job.optimizer, bool(job.momentum), bool(job.weight_decay)),
-        *(job.weights, job.optimizer_in_backward, job.class_weights is not None),
+        *(job.weights, job.optimizer_in_backward, job.optimizer_state),
+        job.class_weights is not None,
         *(job.ema is not None, job.freeze),
         # CUDA graphs keep gradients in memory.
         bool(job.cuda_graphs and job.compile and job.accumulate > 1),
         asdict(replace(recipe, seed=0)),
     ]
+
+
+def weight_count(job: Job, classes: int, cache: traces.Cache) -> int:
+    """The number of weights of a resolved job's model, cached."""
+    from razorctl import models
+
+    name = "weights", job.model, models.stamp(job.model), job.task, classes, job.input_size
+    count: int | None = cache.get(*name)
+    if count is None:
+        from razorctl.planning import job_trace as tracing  # imports torch
+
+        model, *_ = tracing.blueprint(job, classes)
+        count = sum(parameter.numel() for parameter in model.parameters())
+        cache.put(count, *name)
+    return count
 
 
 def cached_trace(

@@ -7,11 +7,13 @@ predicts the time.
 import math
 from dataclasses import dataclass, replace
 
+from razorctl.config.job import Job
 from razorctl.config.recipe import Recipe
 from razorctl.memory.trace_cache import Trace
 from razorctl.methods import CLOSE, METHODS
 from razorctl.planning.gpus import Gpu
-from razorctl.planning.times import launch_count, on_card, on_host, step_seconds
+from razorctl.planning.states import State, with_host
+from razorctl.planning.times import Seconds, launch_count, on_card, on_host, step_seconds
 
 # Memory of a process beside its tensors: CONTEXT is bytes of the CUDA context and the libraries'
 # workspaces, FRAGMENTATION the share of the tensors' bytes that the allocator loses. Neither is
@@ -36,6 +38,7 @@ class Predicted:
             longer one.
         launches: kernels that a step runs.
         step_seconds_vs_full: relative to full fine-tuning in one pass, at the same precision.
+        host_bytes: memory of the host for the optimizer's state; 0 if that is on the card.
         average_share: the time of an average step relative to this one, which has the largest
             micro-batches.
     """
@@ -54,6 +57,7 @@ class Predicted:
     host_seconds: float
     launches: int
     step_seconds_vs_full: float
+    host_bytes: int = 0
     average_share: float = 1.0
 
     @property
@@ -102,17 +106,20 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to run a job: a recipe, and the number of micro-batches in a step.
+    """A way to run a job: a recipe, the number of micro-batches in a step, and a state.
 
     Args:
         cosine: of its gradient to the exact one at the job's precision, as `Recipe.cosine`.
         compiled: whether torch.compile compiles the step, beside what the job says.
+        state: of weights and optimizer. chosen: whether the plan chose it.
     """
 
     recipe: Recipe
     accumulate: int
     predicted: Predicted
     cosine: float | None
+    state: State
+    chosen: bool = False
     compiled: bool = False
 
     @property
@@ -122,8 +129,13 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        """The recipe and the micro-batches in a few words."""
-        return label(self.recipe, self.accumulate) + ", compiled" * self.compiled
+        """The recipe, the micro-batches, and a state that the plan chose, in a few words."""
+        words = label(self.recipe, self.accumulate) + ", compiled" * self.compiled
+        return f"{words}, {self.state.label}" if self.chosen else words
+
+    def of(self, job: Job) -> Job:
+        """A resolved job with the micro-batches and the state of this way."""
+        return replace(job, accumulate=self.accumulate, **self.state._asdict())
 
     @property
     def seconds(self) -> float:
@@ -147,6 +159,21 @@ class Candidate:
         ratio = recipe.ratio if METHODS[recipe.method].has_ratio else 0.0
         far, measured = self.cosine is None or self.cosine < CLOSE, -(self.cosine or 0.0)
         return bool(recipe.part), 1 - recipe.joint_budget, far, recipe.int8_forward, measured, ratio
+
+    def with_host_update(self, trained: int, gpu: Gpu) -> "Candidate":
+        """A replica whose optimizer state, for so many trained weights, is on the host."""
+        now = self.predicted
+        card = Seconds(now.step_seconds_low, now.step_seconds, now.step_seconds_high)
+        step = with_host(card, self.state, trained, gpu)
+        predicted = replace(
+            now,
+            host_bytes=self.state.host_bytes(trained),
+            step_seconds=step.likely,
+            step_seconds_low=step.low,
+            step_seconds_high=step.high,
+            step_seconds_vs_full=now.step_seconds_vs_full * step.likely / now.step_seconds,
+        )
+        return replace(self, predicted=predicted)
 
     def averaging(self, share: float) -> "Candidate":
         """A copy with another `Predicted.average_share`."""

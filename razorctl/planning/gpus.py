@@ -104,6 +104,7 @@ class Gpu:
         multiprocessors: the number of streaming multiprocessors, over which a kernel's programs are
             spread; by default products are predicted as if they filled the card.
         clock: boost clock in hertz; by default that of the fp32 rate.
+        bus: bytes per second to the card, and as many back; by default of PCIe 3.0 x16.
         achieved: the shares of these peaks that kernels reach, as an Achieved or a table of its
             fields. By default they are borrowed from the nearest generation that is not newer, and
             `achieved.source` names it.
@@ -119,6 +120,7 @@ class Gpu:
     achieved: Achieved = None  # type: ignore[assignment]
     multiprocessors: int | None = None
     clock: float | None = None
+    bus: float = 15.75e9
 
     def __post_init__(self) -> None:
         if self.achieved is None:
@@ -128,6 +130,7 @@ class Gpu:
         check_types(self)
         _check_positive("memory_bytes", self.memory_bytes, "bytes")
         _check_positive("bandwidth", self.bandwidth, "bytes per second")
+        _check_positive("bus", self.bus, "bytes per second")
         if self.multiprocessors is not None:
             _check_positive("multiprocessors", self.multiprocessors, "their number")
         if self.clock is not None:

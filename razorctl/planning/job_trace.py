@@ -166,9 +166,11 @@ def trace(job: Job, recipe: Recipe, classes: int, device: str = "cuda", dot: boo
         )
         sizes = [parameter_bytes(block) for block in blocks(it.model)]
         rest = parameter_bytes(it.model) - sum(sizes)
+        trained = sum(p.numel() for p in it.model.parameters() if p.requires_grad)
         average = sum(t.nbytes for t in _averaged(it.model)) if job.ema is not None else 0
     weights = step.weights + average
-    return replace(step, weights=weights, block=max(sizes, default=0), rest=rest)
+    block = max(sizes, default=0)
+    return replace(step, weights=weights, block=block, rest=rest, trained=trained)
 
 
 def _averaged(model: nn.Module) -> list[Tensor]:

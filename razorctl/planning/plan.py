@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from razorctl.config.job import Job
+from razorctl.config.job import STATE, Job
 from razorctl.config.keywords import Prefer
 from razorctl.config.recipe import Recipe
 from razorctl.errors import NoFitError, UsageError
@@ -16,6 +16,7 @@ from razorctl.planning import refusal
 from razorctl.planning.candidates import CONTEXT, Candidate, Predicted
 from razorctl.planning.gpus import Achieved, Gpu
 from razorctl.planning.search import Search
+from razorctl.planning.searches import Searches
 from razorctl.registry import unknown
 from razorctl.system import documents
 from razorctl.system.processes import program
@@ -49,8 +50,8 @@ class Plan:
 
     @property
     def planned_job(self) -> Job:
-        """The job with the chosen number of micro-batches."""
-        return replace(self.job, accumulate=self.chosen.accumulate)
+        """The job with the chosen number of micro-batches and the chosen state."""
+        return self.chosen.of(self.job)
 
     @property
     def planned_recipe(self) -> Recipe:
@@ -124,8 +125,10 @@ def _entry(way: Candidate, job: Job, budget: int) -> dict[str, Any]:
         "joint_budget": recipe.joint_budget,
         "attention": recipe.attention,
         "precision": job.precision,
-        "micro_batch": replace(job, accumulate=way.accumulate).micro_batch,
+        "micro_batch": way.of(job).micro_batch,
         "accumulate": way.accumulate,
+        **way.state._asdict(),
+        "state": way.state.label if way.chosen else "",
         "exact": way.exact,
         "compiled": way.compiled,
         "cosine": way.cosine,
@@ -153,7 +156,8 @@ def command_line(job: Job, recipe: Recipe) -> str:
     for settings in (job, recipe):
         for field in fields(settings):
             value = getattr(settings, field.name)
-            if value != field.default and field.name not in named:
+            default = STATE.get(field.name, field.default)
+            if value not in (default, field.default) and field.name not in named:
                 named.add(field.name)  # the seed is a field of both
                 flag = FLAGS.get(field.name, field.name.replace("_", "-"))
                 if isinstance(value, bool):
@@ -187,6 +191,11 @@ class _Way:
     precision: str
     micro_batch: int
     accumulate: int
+    optimizer: str
+    weights: str
+    optimizer_in_backward: bool
+    optimizer_state: str
+    state: str
     exact: bool
     compiled: bool
     cosine: float | None
@@ -247,6 +256,7 @@ def plan(
     *,
     budget: int | None = None,
     prefer: Prefer = "balanced",
+    host_memory: int | None = None,
     cache: traces.Cache | None = None,
     report: Callable[[str], object] = lambda _: None,
 ) -> Plan:
@@ -262,6 +272,9 @@ def plan(
       ratio 0.9 it may add what cost no more accuracy in fine-tuning than the spread of seeds
       (scripts/bench/accuracy.md): the int8 forward pass, and for encoders that classify texts
       gradients of only half of the residual branches per step.
+    If no way fits with the weights and the optimizer's state that the job has, leaner ones are
+    tried, unless the user gave them; see `states.LEANER`.
+
     Among ways whose times differ by at most 2 %, each takes the least approximate one. None takes
     LoRA, which trains other parameters. Plans for language models list it.
 
@@ -270,30 +283,32 @@ def plan(
 
     Args:
         recipe: if given, the only recipe that is tried.
+        host_memory: bytes of the host that optimizer state may take; None for any number.
         report: called with the label of each way before it is traced.
     """
     if prefer not in get_args(Prefer):
         raise unknown("preference", prefer, get_args(Prefer))
-    search = Search(job, gpu, budget or gpu.memory_bytes, recipe, cache, report)
-    chosen = search.choose(prefer)
+    asked = Search(job, gpu, budget or gpu.memory_bytes, recipe, cache, report)
+    searches = Searches(job, asked, host_memory)
+    chosen, search = searches.choose(prefer)
     if chosen is None:
-        message, needed = refusal.message(search, prefer), refusal.needed_bytes(search, prefer)
-        document = _document(search.job, gpu, search.budget, search.rows)
+        message, needed = refusal.message(searches, prefer), refusal.needed_bytes(searches, prefer)
+        document = _document(asked.job, gpu, asked.budget, searches.rows)
         raise NoFitError(message, needed, {"fits": False, "needed_bytes": needed, **document})
     names = get_args(Prefer) if recipe is None else ()
-    others = {name: search.choose(name) for name in names if name != prefer}
+    others = {name: searches.choose(name)[0] for name in names if name != prefer}
     search.look_beside()
     assert search.job.batch_size is not None
     share = search.average_share(chosen)
     return Plan(
-        job=search.job,
+        job=asked.job,
         gpu=gpu,
-        budget=search.budget,
+        budget=asked.budget,
         prefer=prefer,
-        steps_per_epoch=search.examples and search.examples // search.job.batch_size,
-        candidates=tuple(way.averaging(share) for way in search.rows),
+        steps_per_epoch=asked.examples and asked.examples // search.job.batch_size,
+        candidates=tuple(way.averaging(share) for way in searches.rows),
         chosen=chosen.averaging(share),
-        steps=tuple(search.reasons[prefer]),
+        steps=tuple(searches.reasons[prefer]),
         others={name: way and way.averaging(share) for name, way in others.items()},
         packing=search.gain(chosen),
     )

@@ -3,16 +3,15 @@
 import math
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from razorctl import units
-from razorctl.config.job import Job, resolve_precision
+from razorctl.config.job import resolve_precision
 from razorctl.config.keywords import Prefer
-from razorctl.config.recipe import Recipe
 from razorctl.errors import UsageError
-from razorctl.planning.candidates import CONTEXT, FRAGMENTATION
 from razorctl.planning.search import ADAPTERS, Search
+from razorctl.planning.searches import Searches
+from razorctl.planning.states import State, leaner, states
 
 WIDER: dict[Prefer, tuple[Prefer, ...]] = {  # preferences that allow more ways
     "exact": ("balanced", "fast"),
@@ -22,25 +21,29 @@ WIDER: dict[Prefer, tuple[Prefer, ...]] = {  # preferences that allow more ways
 SMALLER = (0.75, 0.5, 0.25)  # shares of the input size that are tried if nothing fits
 
 
-def needed_bytes(search: Search, prefer: Prefer) -> int:
+def needed_bytes(searches: Searches, prefer: Prefer) -> int:
     """The smallest budget in which a preference has a way.
 
     Raises UsageError if no way can be traced.
     """
-    sizes = list(_sizes(search, prefer))
-    if not sizes:
-        why = next(iter(search.reasons.get(prefer, ())), "no way is allowed.")
-        raise UsageError(f"no way to train {search.job.model} can be traced: {why}")
-    return min(sizes)
+    least = math.inf
+    for state in reversed(list(states(searches.job, searches.asked.job, prefer))):
+        search = searches.of(state)
+        if search.least < least and searches.hosts(search):
+            least = min([least, *_sizes(search, prefer)])
+    if least == math.inf:
+        why = next(iter(searches.asked.reasons.get(prefer, ())), "no way is allowed.")
+        raise UsageError(f"no way to train {searches.asked.job.model} can be traced: {why}")
+    return int(least)
 
 
-def message(search: Search, prefer: Prefer) -> str:
+def message(searches: Searches, prefer: Prefer) -> str:
     """The error message if nothing fits; it says what to change."""
-    needed = units.size(needed_bytes(search, prefer), math.ceil)
+    needed = units.size(needed_bytes(searches, prefer), math.ceil)
+    job, budget = searches.asked.job, units.size(searches.asked.budget, math.floor)
     return (
-        f"{search.job.model} on {search.job.dataset} does not fit in "
-        f"{units.size(search.budget, math.floor)}; it needs at least {needed}, "
-        f"{_smallest_change(search, prefer)}."
+        f"{job.model} on {job.dataset} does not fit in {budget}; it needs at least {needed}, "
+        f"{_smallest_change(searches, prefer)}."
     )
 
 
@@ -54,59 +57,61 @@ def _sizes(search: Search, prefer: Prefer) -> Iterator[int]:
                 yield search.predict(recipe, count).predicted.needed_bytes
 
 
-def _fits(search: Search, prefer: Prefer) -> bool:
+def _fits(searches: Searches, prefer: Prefer) -> bool:
     """Whether any way of a preference fits."""
-    return any(size <= search.budget for size in _sizes(search, prefer))
+    budget = searches.asked.budget
+    sizes = (size for search in searches.possible(prefer) for size in _sizes(search, prefer))
+    with suppress(UsageError):  # an input size that the model cannot take
+        return any(size <= budget for size in sizes)
+    return False
 
 
-def _smallest_change(search: Search, prefer: Prefer) -> str:
+def _smallest_change(searches: Searches, prefer: Prefer) -> str:
     """The smallest change of recipe, preference or job that fits, as the end of a sentence."""
-    if search.recipe is not None:
-        if _fits(_like(search, search.job, None), "balanced"):
+    recipe = searches.asked.recipe
+    if recipe is not None:
+        if _fits(searches.like(None), "balanced"):
             return "and fits with another recipe; leave the settings of this one out"
     else:
         for other in WIDER[prefer]:
-            if _fits(search, other):
+            if _fits(searches, other):
                 return f"and fits with --prefer {other}"
-    flags: dict[str, str] = {}
-    settings: dict[str, Any] = {}
-    for flag, change in changes(search):
-        settings |= change
-        flags |= dict.fromkeys(change, flag)
-        if "input_size" not in settings and _floor(search) > search.budget:
-            continue  # the weights alone do not fit, so no trace is needed
-        smaller = _like(search, replace(search.job, **settings), search.recipe)
-        with suppress(UsageError):  # a size that the model cannot take
-            if _fits(smaller, prefer):
-                return f"and fits with {' and '.join(flags.values())}"
-    if search.recipe is None and search.fastest([ADAPTERS]):
+    for flags, settings in changes(searches):
+        if _fits(searches.like(recipe, **settings), prefer):
+            return f"and fits with {' and '.join(flags)}"
+    if recipe is None and searches.asked.fastest([ADAPTERS]):
         return f"and only --method {ADAPTERS.method} fits, which trains only adapters"
     return "so choose a smaller model, or a card with as much memory"
 
 
-def _like(search: Search, job: Job, recipe: Recipe | None) -> Search:
-    """A search on the same card for a job with the same data set and model."""
-    rest = search.cache, search.report, search.facts
-    return Search(job, search.gpu, search.budget, recipe, *rest)
+def changes(searches: Searches) -> Iterator[tuple[list[str], dict[str, Any]]]:
+    """Flags and settings of jobs that need less memory, small changes first.
 
-
-def _floor(search: Search) -> int:
-    """Bytes that a card needs for the weights alone; some weights depend on the input size."""
-    weights = min(way.predicted.weights_bytes for way in search.candidates.values())
-    return CONTEXT + math.ceil((1 + FRAGMENTATION) * weights)
-
-
-def changes(search: Search) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Flags and settings that make the job smaller; each is tried with those before it."""
-    job = search.job
-    half = resolve_precision("auto", search.gpu.compute_capability)
+    Weights and state change only where the user gave them; a plan tries the others itself.
+    """
+    job = searches.asked.job
+    half = resolve_precision("auto", searches.asked.gpu.compute_capability)
+    flags, settings = list[str](), dict[str, Any]()
     if job.precision == "fp32" != half:
-        yield f"--precision {half}", {"precision": half}
-    # 8-bit AdamW has less state than SGD, and trains like AdamW at the same learning rate.
-    if job.optimizer == "adamw" and search.shards == 1:
-        yield "--optimizer adamw8bit", {"optimizer": "adamw8bit"}
+        flags, settings = [f"--precision {half}"], {"precision": half}
+        yield flags, settings
+    for state in leaner(searches.like(searches.asked.recipe, **settings).asked.job, "balanced"):
+        given = {
+            name: value
+            for name, value in state._asdict().items()
+            if getattr(searches.job, name) not in (None, value)
+        }
+        if given:
+            yield [*flags, *_flags(state, given)], settings | given
     if job.input_size is not None:  # smaller sizes, then the model's own
         for size in (round(job.input_size * share / 32) * 32 for share in SMALLER):
             if 0 < size < job.input_size:
-                yield f"--input-size {size}", {"input_size": size}
-        yield "the model's own input size", {"input_size": None}
+                yield [*flags, f"--input-size {size}"], settings | {"input_size": size}
+        yield [*flags, "the model's own input size"], settings | {"input_size": None}
+
+
+def _flags(state: State, names: Any) -> Iterator[str]:
+    """The flags that give some settings of a state."""
+    for name in names:
+        flag, value = f"--{name.replace('_', '-')}", getattr(state, name)
+        yield flag if value is True else f"--no-{flag[2:]}" if value is False else f"{flag} {value}"

@@ -17,7 +17,7 @@ from razorctl.memory import trace_cache as traces
 from razorctl.memory.trace_cache import Calls, Trace
 from razorctl.methods import DEFAULT_METHOD, METHODS, Family
 from razorctl.models.joined_texts import Gain
-from razorctl.planning.cached_traces import cached_trace, job_facts
+from razorctl.planning.cached_traces import cached_trace, job_facts, weight_count
 from razorctl.planning.candidates import (
     CONTEXT,
     FRAGMENTATION,
@@ -26,6 +26,7 @@ from razorctl.planning.candidates import (
     label,
 )
 from razorctl.planning.gpus import Gpu
+from razorctl.planning.states import State
 from razorctl.planning.times import step_seconds
 from razorctl.rules.allocation import largest, width
 
@@ -55,8 +56,12 @@ class Search:
         cache: traces.Cache | None = None,
         report: Callable[[str], object] = lambda _: None,
         facts: Mapping[str, Any] | None = None,
+        chosen: bool = False,
     ) -> None:
-        """facts: the result of `job_facts(job)`; None computes it."""
+        """facts: the result of `job_facts(job)`; None computes it.
+
+        chosen: whether a plan chose the weights and the optimizer's state of the job.
+        """
         self.cache, self.report = cache or traces.Cache(), report
         self.facts = job_facts(job) if facts is None else facts
         self.classes, self.examples = self.facts["classes"], self.facts["train_examples"]
@@ -68,7 +73,8 @@ class Search:
             graphs = replace(self.job, cuda_graphs=self._captures(recipe or Recipe()))
             packing = self.facts["lengths"].resolve(graphs)[0].packing
             self.job = replace(self.job, packing=packing)
-        self.gpu, self.budget, self.recipe = gpu, budget, recipe
+        self.gpu, self.budget, self.recipe, self._chosen = gpu, budget, recipe, chosen
+        self.state = State.of(self.job)
         self.candidates: dict[tuple[Recipe, int], Candidate] = {}
         self.reasons: dict[str, list[str]] = {}
         self._reasons: list[str] = []
@@ -102,8 +108,28 @@ class Search:
                 graphs=accumulate if self._captures(recipe) else 0,
             )
             cosine = recipe.cosine(self.job.precision, self.family)
-            self.candidates[key] = Candidate(recipe, accumulate, predicted, cosine)
+            way = Candidate(recipe, accumulate, predicted, cosine, self.state, self._chosen)
+            if self.state.on_host:
+                way = way.with_host_update(self._trace(recipe, 1).trained, self.gpu)
+            self.candidates[key] = way
         return self.candidates[key]
+
+    def like(self, job: Job, recipe: Recipe | None, chosen: bool = False) -> "Search":
+        """A search on the same card for a job with the same data set and model."""
+        rest = self.cache, self.report, self.facts, chosen
+        return Search(job, self.gpu, self.budget, recipe, *rest)
+
+    @cached_property
+    def weights(self) -> int:
+        """The number of weights of the model."""
+        return weight_count(self.job, self.classes, self.cache)
+
+    @property
+    def least(self) -> int:
+        """Bytes that the card needs without activations; for adapters, without state either."""
+        whole = self.job.freeze is None and (self.recipe is None or not self.recipe.part)
+        trained = self.weights if whole else 0
+        return CONTEXT + int((1 + FRAGMENTATION) * self.state.least(self.weights, trained))
 
     def _captures(self, recipe: Recipe) -> bool:
         """Whether a run on the card captures CUDA graphs."""
@@ -347,6 +373,8 @@ class Search:
     @property
     def counts(self) -> list[int]:
         """The numbers of equal micro-batches that the batch can be split into."""
+        if self.job.optimizer_in_backward:
+            return [1]
         batch = replace(self.job, accumulate=1).micro_batch
         return [count for count in range(1, batch + 1) if batch % count == 0]
 

@@ -79,7 +79,7 @@ def test_a_plan_counts_what_a_packed_run_keeps(kinds, monkeypatch):
 
     monkeypatch.setattr("razorctl.planning.search.cached_trace", cached_trace)
     instructions("a.json")
-    sizes = ("--input-size", "64", "--batch-size", "4", "--precision", "fp32")
+    sizes = ("--input-size", "64", "--batch-size", "4", "--precision", "fp32", "--no-cuda-graphs")
     for flags, packing in (((), True), (("--no-packing",), False)):
         settings = (str(kinds / "llama"), "a.json", *sizes, *flags, "--json")
         planned = razorctl(

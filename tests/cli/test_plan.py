@@ -40,17 +40,25 @@ def test_long_times_leave_the_labels_whole():
     predicted |= {"peak_bytes": 8 * 2**30, "reserve_bytes": 2**30}
     predicted |= {"step_seconds_low": 0.197, "step_seconds_high": 0.209}
     ways = [
-        {"label": label, "exact": True, "fits": True, "predicted": predicted}
-        for label in ("checkpoint", "full, 8 micro-batches")
+        {"label": label, "state": state, "exact": True, "fits": fits, "predicted": predicted}
+        for label, state, fits in (
+            ("checkpoint", "", True),
+            ("full, 8 micro-batches", "", True),
+            ("full, state on the host", "state on the host", True),
+            ("full, adamw8bit", "adamw8bit", False),
+        )
     ]
     job = {"model": "vit-b16", "dataset": "d", "batch_size": 128, "precision": "bf16"}
     job |= {"optimizer": "sgd", "steps": 20_000, "epochs": None, "processes": 1}
     gpu = {"name": "a card", "achieved": {"borrowed": None}}
     document = {"job": job, "gpu": gpu, "budget_bytes": 24 * 2**30, "candidates": ways}
+    document["chosen"] = ways[0]
     shown = record(lambda: view.show_ways(document), width=80).text
-    assert "  checkpoint " in shown
+    assert "> checkpoint " in shown
     assert re.search(r"  full, 8 .*\n micro-batches ", shown)  # broken between words alone
     assert re.search(r" 1 h 6 min\n +to 1 h 10 min\n", shown)
+    assert re.search(r"\nWith state on the host: *\n(.*\n){3} +full +3\.00 ", shown)
+    assert "adamw8bit" not in shown  # nothing fits with it
 
 
 def test_explain_says_what_was_tried():
@@ -150,7 +158,7 @@ def test_a_text_model_is_planned_for_texts(monkeypatch):
 
 
 def test_a_host_that_takes_longer_than_the_card_is_named():
-    predicted = {"host_seconds": 0.054, "card_seconds": 0.04}
+    predicted = {"host_seconds": 0.054, "card_seconds": 0.04, "host_bytes": 0}
     job = dict.fromkeys(("optimizer_in_backward", "cuda_graphs", "compile"), False)
     chosen = {"predicted": predicted, "recipe": {"joint_budget": 1.0}}
     plan = {"chosen": chosen, "job": {**job, "processes": 1}}
@@ -162,3 +170,7 @@ def test_a_host_that_takes_longer_than_the_card_is_named():
     assert not [*view._host(plan)]
     plan["job"]["cuda_graphs"], predicted["card_seconds"] = False, 0.05
     assert not [*view._host(plan)]
+    plan["job"]["optimizer_in_backward"], predicted["host_bytes"] = True, 2**34
+    said = " ".join(view._host(plan))
+    assert "not clipped" in said
+    assert "The host needs 16.0 GiB of its memory" in said

@@ -9,7 +9,7 @@ import torch
 
 from razorctl.cli import planning
 from razorctl.cli.settings import Settings
-from razorctl.config.job import Job
+from razorctl.config.job import STATE, Job
 from razorctl.config.recipe import Recipe
 from razorctl.planning import detect
 from razorctl.planning import plan as planner
@@ -33,7 +33,7 @@ def test_the_command_says_its_rates_and_runs_the_planned_job(optimizer, monkeypa
 
     monkeypatch.setattr(trainer, "finetune", note)
     assert razorctl(*words[1:]).exit_code == 130
-    assert jobs == [Job(**document["job"])]
+    assert jobs == [replace(Job(**document["job"]), **dict.fromkeys(STATE))]  # as by default
 
 
 def test_finetune_runs_what_was_planned(tmp_path):

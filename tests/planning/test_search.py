@@ -19,6 +19,8 @@ from razorctl.planning import gpus, refusal
 from razorctl.planning.candidates import CONTEXT, FRAGMENTATION, Candidate, Predicted
 from razorctl.planning.plan import Plan, plan
 from razorctl.planning.search import ALIKE, BRANCHES, INT8, PAYS, SAME, Search
+from razorctl.planning.searches import Searches
+from razorctl.planning.states import State, states
 
 GIB = 2**30
 JOB = Job("vit-micro", "cifar100", batch_size=3, steps=10, precision="fp32")
@@ -51,6 +53,7 @@ class MadeUpSearch(Search):
         self.budget, self.ways, self.overhead, self.spread = budget, ways, overhead, spread
         self.recipe, self.facts = None, {"classifies_texts": True}
         self.candidates, self.reasons, self._reasons = {}, {}, []
+        self.state = State.of(self.job)
 
     _exact = WAYS[:2]
     family = "convolution"
@@ -63,7 +66,7 @@ class MadeUpSearch(Search):
         times = seconds, seconds, slow, seconds, 0.0
         predicted = Predicted(round(peak), 0, GIB, GIB // 4, 0, 0, reserve, *times, 1, 1.0)
         cosine = recipe.cosine(self.job.precision, self.family)
-        way = Candidate(recipe, accumulate, predicted, cosine)
+        way = Candidate(recipe, accumulate, predicted, cosine, self.state)
         return self.candidates.setdefault((recipe, accumulate), way)
 
     def all_that_fit(self, recipes) -> list[Candidate]:
@@ -125,7 +128,7 @@ def test_a_choice_is_the_best_and_more_memory_never_worse(prefer, made, budgets)
             assert chosen.recipe.close("bf16", found.family)
             assert slow <= chosen.slow <= SAME * slow
             assert chosen.slow < exact
-            alike = [way for way in close if way.slow <= SAME * slow]
+            alike = [way for way in close if way.slow <= min(SAME * slow, exact)]
             assert chosen.approximation == min(way.approximation for way in alike)
 
 
@@ -153,6 +156,11 @@ ONE = replace(JOB, batch_size=1, optimizer="adamw")  # of no micro-batches, so s
 def searched(cache, job: Job = JOB, budget: int = 1, recipe: Recipe | None = None) -> Search:
     """On a large card, with razor at one ratio: 0.5."""
     return Search(replace(job, max_ratio=0.5), gpus.load("h200"), budget, recipe, cache)
+
+
+def refused(cache, job: Job = JOB, budget: int = 1, recipe: Recipe | None = None) -> Searches:
+    """The searches of a plan that does not fit."""
+    return Searches(job, searched(cache, job, budget, recipe))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -218,6 +226,7 @@ def test_what_is_traced_is_known_by_all_that_it_depends_on(cache):
         {"momentum": 0.0},
         {"precision": "bf16", "optimizer": "adamw"},
         {"precision": "bf16", "optimizer": "adamw", "weights": "bf16"},
+        {"precision": "bf16", "optimizer": "adamw", "optimizer_state": "host"},
         {"optimizer_in_backward": True},
     )
     job, full = replace(JOB, weight_decay=0.1), Recipe("full")
@@ -236,54 +245,86 @@ def test_what_does_not_fit_says_what_would(prefer, cache):
         fitted(GIB // 2)
     assert stop.value.exit_code == 3
     methods = {way["method"] for way in stop.value.document["candidates"]}
-    assert methods >= {"full", "checkpoint", "razor", "lora"}
+    assert methods >= {"full", "checkpoint", "lora"}
     assert fitted(stop.value.needed)
     with pytest.raises(NoFitError):
         fitted(stop.value.needed - 1)
 
 
-def test_no_other_job_is_traced_where_the_weights_alone_do_not_fit(cache, monkeypatch):
-    refused = searched(cache, ONE, budget=CONTEXT)
-    monkeypatch.setattr(refusal, "Search", None)
-    assert "so choose a smaller model" in refusal.message(refused, "exact")
+def test_nothing_is_traced_where_the_weights_alone_do_not_fit(cache, monkeypatch):
+    found = refused(cache, ONE, budget=CONTEXT)
+    assert found.choose("balanced")[0] is None
+    assert found.rows == ()
+    assert "state on the host: weights need" in " ".join(found.reasons["balanced"])
+    assert "so choose a smaller model" in refusal.message(found, "exact")
 
 
 def test_the_closest_job_that_fits(cache):
-    """Settings are tried one after the other, each with those before it."""
-    single = searched(cache, ONE)
-    half = searched(cache, replace(single.job, precision="bf16"))
-    single.budget, half.budget = (
-        refusal.needed_bytes(trying, "balanced") - 1 for trying in (single, half)
-    )
-    enough = half.budget < single.budget
-    flags = "--precision bf16" + " and --optimizer adamw8bit" * (not enough)
-    assert refusal.message(single, "balanced").endswith(f"and fits with {flags}.")
-    assert refusal.message(half, "balanced").endswith("and fits with --optimizer adamw8bit.")
+    """What the user gave is never changed, and the first change that fits is named."""
+    job = replace(ONE, optimizer_state="card", optimizer_in_backward=False, precision="bf16")
+    least = {
+        name: refusal.needed_bytes(refused(cache, replace(job, optimizer=name)), "balanced")
+        for name in ("adamw", "adamw8bit")
+    }
+    assert least["adamw8bit"] < least["adamw"]
+    one = refusal.message(refused(cache, job, least["adamw8bit"]), "balanced")
+    assert one.endswith("and fits with --optimizer adamw8bit.")
+    two = refusal.message(refused(cache, job, least["adamw8bit"] - 1), "balanced")
+    assert two.endswith("and fits with --optimizer adamw8bit and --optimizer-in-backward.")
+    single = replace(job, precision="fp32", weights="fp32")
+    said = refusal.message(refused(cache, single, least["adamw8bit"]), "balanced")
+    assert said.endswith("and fits with --precision bf16 and --optimizer adamw8bit.")
 
 
 @pytest.mark.parametrize(
-    ("job", "proposed"),
+    ("job", "flags"),
     [
-        (Job("bert-base", "rte", precision="bf16"), ["--optimizer adamw8bit"]),
-        (replace(ONE, weights="bf16", precision="bf16"), ["--optimizer adamw8bit"]),
-        (replace(JOB, precision="bf16"), []),
-        (replace(ONE, batch_size=2, processes=2, strategy="fsdp", precision="bf16"), []),
+        (replace(ONE, precision="bf16"), {"adamw8bit", "bf16", "backward", "host"}),
+        (replace(ONE, precision="bf16", optimizer_state="card"), {"adamw8bit", "bf16", "backward"}),
+        (replace(ONE, precision="fp32"), {"adamw8bit", "backward", "host"}),
+        (replace(ONE, precision="bf16", weights="bf16"), {"adamw8bit", "bf16", "backward", "host"}),
+        (replace(ONE, processes=1, ema=0.9, precision="bf16"), {"adamw8bit", "backward", "host"}),
+        (replace(JOB, precision="bf16", optimizer="sgd"), set()),
+        (replace(ONE, batch_size=2, processes=2, strategy="fsdp"), set()),
     ],
 )
-def test_an_optimizer_that_is_proposed_trains_as_the_own_one(cache, job, proposed):
-    trying = searched(cache, job)
-    changes = [*refusal.changes(trying)]
-    assert [flag for flag, _ in changes] == proposed
-    assert all(replace(trying.job, **change) for _, change in changes)
+def test_states_that_a_plan_may_choose(cache, job, flags):
+    """Each that the job can have, apart from what the user gave; one optimizer is given here."""
+    job = replace(job, optimizer=job.optimizer if job.optimizer == "sgd" else None)
+    asked = searched(cache, replace(job, optimizer=job.optimizer or "adamw"))
+    found = [*states(job, asked.job, "balanced")][1:]
+    assert {word for state in found for word in WORDS if word in state.label} == flags
+    exact = [*states(job, asked.job, "exact")][1:]
+    assert all(state.exact for state in exact)
+    least = [state.least(100, 100) for state in found]
+    assert all(least[0] >= each for each in least)
+
+
+WORDS = ("adamw8bit", "bf16", "backward", "host")
+
+
+def test_state_on_the_host_needs_its_memory(cache):
+    job = replace(ONE, precision="bf16", optimizer=None)
+    found = refused(cache, replace(job, optimizer="adamw"))
+    host = State("adamw", "bf16", optimizer_state="host")
+    need = host.host_bytes(found.of(host).weights)
+    way = found.of(host).predict(Recipe("full"))
+    assert way.predicted.host_bytes == need
+    usual = found.asked.predict(Recipe("full"))
+    assert way.seconds > usual.seconds
+    assert way.predicted.needed_bytes < usual.predicted.needed_bytes
+    for memory, fits in ((need, True), (need - 1, False)):
+        found.host_memory = memory
+        assert found.hosts(found.of(host)) is fits
 
 
 def test_the_closest_job_may_be_of_smaller_inputs(cache):
     job = Job("vit", "cifar100", batch_size=1, input_size=1024, precision="bf16")
 
     def message(budget: int) -> str:
-        return refusal.message(searched(cache, job, budget), "fast")
+        return refusal.message(refused(cache, job, budget), "fast")
 
-    needed = refusal.needed_bytes(searched(cache, job), "fast")
+    needed = refusal.needed_bytes(refused(cache, job), "fast")
     enough = units.size(needed, math.ceil)  # so that it is enough
     assert message(needed - 1).endswith(f"needs at least {enough}, and fits with --input-size 768.")
     assert "and fits with --input-size " in message(needed - 2**22)
@@ -291,25 +332,25 @@ def test_the_closest_job_may_be_of_smaller_inputs(cache):
 
 def test_the_closest_may_be_another_way(cache):
     def message(job: Job, budget: int, recipe: Recipe | None = None) -> str:
-        return refusal.message(searched(cache, job, budget, recipe), "exact")
+        return refusal.message(refused(cache, job, budget, recipe), "exact")
 
     job = replace(JOB, batch_size=8)
-    needed = {prefer: refusal.needed_bytes(searched(cache, job), prefer) for prefer in PREFERENCES}
+    needed = {prefer: refusal.needed_bytes(refused(cache, job), prefer) for prefer in PREFERENCES}
     assert needed["fast"] <= needed["balanced"] < needed["exact"]
     assert "and fits with --prefer balanced" in message(job, needed["balanced"])
     other = message(job, needed["balanced"], Recipe("full"))
     assert "and fits with another recipe; leave the settings" in other
 
     # Of inputs so small that few are smaller, and the optimizer's state is most of what it needs.
-    job = Job("vit", "cifar100", batch_size=1, input_size=32, precision="fp32", optimizer="adamw")
-    adapters = refusal.needed_bytes(searched(cache, job, recipe=Recipe("lora")), "exact")
-    assert adapters < refusal.needed_bytes(searched(cache, job), "fast")
+    job = Job("vit", "cifar100", batch_size=1, input_size=32, precision="fp32", optimizer="sgd")
+    adapters = refusal.needed_bytes(refused(cache, job, recipe=Recipe("lora")), "exact")
+    assert adapters < refusal.needed_bytes(refused(cache, job), "fast")
     said = "and only --method lora fits, which trains only adapters"
     assert said in message(job, adapters)
 
 
 @pytest.mark.parametrize("recipe", [None, WAYS[0]])
-def test_micro_batches_that_a_model_cannot_take_are_left_out(recipe):
+def test_micro_batches_that_a_model_cannot_take_are_left_out(recipe, monkeypatch):
     class NeedsTwo(MadeUpSearch):
         def predict(self, recipe: Recipe, accumulate: int = 1) -> Candidate:
             if accumulate == self.job.batch_size:
@@ -320,4 +361,6 @@ def test_micro_batches_that_a_model_cannot_take_are_left_out(recipe):
     search.recipe = recipe
     assert search.choose("exact") is None
     eight = search.predict(WAYS[0], 8).predicted.needed_bytes
-    assert refusal.needed_bytes(search, "exact") == eight
+    searches = Searches(search.job, search)
+    monkeypatch.setattr(MadeUpSearch, "least", 0)
+    assert refusal.needed_bytes(searches, "exact") == eight

@@ -1,6 +1,6 @@
 """The output of `plan`: the ways to run a job, the chosen one, and the progress of planning."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -67,28 +67,14 @@ def show_ways(document: Mapping[str, Any]) -> None:
         f"{run_length(job, document.get('steps_per_epoch'))}\n"
         f"{gpu['name']}, {size(budget)}{cards}"
     )
-    table = Table(
-        title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
-    )
-    table.add_column("  GiB")
-    for name in ("model", "stored", "other", "needs", "room", "step", "run"):
-        table.add_column(name, justify="right", no_wrap=True)
-    chosen = document.get("chosen")
-    for entry in document["candidates"]:
-        predicted = entry["predicted"]
-        fixed = sum(predicted[f"{part}_bytes"] for part in ("weights", "gradients", "optimizer"))
-        needs = predicted["peak_bytes"] + predicted["reserve_bytes"]
-        stored = predicted["peak_bytes"] - fixed - predicted["transient_bytes"]
-        figures = (fixed, stored, needs - fixed - stored, needs, budget - needs)
-        table.add_row(
-            ("> " if entry == chosen else "  ") + entry["label"] + ("" if entry["exact"] else " ≈"),
-            *(f"{figure / 2**30:.2f}" for figure in figures),
-            _narrow(predicted_duration(predicted)),
-            _narrow(predicted_duration(predicted, job["steps"])) if job["steps"] else "-",
-            style="bold green" if entry == chosen else None if entry["fits"] else "dim",
-        )
-    views.out.print(table)
-    reserve = size(document["candidates"][0]["predicted"]["reserve_bytes"])
+    chosen, entries = document.get("chosen"), document["candidates"]
+    for state in dict.fromkeys(entry["state"] for entry in entries):
+        ways = [entry for entry in entries if entry["state"] == state]
+        if any(entry["fits"] for entry in ways) or not state or chosen is None:
+            title = "\n".join(filter(None, (title, state and f"With {state}:")))
+            views.out.print(_table(title, ways, chosen, budget, job["steps"]))
+            title = ""
+    reserve = size((chosen or entries[0])["predicted"]["reserve_bytes"])
     borrowed = gpu["achieved"]["borrowed"]
     remarks = f", times with the efficiency of the {borrowed}" if borrowed else ""
     if job["processes"] > 1:
@@ -102,6 +88,42 @@ def show_ways(document: Mapping[str, Any]) -> None:
         highlight=False,
         style="dim",
     )
+
+
+def _table(
+    title: str,
+    ways: Sequence[Mapping[str, Any]],
+    chosen: Mapping[str, Any] | None,
+    budget: int,
+    steps: int | None,
+) -> Table:
+    """The table of the ways with one state of weights and optimizer."""
+    table = Table(
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+    )
+    table.add_column("  GiB")
+    for name in ("model", "stored", "other", "needs", "room", "step", "run"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for entry in ways:
+        predicted = entry["predicted"]
+        fixed = sum(predicted[f"{part}_bytes"] for part in ("weights", "gradients", "optimizer"))
+        needs = predicted["peak_bytes"] + predicted["reserve_bytes"]
+        stored = predicted["peak_bytes"] - fixed - predicted["transient_bytes"]
+        figures = (fixed, stored, needs - fixed - stored, needs, budget - needs)
+        table.add_row(
+            ("> " if entry == chosen else "  ") + _label(entry) + ("" if entry["exact"] else " ≈"),
+            *(f"{figure / 2**30:.2f}" for figure in figures),
+            _narrow(predicted_duration(predicted)),
+            _narrow(predicted_duration(predicted, steps)) if steps else "-",
+            style="bold green" if entry == chosen else None if entry["fits"] else "dim",
+        )
+    return table
+
+
+def _label(entry: Mapping[str, Any]) -> str:
+    """The label of a way, without its state."""
+    label: str = entry["label"]
+    return label.removesuffix(f", {entry['state']}")
 
 
 def _narrow(times: str) -> str:
@@ -135,8 +157,12 @@ def _compiled(plan: dict[str, Any]) -> Iterator[str]:
 
 
 def _host(plan: dict[str, Any]) -> Iterator[str]:
-    """Advises CUDA graphs if the host takes MUCH longer for a step than the card."""
+    """What to know of the update; CUDA graphs if the host takes MUCH longer than the card."""
     predicted, job = plan["chosen"]["predicted"], plan["job"]
+    if job["optimizer_in_backward"]:
+        yield "The gradient is not clipped, since it never exists as a whole."
+    if predicted["host_bytes"]:
+        yield f"The host needs {size(predicted['host_bytes'])} of its memory for the state."
     host, card = predicted["host_seconds"], predicted["card_seconds"]
     draws = plan["chosen"]["recipe"]["joint_budget"] < 1
     refused = job["processes"] > 1 or job["optimizer_in_backward"] or draws
