@@ -24,7 +24,7 @@ from razorctl.models import kept_head
 from razorctl.models.joined_texts import keeps_apart
 from razorctl.optimizer import cast_weights
 from razorctl.planning.job_trace import blueprint
-from razorctl.step import precision
+from razorctl.step import autocast, precision
 from razorctl.surgery import freezing
 from razorctl.surgery.byte_budget import sparsify_within
 from razorctl.surgery.excess import LEAST, uncompressed
@@ -155,6 +155,7 @@ class PreparedRun:
             blueprint(job, len(splits.classes))
         state.seed(job.seed)
         begun = self.checkpoints.newest is not None
+        space.check_host(family, job, self.recipe, len(splits.classes))
         build, head = family.bare, None
         if not job.from_scratch:
             named = job.task != "regression" and splits.classes and not begun
@@ -198,7 +199,9 @@ class PreparedRun:
         """Raises DataError if an output of the model is not finite, as with broken weights."""
         size = TOKENS if family.modality == "text" else self.job.input_size
         example = moved(family.example(self.model, 2, size), self.device)
-        if not self.logits(self.model.eval(), example).isfinite().all():
+        with autocast(self.device, self.job):
+            output = self.logits(self.model.eval(), example)
+        if not output.isfinite().all():
             raise DataError(
                 f"{self.job.model} has an output that is not finite before it is trained, so its "
                 "weights or a setting of its config are broken; choose another model."

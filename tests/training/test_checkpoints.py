@@ -37,6 +37,10 @@ CASES = {
         {"optimizer": "adamw", "accumulate": 2},
     ),
     "columns of a bandit, joint budget, dropout": (JOINT, {}),
+    "state on the host": (
+        Recipe(),
+        {"optimizer": "adamw", "optimizer_state": "host", "weights": "bf16", "precision": "bf16"},
+    ),
     "razor, adapters, checkpointing": (
         Recipe(ratio=0.5, lora=True, activation_checkpointing=True),
         {"optimizer": "adamw"},

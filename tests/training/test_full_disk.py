@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from razorctl.errors import RazorError
+from razorctl.system import host_memory
 from razorctl.training import export, space, state
 from razorctl.training.checkpoints import Checkpoints
 from tests.training.runs import JOB, JOINT, begin, resume, steps, stop
@@ -157,7 +158,25 @@ def test_a_disk_without_space_is_refused_before_the_first_step(tmp_path, monkeyp
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("settings", [{}, {"optimizer": "adamw"}, {"momentum": 0.0}])
+def test_a_host_without_memory_is_refused_before_weights_are_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr(host_memory, "available", lambda: 2**20)
+    job = replace(JOB, optimizer="adamw", optimizer_state="host")
+    with pytest.raises(
+        RazorError, match=r"on the host needs [0-9.]+ MiB, and this machine has 1.0 MiB"
+    ):
+        begin(tmp_path / "run", job)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"optimizer": "adamw"},
+        {"optimizer": "adamw", "optimizer_state": "host"},
+        {"momentum": 0.0},
+    ],
+)
 def test_a_run_takes_no_more_space_than_was_asked_for(settings, tmp_path, accuracies, monkeypatch):
     accuracies(0.9, 0.1, 0.1, 0.1)
     run = begin(tmp_path / "run", replace(JOB, evaluate_every=1, **settings))
