@@ -3,11 +3,12 @@
     .venv/bin/python scripts/bench/fits.py
 
 Each is what `--batch-size auto` takes: with the model's default optimizer, of `full` and of `razor`
-at the largest ratio that `plan` calls close. Where not even one example fits, LEAN is tried too.
+at the largest ratio that `plan` calls close. Where not even one example fits, STATES are tried too.
 Batches above MOST are not counted. The script writes results/fits.json, where rows of models that
 are not asked for stay. It measures nothing: every figure is predicted, on fake tensors.
 """
 
+import itertools
 import json
 import platform
 import sys
@@ -25,6 +26,7 @@ from razorctl.planning import gpus
 from razorctl.planning.batch import largest_batch
 from razorctl.planning.gpus import Gpu
 from razorctl.planning.search import Search
+from razorctl.planning.states import State
 from razorctl.rules.allocation import width
 
 # All of them have bf16, so only their memory tells them apart.
@@ -35,9 +37,18 @@ MODELS = {
     **dict.fromkeys(("dinov2-s", "vit-b16", "vit-l16"), ("cifar100", 224)),
     **dict.fromkeys(("swin-t", "convnext-t", "resnet50"), ("cifar100", 224)),
     "bert-base": ("sst2", 128),
-    **dict.fromkeys(("gpt2", "qwen2.5-0.5b", "llama-3.2-1b"), ("wikitext2", 1024)),
+    "vit-g14": ("cifar100", 224),
+    **dict.fromkeys(("gpt2", "qwen2.5-0.5b", "llama-3.2-1b", "llama-3.2-3b"), ("wikitext2", 1024)),
+    **dict.fromkeys(("qwen2.5-7b", "llama-3.1-8b"), ("wikitext2", 1024)),
 }
-LEAN = "--optimizer adamw8bit --weights bf16 --optimizer-in-backward"
+STATES = {
+    "lean": State("adamw8bit", "bf16", optimizer_in_backward=True),
+    "host": State("adamw", "bf16", optimizer_state="host"),
+}
+FLAGS = {
+    "lean": "--optimizer adamw8bit --weights bf16 --optimizer-in-backward",
+    "host": "--optimizer adamw --weights bf16 --optimizer-state host",
+}
 LIBRARIES = ("torch", "timm", "transformers")
 
 
@@ -57,14 +68,14 @@ def razor(job: Job, card: Gpu, cache: traces.Cache) -> Recipe:
 
 
 def row(job: Job, gpu: str, card: Gpu, cache: traces.Cache) -> Row:
-    """The largest batches of a job on a card, None if nothing fits; lean: what needs LEAN."""
-    lean = replace(job, optimizer="adamw8bit", weights="bf16", optimizer_in_backward=True)
+    """The largest batches of a job on a card, None if nothing fits; and what needs STATES."""
     recipes = {"full": Recipe("full"), "razor": razor(job, card, cache)}
     batches = {name: fitting(job, card, recipe, cache) for name, recipe in recipes.items()}
-    leaner = []
-    for name in [name for name, batch in batches.items() if batch is None]:
-        batches[name] = fitting(lean, card, recipes[name], cache)
-        leaner += [name] if batches[name] else []
+    needing: dict[str, list[str]] = {state: [] for state in STATES}
+    for name, (state, of_job) in itertools.product(recipes, STATES.items()):
+        if batches[name] is None:
+            batches[name] = fitting(replace(job, **of_job._asdict()), card, recipes[name], cache)
+            needing[state] += [name] if batches[name] else []
     settled = Search(job, card, card.memory_bytes, None, cache).job
     return {
         "model": job.model,
@@ -75,7 +86,7 @@ def row(job: Job, gpu: str, card: Gpu, cache: traces.Cache) -> Row:
         "gpu": gpu,
         "memory_gib": round(card.memory_bytes / 2**30, 2),
         **batches,
-        "lean": leaner,
+        **needing,
     }
 
 
@@ -86,7 +97,7 @@ def main() -> None:
     args = parser.parse_args()
     cache = traces.Cache()
     document = head(f"none; traced on a CPU, {platform.machine()}", *LIBRARIES)
-    document |= {"most": MOST, "ratio": Job.max_ratio, "lean": LEAN}
+    document |= {"most": MOST, "ratio": Job.max_ratio, "flags": FLAGS}
     old = json.loads(args.out.read_text())["rows"] if args.out.exists() else []
     rows_of = {model: [row for row in old if row["model"] == model] for model in MODELS}
     for model in args.models:

@@ -124,6 +124,9 @@ def planned() -> str:
     return table(["model", "method", "steps", "least over measured", "most"], lines)
 
 
+STATES = {"lean": "*", "host": "†"}  # marks of batches that need another state; see fits.py
+
+
 def fits() -> str:
     """The largest batches of `full` and of `razor` of each model on each card."""
     document = load("fits")
@@ -136,7 +139,8 @@ def fits() -> str:
         row = row_of[model, gpu]
         if row["full"] is row["razor"] is None:
             return NONE
-        each = (f"{row[m] or NONE}{'*' * (m in row['lean'])}" for m in ("full", "razor"))
+        states = {method: mark for state, mark in STATES.items() for method in row.get(state, ())}
+        each = (f"{row[method] or NONE}{states.get(method, '')}" for method in ("full", "razor"))
         return " → ".join(each)
 
     models = {f"`{model}`{other.get(model, '')}": model for model in ratios}

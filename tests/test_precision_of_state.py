@@ -1,0 +1,66 @@
+"""How far updates are from AdamW in double precision, over 1,000 steps of noisy gradients."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from razorctl.config.job import Job
+from razorctl.optimizer import build_optimizer, cast_weights
+
+JOB = Job("m", "d", batch_size=1, steps=1, optimizer="adamw", precision="bf16")
+JOB = replace(JOB, learning_rate=1e-3, weight_decay=0.01)
+HOST = {"optimizer_state": "host"}
+EIGHT, NARROW = {"optimizer": "adamw8bit"}, {"weights": "bf16"}
+SHAPE = 16, 256
+
+
+def moved(job):
+    """The change of a weight in bf16's numbers; job: None for double precision."""
+    torch.manual_seed(0)
+    model = nn.Linear(*reversed(SHAPE), bias=False)
+    model.weight.data = model.weight.data.bfloat16().float()
+    if job is None:
+        optimizer = torch.optim.AdamW(model.double().parameters(), 1e-3, weight_decay=0.01)
+    else:
+        cast_weights(model, job)
+        optimizer = build_optimizer(model, job)
+    before = model.weight.detach().double().clone()
+    draw = torch.Generator().manual_seed(1)
+    mean = torch.randn(SHAPE, generator=draw)
+    size = 10 ** (0.3 * torch.randn(SHAPE, generator=draw))  # of the gradient of each element
+    with torch.compiler.set_stance("force_eager"):  # torchao's step would compile for a minute
+        for _ in range(1000):
+            gradient = (size * (mean + 3 * torch.randn(SHAPE, generator=draw))).bfloat16()
+            (model.weight * gradient.to(model.weight.dtype)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return model.weight.detach().double() - before
+
+
+@pytest.fixture(scope="module")
+def exact():
+    return moved(None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "most"),
+    [
+        ({}, 1e-4),
+        (HOST, 1e-4),
+        (HOST | NARROW, 3e-3),  # the rounding of the weight itself
+        (EIGHT, 0.1),
+        (NARROW, 0.07),
+        (EIGHT | NARROW, 0.13),
+    ],
+    ids=str,
+)
+def test_updates_are_as_close_to_double_precision_as_their_state_allows(changes, most, exact):
+    if changes.keys() & {"optimizer", "weights"} and changes.get("optimizer_state") != "host":
+        pytest.importorskip("torchao")
+    error = moved(replace(JOB, **changes)) - exact
+    scale = exact.square().mean().sqrt()
+    assert error.square().mean().sqrt() < most * scale
+    spread = error.std() / error.numel() ** 0.5
+    assert error.mean().abs() < max(5 * spread, 1e-4 * scale)  # rounding has no direction
