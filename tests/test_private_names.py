@@ -56,7 +56,6 @@ NAMES = {
     "torch._subclasses.fake_tensor.fake_tensor_tls.allow_non_fake_inputs_override",
     "torch.autograd.Variable._execution_engine",
     "torch.autograd.forward_ad._current_level",
-    "torch.cpu._is_vnni_supported",
     "torch.cuda._sleep",
     "torch.cuda.memory._dump_snapshot",
     "torch.cuda.memory._record_memory_history",

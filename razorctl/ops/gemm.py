@@ -72,9 +72,14 @@ def scaled_gemm_on_cpu(
     return in_parts(cpu_gemm, a, b, a_scale, b_scale, dtype, left, right)
 
 
+def has_vnni() -> bool:
+    """Whether the CPU multiplies int8 in AVX-512, as PyTorch's kernels need it."""
+    return bool(torch.cpu.get_capabilities().get("avx512_vnni"))
+
+
 def cpu_gemm(a: Tensor, b: Tensor) -> Tensor:
     """a [m, k] times the transpose of b [n, k], int8, as int32 [m, n] on a CPU."""
-    if not torch.cpu._is_vnni_supported():
+    if not has_vnni():
         return exact_gemm(a, b)
     product: Tensor = torch._int_mm(a, b.t())
     return product

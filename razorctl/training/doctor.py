@@ -31,6 +31,7 @@ from razorctl.config.recipe import Recipe
 from razorctl.errors import first_line
 from razorctl.ops import kernels
 from razorctl.ops.cpu.gemm import makes_products
+from razorctl.ops.gemm import has_vnni
 from razorctl.planning import detect
 from razorctl.step import ForwardBackward, by_logits, forward_backward
 from razorctl.surgery.sparsify import sparsify
@@ -130,7 +131,7 @@ def library(name: str, installed: str) -> Check:
 def _cpu() -> Iterator[Check]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     yield Check("cpu", "cores", "ok", f"{cores} of {platform.machine()}")
-    if torch.cpu._is_vnni_supported():
+    if has_vnni():
         yield Check("cpu", "int8 GEMMs", "ok", "by VNNI")
     elif makes_products():
         yield Check("cpu", "int8 GEMMs", "ok", "by AVX2, not as fast as by VNNI")

@@ -21,6 +21,7 @@ from pages import RESULTS, Column, Row, listing
 
 from razorctl.layers.kinds.linear import Linear
 from razorctl.ops import kernels
+from razorctl.ops.gemm import has_vnni
 from razorctl.planning.detect import Detected, preset_for
 from razorctl.planning.gpus import Gpu
 from razorctl.version import __version__
@@ -67,7 +68,7 @@ def device_name(device: str = "cpu") -> str:
     if device == "cuda":
         return torch.cuda.get_device_name()
     capability = torch.backends.cpu.get_cpu_capability()
-    vnni = " with VNNI" if torch.cpu._is_vnni_supported() else ""
+    vnni = " with VNNI" if has_vnni() else ""
     return f"{os.cpu_count()} CPU cores, {platform.machine()}, {capability}{vnni}"
 
 

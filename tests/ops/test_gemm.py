@@ -34,7 +34,7 @@ def test_chunks_change_nothing(device, monkeypatch):
 @pytest.mark.parametrize(("m", "k", "n"), SIZES)
 def test_every_gemm_is_exact(m, k, n, vnni, device, monkeypatch):
     if not vnni:
-        monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+        monkeypatch.setattr("razorctl.ops.gemm.has_vnni", lambda: False)
     a, b = codes(m, k, device=device), codes(n, k, device=device)
     b[:, 0] = a[:, 0] = -128  # the largest products
     want = (a.double() @ b.double().t()).to(torch.int32)
@@ -58,7 +58,7 @@ def test_without_int8_gemms_the_numbers_are_the_same(device, monkeypatch):
     b, b_scale = int8_columns(torch.randn(70, 20, device=device))
     got = scaled_gemm(a, b, a_scale, b_scale, torch.float32)
     monkeypatch.setattr("razorctl.ops.gemm.has_int8_gemm", lambda device: False)
-    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    monkeypatch.setattr("razorctl.ops.gemm.has_vnni", lambda: False)
     assert torch.equal(scaled_gemm(a, b, a_scale, b_scale, torch.float32), got)
 
 

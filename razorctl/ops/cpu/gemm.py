@@ -11,7 +11,7 @@ from razorctl.ops.cpu.library import DTYPES, Codes, call, library, readable, sin
 
 def makes_products() -> bool:
     """Whether the kernel computes int8 products itself: it has AVX2, and torch finds no VNNI."""
-    kernels = None if torch.cpu._is_vnni_supported() else library()
+    kernels = None if op.has_vnni() else library()
     return kernels is not None and bool(kernels.razorctl_has_int8_gemm())
 
 
