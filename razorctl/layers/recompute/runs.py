@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 
 from razorctl.layers.base import RazorLayer, save
@@ -24,9 +25,6 @@ from razorctl.layers.recompute.replayed_state import (
 from razorctl.ops.images import memory_format
 from razorctl.rules.packed import Packed
 from razorctl.system.spans import packing
-
-push = torch._C._autograd._push_saved_tensors_default_hooks
-pop = torch._C._autograd._pop_saved_tensors_default_hooks
 
 
 class Keeping(torch.autograd.Function):
@@ -70,18 +68,15 @@ class FirstRun:
     def hooks(self) -> Iterator[None]:
         # The same two functions all the time: `memo._place` compares them. The graph holds them, so
         # they must not hold the arguments.
-        self.pair = self.code.pack, self.code.unpack
-        push(*self.pair)
-        try:
+        self.storing = saved_tensors_hooks(self.code.pack, self.code.unpack)
+        with self.storing:
             yield
-        finally:
-            pop()
 
     def through(self, part: nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Calls a part, which stores its input itself."""
         images = isinstance(part, RazorLayer) and part.kind == "conv"
         code, number = self.code, len(self.code.outputs)
-        pop()
+        self.storing.__exit__()
         try:
             if args and code.likes:
                 if self.made:
@@ -92,7 +87,7 @@ class FirstRun:
             place = self.place(y, rows_of(y, images and y.dim() > 2))
             code.outputs.append(PartOutput(place, *before))
         finally:
-            push(*self.pair)
+            self.storing.__enter__()
         return y
 
     def offer(self, x: Any, number: int) -> None:
