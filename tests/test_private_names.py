@@ -40,8 +40,6 @@ NAMES = {
     "torch._dynamo.exc.FailOnRecompileLimitHit",
     "torch._dynamo.exc.TorchDynamoException",
     "torch._dynamo.graph_break",
-    "torch._foreach_copy_",
-    "torch._foreach_lerp_",
     "torch._functorch.config.activation_memory_budget",
     "torch._functorch.config.patch",
     "torch._int_mm",

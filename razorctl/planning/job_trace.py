@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import Variable
 from torch.optim import Optimizer
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
@@ -240,7 +241,8 @@ def _prepared(
             total=None if job.of_rows else torch.ones(()),
         )
         if average:
-            torch._foreach_lerp_(average, now, 0.5)  # includes the few integer buffers
+            blend = get_ema_multi_avg_fn()  # type: ignore[no-untyped-call]
+            blend(average, now, None)  # includes the few integer buffers
 
     def forward(model: nn.Module, batch: tuple[Any, Tensor]) -> Any:
         with autocast(batch[1].device, job):

@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 
 class Average:
@@ -45,6 +44,8 @@ class Average:
         done = int(self._updates)
         decay = min(self.decay, (1 + done) / (10 + done))
         if averages[0].is_floating_point():
-            torch._foreach_lerp_(averages, values, 1 - decay)
+            blend = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+            blend(averages, values, None)
         else:
-            torch._foreach_copy_(averages, values)
+            for average, value in zip(averages, values, strict=True):
+                average.copy_(value)
