@@ -14,8 +14,6 @@ from tests.test_guards import FILES, nodes
 
 NAMES = {
     "functools._lru_cache_wrapper",
-    "timm.models._efficientnet_blocks.SqueezeExcite",
-    "timm.models._efficientnet_builder.decode_arch_def",
     "torch.Tensor._make_wrapper_subclass",
     "torch._C.DisableTorchFunction",
     "torch._C.DisableTorchFunctionSubclass",
@@ -73,7 +71,6 @@ NAMES = {
     "torch.utils._pytree.tree_unflatten",
     "torchao.optim._AdamW",
     "torchao.prototype.quantized_training.int8_mixed_precision._Int8MixedPrecisionTrainingLinearFunction",
-    "transformers.AutoModelForCausalLM._model_mapping.get",
     "transformers.utils.output_capturing._active_collector.get",
 }
 # Attributes of objects of libraries, and operations of aten.

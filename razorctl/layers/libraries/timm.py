@@ -9,10 +9,10 @@ from timm.layers import activations as stock_activations
 from timm.layers import norm_act
 from timm.layers.padding import pad_same
 from timm.models import (
-    _efficientnet_blocks,
     beit,
     cait,
     convnext,
+    efficientnet,
     eva,
     swin_transformer,
     swin_transformer_v2,
@@ -216,7 +216,7 @@ SWAPS: Swaps = {
     stock.ScaledStdConv2dSame: StandardizedConv2d,
     stock.SEModule: SEModule,
     stock.EffectiveSEModule: EffectiveSEModule,
-    _efficientnet_blocks.SqueezeExcite: SqueezeExcite,
+    efficientnet.SqueezeExcite: SqueezeExcite,
     convnext.ConvNeXtBlock: ConvNeXtBlock,
     stock.LayerScale: LayerScale,
     stock.LayerScale2d: ImageLayerScale,

@@ -39,8 +39,7 @@ class Proxyless(TimmClassifier):
                 f"no library has pretrained weights of {NAME}; plan and profile it, and train "
                 "another model, such as mobilenetv2."
             )
-        from timm.models import EfficientNet
-        from timm.models._efficientnet_builder import decode_arch_def
+        from timm.models.efficientnet import EfficientNet, decode_arch_def
         from torch import nn
 
         blocks = decode_arch_def([list(stage) for stage in STAGES])

@@ -93,10 +93,10 @@ class LanguageModel(TextModel):
 
         State-space, convolutional and linear-attention layers carry one text into the next.
         """
-        from transformers import AutoModelForCausalLM
+        from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
         config = self.pretrained.config
-        kind = AutoModelForCausalLM._model_mapping.get(type(config), None)
+        kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
         if not self.causal or kind is None or not has_argument(kind, "position_ids"):
             return False
         names = vars(sys.modules[kind.__module__])
