@@ -13,7 +13,6 @@ import pytest
 from tests.test_guards import FILES, nodes
 
 NAMES = {
-    "functools._lru_cache_wrapper",
     "torch.Tensor._make_wrapper_subclass",
     "torch._C.DisableTorchFunction",
     "torch._C.DisableTorchFunctionSubclass",
@@ -47,7 +46,6 @@ NAMES = {
     "torch._subclasses.fake_tensor.FakeTensor",
     "torch._subclasses.fake_tensor.FakeTensorMode",
     "torch._subclasses.fake_tensor.UnsupportedOperatorException",
-    "torch._subclasses.fake_tensor.fake_tensor_tls.allow_non_fake_inputs_override",
     "torch.autograd.Variable._execution_engine",
     "torch.autograd.forward_ad._current_level",
     "torch.cuda._sleep",

@@ -5,7 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from functools import _lru_cache_wrapper
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +16,8 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_leaves
 
 from razorctl.memory.fake_mode import TraceMode, storage_key
+
+_CACHED = type(cache(len))  # of functions with an `lru_cache`
 
 
 def fake(
@@ -161,7 +163,7 @@ def without_caches(model: nn.Module) -> Iterator[None]:
     module: Any = sys.modules.get("transformers.pytorch_utils", SimpleNamespace())
     before = vars(module).get("is_torchdynamo_compiling")
     every = _globals(model)
-    caches = [value for value in every if isinstance(value, _lru_cache_wrapper)]
+    caches = [value for value in every if isinstance(value, _CACHED)]
     misses = {cache: cache.cache_info().misses for cache in caches}
     held = [(value, value.copy()) for value in every if type(value) in (dict, list)]
     module.is_torchdynamo_compiling = lambda: True

@@ -18,7 +18,6 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensorMode,
     UnsupportedOperatorException,
-    fake_tensor_tls,
 )
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.hooks import RemovableHandle
@@ -130,9 +129,9 @@ def tracing(model: nn.Module, mode: FakeTensorMode | None) -> Iterator[None]:
     example.
     """
     devices = [] if mode else list({p.device for p in model.parameters() if p.is_cuda})
-    drawn, override = random.getstate(), fake_tensor_tls.allow_non_fake_inputs_override
-    # Code may hold real tensors that are in no copy of a model or of inputs.
-    fake_tensor_tls.allow_non_fake_inputs_override = True
+    drawn, allows = random.getstate(), mode is not None and mode.allow_non_fake_inputs
+    if mode:  # code may hold real tensors that are in no copy of a model or of inputs
+        mode.allow_non_fake_inputs = True
     try:
         fakes, rows = mode or nullcontext(), whole_rows(model) if mode else nullcontext()
         caches, draws = without_caches(model), torch.random.fork_rng(devices)
@@ -168,7 +167,8 @@ def tracing(model: nn.Module, mode: FakeTensorMode | None) -> Iterator[None]:
         ) from None
     finally:
         random.setstate(drawn)
-        fake_tensor_tls.allow_non_fake_inputs_override = override
+        if mode:
+            mode.allow_non_fake_inputs = allows
 
 
 def _uncompiled() -> AbstractContextManager[Any]:
