@@ -28,7 +28,6 @@ NAMES = {
     "torch._C._functions.DelayedError",
     "torch._C._functorch.peek_interpreter_stack",
     "torch._C._get_privateuse1_backend_name",
-    "torch._C._get_tracing_state",
     "torch._C._len_torch_dispatch_stack",
     "torch._batch_norm_impl_index",
     "torch._debug_has_internal_overlap",

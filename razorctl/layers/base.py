@@ -32,8 +32,13 @@ PARAMETRIZED = "parametrizations"  # the submodule that `torch.nn.utils.parametr
 def transforming() -> bool:
     """Whether torch.func, forward-mode AD, torch.fx or torch.jit runs; they get stock layers."""
     in_func = torch._C._functorch.peek_interpreter_stack() is not None
-    tracing = is_fx_symbolic_tracing() or torch._C._get_tracing_state() is not None
-    return in_func or forward_ad._current_level >= 0 or tracing
+    in_jit: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    return in_func or forward_ad._current_level >= 0 or is_fx_symbolic_tracing() or in_jit
+
+
+def in_backward() -> bool:
+    """Whether a backward pass runs, which may run code of a forward pass again."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def _no_rules(kind: str, columns: int) -> Rules | None:

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from razorctl.memory.costs import caller, cost
 from razorctl.memory.draws import hold_largest
 from razorctl.memory.fake import fakes
+from razorctl.memory.fake_mode import storage_key
 from razorctl.memory.fusion import Fusion
 from razorctl.memory.operations import tensors
 from razorctl.memory.saved import kept_storages, tracing
@@ -190,7 +191,7 @@ class _Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _note(self, tensor: Tensor, label: str | None = None) -> None:
         """Counts the storage of a tensor once, under `label` or the current label."""
         storage = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
+        key, size = storage_key(tensor), storage.nbytes()
         counted = self._storages.get(key)
         if counted is None:
             freed = weakref.ref(storage, lambda _: self._free(key))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from razorctl.layers.base import RazorLayer
+from razorctl.layers.base import RazorLayer, in_backward
 from razorctl.layers.kinds.linear import Linear
 from razorctl.layers.recompute.large_logits import LargeLogits, Measured
 from razorctl.layers.shared_copies.int8_cost import Int8Cost
@@ -77,7 +77,7 @@ def _draw(model: nn.Module, inputs: object) -> None:
     if not (model.training and torch.is_grad_enabled()):
         return
     refuse_compilation()
-    if torch._C._current_graph_task_id() != -1:
+    if in_backward():
         return  # a recomputation by activation checkpointing, with the same draw
     blocks: Blocks = getattr(model, MARK)
     with packing():

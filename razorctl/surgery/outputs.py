@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from razorctl.layers.base import stock_type, transforming
+from razorctl.layers.base import in_backward, stock_type, transforming
 from razorctl.layers.by_type import linear_types
 from razorctl.layers.heads.outputs import MARK, Outputs, find
 from razorctl.layers.kinds.linear import Linear
@@ -124,7 +124,7 @@ def trains(model: nn.Module) -> bool:
     """Whether a forward pass trains, and is no recomputation, trace or compilation."""
     if torch.compiler.is_compiling() or not (model.training and torch.is_grad_enabled()):
         return False
-    return torch._C._current_graph_task_id() == -1 and not transforming()
+    return not (in_backward() or transforming())
 
 
 def _version(model: nn.Module) -> int:

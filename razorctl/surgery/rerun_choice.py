@@ -118,7 +118,7 @@ class TracedBlocks:
             storage = x.untyped_storage()
             self._alive.append(storage)
             wanted = x.requires_grad or rows is not None
-            new = Input(number, rows, storage._cdata, storage.nbytes(), wanted)
+            new = Input(number, rows, storage_key(x), storage.nbytes(), wanted)
             module.inputs.append(new)
 
     def kept(self, names: Sequence[str] = (), bits: int | None = None) -> int:

@@ -14,6 +14,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from razorctl import units
 from razorctl.config.recipe import Recipe
+from razorctl.layers.base import in_backward
 from razorctl.surgery import drawing
 from razorctl.surgery.byte_budget import saved_bytes, sparsify_within
 from razorctl.surgery.sparsify import restore, sparsify, stock_parts, tell_excess
@@ -80,7 +81,7 @@ class RazorCallback(TrainerCallback):  # type: ignore[misc]
         self, dtype: torch.dtype | None, model: nn.Module, args: Any, kwargs: Any
     ) -> None:
         """Meets the byte budget for the arguments of the first call that needs a backward pass."""
-        inside = torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1
+        inside = torch.compiler.is_compiling() or in_backward()
         if model.training and torch.is_grad_enabled() and not inside:
             self._hook.remove()
             restore(model)

@@ -24,7 +24,7 @@ from transformers.utils import output_capturing
 
 from razorctl.layers.attention.stored import Attention, apply_mask
 from razorctl.layers.attention.twin import decorated, run_in, running
-from razorctl.layers.base import name_of, stock_base
+from razorctl.layers.base import in_backward, name_of, stock_base
 from razorctl.layers.known_forwards import forward_names
 from razorctl.layers.recompute.code import LayerCode, code_of
 from razorctl.layers.recompute.replayed_state import unknown
@@ -137,7 +137,7 @@ class _Handing:
     ) -> tuple[Tensor, Tensor]:
         """`DynamicCache.update`."""
         compiling = torch.compiler.is_compiling()
-        again = not compiling and torch._C._current_graph_task_id() != -1  # in a backward pass
+        again = not compiling and in_backward()
         if again and self.cache.get_seq_length(layer) == keys.shape[-2]:
             return keys, values
         both: tuple[Tensor, Tensor] = self.cache.update(keys, values, layer, *args, **kwargs)
