@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 # Computed once: torch.compile cannot trace this check in torch 2.11.
-_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", torch._C._get_privateuse1_backend_name())
+_HERE = torch.accelerator.current_accelerator() or torch.device("cpu")  # of any plugin of torch
+_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", _HERE.type)
 AVAILABLE = frozenset(name for name in _DEVICES if torch.amp.is_autocast_available(name))
 
 

@@ -47,9 +47,8 @@ class Merge:
 
     def merged(self, attn_mask: Tensor | None, padding: Tensor | None) -> Tensor | None:
         """The mask [1 or batch * heads, 1 or queries, keys] that is added to scores."""
-        padding = F._canonical_mask(
-            padding, "key_padding_mask", F._none_or_dtype(attn_mask), "attn_mask", self.dtype
-        )
+        other = None if attn_mask is None else attn_mask.dtype
+        padding = F._canonical_mask(padding, "key_padding_mask", other, "attn_mask", self.dtype)
         mask = F._canonical_mask(attn_mask, "attn_mask", None, "", self.dtype, check_other=False)
         if mask is not None:
             mask = mask if mask.dim() == 3 else mask.unsqueeze(0)

@@ -171,7 +171,7 @@ class LinearFunction(torch.autograd.Function):
         save(ctx, weight if ctx.needs_input_grad[0] else None, packed)
         if int8 is None:
             y = layer.product(x, weight, bias)
-            if torch.compiler.is_compiling() or not y._is_view():
+            if torch.compiler.is_compiling() or y._base is None:
                 return y
             # torch refuses in-place changes of a view that a custom function returned.
             whole: Tensor = torch.ops.aten._unsafe_view(y, y.shape)

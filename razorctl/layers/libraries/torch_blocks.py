@@ -64,12 +64,9 @@ class EncoderLayer(TransformerLayer):
     ) -> Tensor:
         if not self.saving or self.norm_first:
             return self.stock(src, src_mask, src_key_padding_mask, is_causal)
+        other = None if src_mask is None else src_mask.dtype
         padding = F._canonical_mask(
-            src_key_padding_mask,
-            "src_key_padding_mask",
-            F._none_or_dtype(src_mask),
-            "src_mask",
-            src.dtype,
+            src_key_padding_mask, "src_key_padding_mask", other, "src_mask", src.dtype
         )
         mask = F._canonical_mask(src_mask, "src_mask", None, "", src.dtype, check_other=False)
         x = self.norm1(added(self, src, self._sa_block(src, mask, padding, is_causal=is_causal)))

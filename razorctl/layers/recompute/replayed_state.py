@@ -242,6 +242,5 @@ def laid(x: Tensor, strides: tuple[int, ...]) -> Tensor:
     for axis, stride in enumerate(strides):
         x = x if stride else x.narrow(axis, 0, 1)
     y = x.new_empty_strided(x.shape, strides)
-    if torch._debug_has_internal_overlap(y):
-        return x.expand(shape)
-    return y.copy_(x).expand(shape)
+    dense = torch.ops.aten.is_non_overlapping_and_dense(y)
+    return (y.copy_(x) if dense else x).expand(shape)

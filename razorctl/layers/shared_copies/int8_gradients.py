@@ -14,7 +14,7 @@ import weakref
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from razorctl.layers.once_differentiable import once_differentiable
@@ -42,7 +42,7 @@ class Int8Gradient(Tensor):
 
     int8: Int8 | None
     changed: Tensor | None
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = nn.Parameter.__torch_function__
 
     @staticmethod
     def __new__(cls, shape: torch.Size, dtype: torch.dtype, int8: Int8) -> "Int8Gradient":
