@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from razorctl.config.job import Job
+from razorctl.config.job import STATE, Job
 from razorctl.config.recipe import Recipe
 from razorctl.config.settings import read_toml
 from razorctl.errors import DataError, MissingError, UsageError
@@ -223,9 +223,11 @@ def refuse_others(out: Path, settings: Mapping[str, Any], wanted: Mapping[str, A
             f"{name.replace('_', ' ')} {'left out' if settings[name] is None else settings[name]}"
             for name in differing
         )
+        # One state cannot be turned into another, but weights can.
+        weights = f" and start from its weights, with {out} as MODEL"
         raise UsageError(
             f"{out} was begun with {', '.join(words)}; resume it with the same, or name another "
-            "directory with --out."
+            f"directory with --out{weights if STATE.keys() & set(differing) else ''}."
         )
 
 

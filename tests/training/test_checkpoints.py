@@ -18,7 +18,7 @@ from razorctl.config.job import Job
 from razorctl.config.recipe import Recipe
 from razorctl.errors import RazorError, UsageError
 from razorctl.models.timm import micro
-from razorctl.training import evaluation, preparation, rundir
+from razorctl.training import evaluation, preparation, run_files, rundir
 from razorctl.training import run as trainer
 from razorctl.training.checkpoints import MARKER
 from razorctl.training.feed import Feed
@@ -470,3 +470,10 @@ def test_a_directory_that_took_the_place_of_one_that_failed_stays(tmp_path):
     assert not out.exists()  # that of the other, which made it
     assert (tmp_path / "moved").exists()
     assert not other.is_locked
+
+
+@pytest.mark.parametrize(("name", "weights"), [("optimizer_state", True), ("learning_rate", False)])
+def test_a_run_with_another_state_can_start_from_the_weights(name, weights, tmp_path):
+    with pytest.raises(UsageError, match=f"begun with {name.replace('_', ' ')} 1;") as refused:
+        run_files.refuse_others(tmp_path, {name: 1, "seed": 0}, {name: 2, "seed": 0})
+    assert (f"start from its weights, with {tmp_path} as MODEL" in str(refused.value)) is weights
