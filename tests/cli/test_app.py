@@ -115,7 +115,7 @@ def test_failures_in_training(error, code, sentence, monkeypatch):
     result = razorctl("finetune", "vit-micro", "digits")
     assert result.exit_code == code
     assert_ends_with_an_error(result, sentence)
-    if code not in (4, 130):
+    if code not in (4, 130) and not isinstance(error, BrokenPipeError):  # typer takes that one
         assert isinstance(
             razorctl("--debug", "finetune", "vit-micro", "digits").exception, type(error)
         )

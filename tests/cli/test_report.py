@@ -284,5 +284,5 @@ def test_a_disk_that_does_not_take_it(method, code, monkeypatch, no_plots):
         assert result.stdout == ""
     else:  # what was compared is shown all the same
         assert len(json.loads(result.stdout)["rows"]) == 2
-        assert "make room, then `razorctl compare f0 f1 r --html r.html`" in result.stderr
+        assert "make room, then run `razorctl compare f0 f1 r --html r.html`" in result.stderr
     assert not list(Path().glob("r.html*"))

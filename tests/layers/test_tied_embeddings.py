@@ -131,3 +131,26 @@ def test_other_embeddings_stay_stock(change):
     else:
         y = model.embed(torch.zeros(2, 3, dtype=torch.long))
         assert "EmbeddingFunction" not in str(y.grad_fn)
+
+
+class Scaled(nn.Embedding):
+    """As the embeddings of Gemma, which multiply their output."""
+
+    def forward(self, ids):
+        return 3 * super().forward(ids)
+
+
+def test_embeddings_that_compute_more_stay_stock():
+    model = Decoder()
+    scaled = Scaled(CLASSES, 8)
+    model.head.weight = scaled.weight
+    model.embed = scaled
+    stock = copy.deepcopy(model)
+    sparsify(model, Recipe("razor", 0.9))
+    ids = torch.randint(CLASSES, (2, 5))
+    for each in (stock, model):
+        loss(each, ids).backward()
+    assert type(model.embed) is Scaled
+    torch.testing.assert_close(
+        model.embed.weight.grad, stock.embed.weight.grad, atol=1e-3, rtol=2e-2
+    )

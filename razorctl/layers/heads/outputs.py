@@ -87,7 +87,8 @@ def _read(
     if not (parameters or READER.search(name)):
         return None
     named = [names for p in parameters if (names := owners.get(id(p)))]
-    if named and (PRODUCT.match(name) or isinstance(node, BackwardCFunction)):
+    product = PRODUCT.match(name) or isinstance(node, BackwardCFunction)
+    if named and product and not name.startswith("Embedding"):  # which may share a weight
         return set.intersection(*named) or {""}  # of several layers the last is unknown
     known = all(id(p) in owners for p in parameters) and (parameters or layer is not None)
     return set() if known else {""}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
-from razorctl.layers.base import RazorLayer, flat, save, saved
+from razorctl.layers.base import RazorLayer, flat, save, saved, stock_type
 from razorctl.layers.fsdp import in_use
 from razorctl.layers.once_differentiable import once_differentiable
 from razorctl.rules.base import Rule
@@ -118,6 +118,7 @@ def tied_embeddings(model: nn.Module, heads: frozenset[nn.Module]) -> frozenset[
         module
         for module in model.modules()
         if isinstance(module, nn.Embedding)
+        and stock_type(module) is nn.Embedding  # subclasses may scale their output
         and id(module.weight) in weights
-        and (module.max_norm, module.scale_grad_by_freq, module.sparse) == (None, False, False)
+        and not (module.max_norm or module.scale_grad_by_freq or module.sparse)
     )
