@@ -65,11 +65,11 @@ def layout(
     longest = max(lengths)
     for count, width in shapes or [fewest_tokens([lengths], longest, most)]:
         if width >= longest:
-            rows, sequences, found = _first_fit(lengths, width), count, width
+            rows, sequences, taken = _first_fit(lengths, width), count, width
             if len(rows) <= count:
                 break
     wanted = min(len(lengths), -(-len(rows) // sequences) * sequences)
-    return rows + [[] for _ in range(wanted - len(rows))], found
+    return rows + [[] for _ in range(wanted - len(rows))], taken
 
 
 def few_shapes(
@@ -164,7 +164,7 @@ class Gain:
 
 
 def drawn(lengths: Sequence[int], micro_batch: int, most: int) -> list[list[int]]:
-    """The tokens of texts in SAMPLE micro-batches, always the same ones."""
+    """The tokens of the texts in SAMPLE micro-batches; the draw is always the same."""
     draw, cut = random.Random(0), [min(length, most) for length in lengths]
     return [draw.sample(cut, min(micro_batch, len(cut))) for _ in range(SAMPLE)]
 
@@ -186,10 +186,10 @@ def gain(
     widths = few_widths(every, most) if graphs else ()
     shapes = few_shapes(some, max(every), most) if graphs else ()
     padded = packed = read = 0
-    for own in some:
-        rows, width = layout(own, most, shapes)
-        read += sum(own)
-        padded += len(own) * rounded(max(own), most, widths)
+    for texts in some:
+        rows, width = layout(texts, most, shapes)
+        read += sum(texts)
+        padded += len(texts) * rounded(max(texts), most, widths)
         packed += len(rows) * width
     pool, grouped = GROUPED * (batch_size or size), 0
     every = random.Random(0).sample(every, len(every))
@@ -203,7 +203,7 @@ def gain(
 
 
 def keeps_apart(model: "nn.Module", logits: "Callable[[nn.Module, Any], Tensor]") -> bool:
-    """Whether a text has the same logits after another text in its sequence as alone.
+    """Whether a text's logits do not depend on the text before it in a sequence.
 
     The model is run twice, on a few tokens, in eval mode.
     """

@@ -32,7 +32,7 @@ def sequenced(
 
 
 def cut_texts(rows: Any, family: models.Model, job: Job) -> tuple[str, ...]:
-    """A note on training texts that are cut, by packed.SAMPLE of them; none if these are not."""
+    """A note on training texts that are cut, counted in a sample of them; none if none is."""
     some = text_lengths.sample(rows)
     lengths = family.lengths(some, job.input_size)
     cut = sum(length > family.longest(job.input_size) for length in lengths)
@@ -64,11 +64,14 @@ def mixing(job: Job, classes: int) -> Callable[[Batch], Batch]:
 
 
 class Feed:
-    """The training rows of a resolved job, and those that are evaluated.
+    """The training rows of a resolved job, and the rows that are evaluated.
 
-    split: the name of the split that is evaluated during training. evaluated: its micro-batches.
-    test: those of the test split if that is another one, else None. facts: counts, classes and
-    digests, by which changed data are recognized. standard: of the targets of a regression.
+    Args:
+        split: the name of the split that is evaluated during training.
+        evaluated: its micro-batches.
+        test: micro-batches of the test split; None if that is `split`, or if there is none.
+        facts: counts, classes and digests, by which changed data are recognized.
+        standard: mean and deviation of the targets of a regression.
     """
 
     def __init__(
@@ -86,9 +89,10 @@ class Feed:
         lengths: Sequence[int] | None = None
         if job.packing is False:
             lengths = text_lengths.of_rows(splits.train, family, job).tokens
-        # Or each length is compiled. Texts apart are, since padding them costs more.
-        apart = job.packing is not None
-        if family.pads and (job.cuda_graphs or (job.compile and not apart)):
+        # With few shapes little is compiled or captured. Padding separate texts to one length would
+        # cost more than compiling each length.
+        separate = job.packing is not None
+        if family.pads and (job.cuda_graphs or (job.compile and not separate)):
             shapes = text_lengths.shapes_of(splits.train, family, job)
             training_transform = family.transform(model, job.input_size, shapes)
         if job.augment != "none":
@@ -129,7 +133,7 @@ class Feed:
         return all(facts[name] == self.facts[name] for name in known)
 
     def total(self, batches: Iterable[Any]) -> Tensor | None:
-        """The number of labels in a batch; None if each row has its own. Collective."""
+        """The number of labels in a batch; None if each row has one. Collective."""
         if self.job.of_rows:
             return None
         return label_count((batch["labels"] for batch in batches), self.device)
@@ -140,9 +144,9 @@ class Feed:
         return batch["inputs"], batch["labels"]
 
     def trained(self, batch: Any) -> Batch:
-        """The inputs and the labels of a micro-batch of training rows, mixed if the job says so.
+        """The inputs and labels of a micro-batch of training rows, mixed if the job asks for it.
 
-        Those of a regression are standardized.
+        Labels of a regression are standardized.
         """
         inputs, labels = self.mix(self.moved(batch))
         return inputs, self.standard.labels(labels)

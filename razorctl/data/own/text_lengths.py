@@ -23,13 +23,13 @@ SAMPLE = 1000  # rows that a plan tokenizes
 
 @dataclass(frozen=True)
 class TextLengths:
-    """The lengths of texts.
+    """The lengths of texts, or of a sample of them.
 
     Args:
-        tokens: of each text; empty if they are not known.
+        tokens: of each text; empty if they are unknown.
         most: the most tokens of a text.
-        able: whether the model keeps texts of one sequence apart.
-        share: the share of all texts that these are.
+        able: whether the model separates the texts of one sequence.
+        share: of all texts that are in `tokens`.
     """
 
     tokens: Sequence[int]
@@ -38,10 +38,10 @@ class TextLengths:
     share: float = 1.0
 
     def resolve(self, job: Job) -> tuple[Job, Gain | None]:
-        """A resolved job with `packing`, and what that gains, None if lengths are not known.
+        """A resolved job with `packing`, and the gain of joining texts; None without lengths.
 
-        Without lengths a job whose model is able to is packed. Raises UsageError if the job asks
-        for what the model is not able to.
+        Without lengths texts are joined if the model separates them. Raises UsageError if the job
+        asks for joined texts, and the model does not.
         """
         if not self.able:
             job = without_joining(job, asked=bool(job.packing))
@@ -109,9 +109,9 @@ def sample(rows: Any) -> Any:
 
 
 def sample_lengths(job: Job, family: Model, source: Source) -> TextLengths | None:
-    """The lengths of some training rows, which are tokenized; None if texts are not apart.
+    """The lengths of some training rows, which are tokenized; None for blocks of tokens.
 
-    They are not known of sets of the hub, which are not fetched for this, and without a tokenizer.
+    They are unknown without a tokenizer, and for sets of the hub, which are not fetched for this.
     """
     if not has_texts_apart(job, source):
         return None
