@@ -43,6 +43,10 @@ TILE = 128  # rows and columns of sums that one program of a product computes, a
 QUERIES = 128  # fused attention rounds the queries and keys of a head up to a multiple
 _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu
 ATTENTION_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward
+_COUNTED = (
+    aten._scaled_dot_product_flash_attention,
+    aten._scaled_dot_product_flash_attention_backward,
+)
 
 
 def kernels_of(operation: Any, args: Any, kwargs: Any, result: Any) -> list[KernelWork]:
@@ -119,8 +123,8 @@ def _attention(packet: Any, args: Any, kwargs: Any, result: Any) -> list[KernelW
     heads, (rows, columns) = math.prod(q.shape[:-2]), (q.shape[-2], k.shape[-2])
     scores = heads * math.prod(QUERIES * math.ceil(size / QUERIES) for size in (rows, columns))
     # Counted as if no score was left out: so kernels compute those beyond a tile's edge.
-    operations = flop_registry[packet](*args, **kwargs, out_val=result)
-    operations = operations * scores // (heads * rows * columns)
+    counted = flop_registry[_COUNTED[backward]]  # torch 2.11 counts none of a CPU
+    operations = counted(*args, **kwargs, out_val=result) * scores // (heads * rows * columns)
     kernel = _pass(*tensors(args), *tensors((result,)))._replace(
         precision=_PRECISIONS.get(q.dtype, "fp32"),
         operations=operations,
