@@ -89,6 +89,8 @@ operations that a trace counts: torch runs them for public ones, and names them 
   torch.ops.aten._foreach_norm torch.ops.aten._foreach_zero_ torch.ops.aten._to_copy
   torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
   torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+  torch.ops.aten._scaled_dot_product_flash_attention
+  torch.ops.aten._scaled_dot_product_flash_attention_backward
 whether an operation changes arguments, and its schema: OpOverload has no public attribute for it
   torch.ops.aten.add.Tensor._schema
 which tensors are views, and which have changed: torch documents `_base`, `_version` alone
