@@ -46,12 +46,12 @@ tensors inside arguments and results of any form: torch has no public module for
   torch.utils._pytree.tree_flatten torch.utils._pytree.tree_leaves
   torch.utils._pytree.tree_map_only torch.utils._pytree.tree_structure
   torch.utils._pytree.tree_unflatten
-whether, and in which, backward pass code runs: torch.autograd.graph tells neither
+whether, and in which, backward pass code runs, and what it runs: torch.autograd.graph tells none
   torch._C._current_graph_task_id torch._C._autograd._get_current_graph_task_keep_graph
+  torch._C._will_engine_execute_node
 the hooks for saved tensors that are active: saved_tensors_hooks sets them, nothing reads them
   torch._C._autograd._top_saved_tensors_default_hooks
-the end of a backward pass, and a pass in a mode: torch 2.15 has autograd.graph.queue_callback,
-torch 2.11 has nothing, and torch.autograd.backward leaves a TorchFunctionMode
+a backward pass in a mode: torch.autograd.backward leaves a TorchFunctionMode
   torch.autograd.Variable._execution_engine
 an error at a second derivative: once_differentiable raises it for a dy that requires grad alone
   torch._C._functions.DelayedError

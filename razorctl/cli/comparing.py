@@ -47,7 +47,7 @@ def compare(
 ) -> ComparedRuns:
     """Compares methods on a model and a data set, or finished runs; writes a report to `html`.
 
-    what: names of a model and a data set, or directories. options: those of `api.compare` in
+    what: names of a model and a data set, or directories. options: as of `api.compare` in
     OPTIONS. Raises UsageError, which has the document if only the report cannot be written.
     """
     _check(target, html, options["resume"])

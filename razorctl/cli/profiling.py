@@ -19,7 +19,7 @@ OPTIONS = {"steps": 5, **dict.fromkeys(("dataset", "device", "trace", "snapshot"
 def profile(call: Call, model: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The document of a model by name.
 
-    options: those of `api.profile` in OPTIONS. Raises UsageError for settings that cannot be used.
+    options: as of `api.profile` in OPTIONS. Raises UsageError for settings that cannot be used.
     """
     from razorctl import models
     from razorctl.cli import effects, planning

@@ -95,7 +95,7 @@ class Call:
 
     @classmethod
     def typed(cls, ctx: Any, **settings: Any) -> "Call":
-        """The call of the command in typer's context; its `given` are those of `settings`."""
+        """The call of the command in typer's context; `given` has `settings`."""
         given = {k: v for k, v in settings.items() if v is not None and is_given(ctx, k)}
         named = ctx.find_root().params.get("config") is not None
         return cls(given, file=ctx.obj or {}, named=named, quiet=bool(ctx.params.get("json")))

@@ -15,7 +15,10 @@ from razorctl.planning.states import State, states
 
 
 class Searches:
-    """Made on first use; `asked` is the search for the state of the job itself."""
+    """The searches of one plan, each made on first use.
+
+    asked: the search for the state of the job itself.
+    """
 
     def __init__(self, job: Job, asked: Search, host_memory: int | None = None) -> None:
         """job: as the user gave it. host_memory: bytes that state may take; None for any number."""

@@ -50,6 +50,7 @@ class State(NamedTuple):
 
     @property
     def on_host(self) -> bool:
+        """Whether masters and moments are on the host."""
         return self.optimizer_state == "host"
 
     def host_bytes(self, trained: int) -> int:

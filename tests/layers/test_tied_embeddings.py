@@ -49,7 +49,7 @@ def loss(model, ids, dtype=None):
         return F.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
 
 
-def dense_gradients(monkeypatch):
+def dense_gradients():
     """Counts the gradients of a whole weight that embeddings compute."""
     counted = []
     backward = torch.ops.aten.embedding_dense_backward.default
@@ -66,14 +66,15 @@ def dense_gradients(monkeypatch):
 @pytest.mark.parametrize("options", [{}, {"padding": 3}, {"extra": True}], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("tokens", [1, 4, 40])
-def test_the_gradient_is_the_stock_one_and_exists_once(options, dtype, tokens, monkeypatch):
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16], ids=str)
+def test_the_gradient_is_the_stock_one_and_exists_once(options, dtype, tokens, autocast):
     models = [model.to(dtype) for model in pair(**options)]
-    mode, counted = dense_gradients(monkeypatch)
+    mode, counted = dense_gradients()
     for _ in range(2):  # the second adds to the first
         ids = torch.randint(CLASSES, (2, tokens))
-        loss(models[0], ids).backward()
+        loss(models[0], ids, autocast).backward()
         with mode:
-            loss(models[1], ids).backward()
+            loss(models[1], ids, autocast).backward()
     assert len(counted) == 2 * ("extra" in options)
     expected, actual = (model.embed.weight.grad for model in models)
     assert not any(ctx() and ctx().given is not None for ctx in tied_embeddings._last.values())
@@ -103,6 +104,28 @@ def test_a_gradient_that_embeddings_do_not_reach_is_kept():
         F.cross_entropy(each.head(x).flatten(0, 1), ids.flatten()).backward()
     torch.testing.assert_close(model.embed.weight.grad, stock.embed.weight.grad)
     del alive
+
+
+def test_gradients_of_some_tensors_leave_those_of_weights_alone():
+    stock, model = pair()
+    ids = torch.randint(CLASSES, (2, 5))
+    results = []
+    for each in (stock, model):
+        hidden = each.embed(ids)
+        value = F.cross_entropy(each.head(hidden).flatten(0, 1), ids.flatten())
+        results.append(torch.autograd.grad(value, hidden)[0])
+        assert each.embed.weight.grad is None
+    torch.testing.assert_close(*results)
+
+
+def test_embeddings_that_ran_before_the_output_layer_miss_nothing():
+    stock, model = pair()
+    ids = torch.randint(CLASSES, (2, 5))
+    for each in (stock, model):
+        x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(1))
+        value = F.cross_entropy(each.head(x).flatten(0, 1), ids.flatten())
+        (each.embed(ids).square().sum() + value).backward()
+    torch.testing.assert_close(model.embed.weight.grad, stock.embed.weight.grad)
 
 
 def test_a_graph_that_is_kept_has_the_same_gradient_twice():

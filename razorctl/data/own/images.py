@@ -56,7 +56,7 @@ DECODED = Room(256 << 20)  # for all images that are decoded at once
 def findings(raw: RawRows, faults: Faults, progress: Callable[[str], None]) -> Findings:
     """For each image its fault or "", its content, and its highest value.
 
-    Rows with a fault are left out. The content is that of `contents.image_content`, and 0 for a bad
+    Rows with a fault are left out. Content is as `contents.image_content` returns it, or 0 of a bad
     image. The highest value is None for modes that are not WIDE.
     """
     look = partial(_look, raw.root)

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Variable
 
 from razorctl.layers.base import RazorLayer, flat, save, saved, stock_type
 from razorctl.layers.fsdp import in_use
@@ -29,7 +28,7 @@ class EmbeddingFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, ids: Tensor, weight: Tensor, layer: "TiedEmbedding") -> Tensor:
         save(ctx, ids)
-        ctx.layer, ctx.weight, ctx.given = layer, weakref.ref(weight), None
+        ctx.layer, ctx.weight, ctx.given, ctx.ran = layer, weakref.ref(weight), None, False
         _last[id(weight)] = weakref.ref(ctx, partial(_forget, id(weight)))
         return layer.stock(ids)
 
@@ -37,7 +36,7 @@ class EmbeddingFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (ids,), layer = saved(ctx), ctx.layer
-        total, ctx.given = ctx.given, None
+        total, ctx.given, ctx.ran = ctx.given, None, True
         padding = -1 if layer.padding_idx is None else layer.padding_idx
         backward = torch.ops.aten.embedding_dense_backward.default
         if total is None:
@@ -72,23 +71,16 @@ def _forget(number: int, dead: weakref.ref[Any]) -> None:
 def handed(weight: Tensor, gradient: Tensor) -> Tensor | None:
     """Hands the output layer's gradient to the embeddings with the same weight; returns None.
 
-    Called in a backward pass. Returns the gradient if there are no such embeddings in the graph.
+    Called in a backward pass. Returns the gradient if this pass will not run such embeddings.
     """
-    found = _last.get(id(weight))
-    ctx = None if found is None else found()
-    if ctx is None or ctx.weight() is not weight or ctx.given is not None:
+    last = _last.get(id(weight))
+    ctx = None if last is None else last()
+    if ctx is None or ctx.weight() is not weight or ctx.ran or ctx.given is not None:
+        return gradient
+    if not torch._C._will_engine_execute_node(ctx):
         return gradient
     ctx.given = gradient
-    engine: Any = Variable._execution_engine
-    engine.queue_callback(partial(_keep, ctx, weight))
     return None
-
-
-def _keep(ctx: Any, weight: Tensor) -> None:
-    """Ends a backward pass: a gradient that no embeddings took becomes the weight's."""
-    gradient, ctx.given = ctx.given, None
-    if gradient is not None:
-        weight.grad = gradient if weight.grad is None else weight.grad.add_(gradient)
 
 
 class TiedEmbedding(RazorLayer):
