@@ -64,7 +64,8 @@ def finetune(
         vram: memory that a plan may use, such as "11GB"; None is all free memory.
         gpu: name or file of a GPU preset to plan for; None is this machine's.
         prefer: "exact" gradients only, "fast", or "balanced", the default.
-        host_memory: memory of the host that optimizer state may take, such as "64GB".
+        host_memory: memory of the host that optimizer state may take, such as "64GB"; None is what
+            this machine has free, or any with `gpu`.
         out: new directory of the run; None is one under runs/.
         resume: continue the run in `out`, or start there if it is new.
         dry_run: prepare the run and stop; the result has its settings and a sample of its rows.

@@ -223,7 +223,9 @@ PLANS: dict[str, Any] = {
         "[exact|balanced|fast]",
     ),
     "host_memory": plan_option(
-        "Memory of the host that the optimizer's state may take.", "this machine's", "SIZE"
+        "Memory of the host that the optimizer's state may take.",
+        "this machine's, or any with --gpu",
+        "SIZE",
     ),
 }
 PLANS = {name: Annotated[str | None, info] for name, info in PLANS.items()}

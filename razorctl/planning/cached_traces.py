@@ -51,7 +51,7 @@ def trace_key(job: Job, recipe: Recipe, classes: int) -> list[Any]:
 
 
 def weight_count(job: Job, classes: int, cache: traces.Cache) -> int:
-    """The number of weights of a resolved job's model, cached."""
+    """The number of weights of a resolved job's model that can be trained, cached."""
     from razorctl import models
 
     name = "weights", job.model, models.stamp(job.model), job.task, classes, job.input_size
@@ -60,7 +60,7 @@ def weight_count(job: Job, classes: int, cache: traces.Cache) -> int:
         from razorctl.planning import job_trace as tracing  # imports torch
 
         model, *_ = tracing.blueprint(job, classes)
-        count = sum(parameter.numel() for parameter in model.parameters())
+        count = sum(p.numel() for p in model.parameters() if p.requires_grad)
         cache.put(count, *name)
     return count
 

@@ -18,13 +18,7 @@ from razorctl.memory.trace_cache import Calls, Trace
 from razorctl.methods import DEFAULT_METHOD, METHODS, Family
 from razorctl.models.joined_texts import Gain
 from razorctl.planning.cached_traces import cached_trace, job_facts, weight_count
-from razorctl.planning.candidates import (
-    CONTEXT,
-    FRAGMENTATION,
-    Candidate,
-    Predicted,
-    label,
-)
+from razorctl.planning.candidates import CONTEXT, FRAGMENTATION, Candidate, Predicted, label
 from razorctl.planning.gpus import Gpu
 from razorctl.planning.states import State
 from razorctl.planning.times import step_seconds
@@ -107,12 +101,19 @@ class Search:
                 shards=self.shards,
                 graphs=accumulate if self._captures(recipe) else 0,
             )
-            cosine = recipe.cosine(self.job.precision, self.family)
-            way = Candidate(recipe, accumulate, predicted, cosine, self.state, self._chosen)
-            if self.state.on_host:
-                way = way.with_host_update(self._trace(recipe, 1).trained, self.gpu)
-            self.candidates[key] = way
+            self.candidates[key] = self._candidate(recipe, accumulate, predicted)
         return self.candidates[key]
+
+    def _candidate(
+        self, recipe: Recipe, accumulate: int, predicted: Predicted, compiled: bool = False
+    ) -> Candidate:
+        """The candidate of a prediction for the card, with the update of a state on the host."""
+        cosine = recipe.cosine(self.job.precision, self.family)
+        state = self.state, self._chosen
+        way = Candidate(recipe, accumulate, predicted, cosine, *state, compiled)
+        if not self.state.on_host:
+            return way
+        return way.with_host_update(self._trace(recipe, 1).trained, self.gpu)
 
     def like(self, job: Job, recipe: Recipe | None, chosen: bool = False) -> "Search":
         """A search on the same card for a job with the same data set and model."""
@@ -121,7 +122,7 @@ class Search:
 
     @cached_property
     def weights(self) -> int:
-        """The number of weights of the model."""
+        """The number of weights of the model that can be trained."""
         return weight_count(self.job, self.classes, self.cache)
 
     @property
@@ -129,7 +130,11 @@ class Search:
         """Bytes that the card needs without activations; for adapters, without state either."""
         whole = self.job.freeze is None and (self.recipe is None or not self.recipe.part)
         trained = self.weights if whole else 0
-        return CONTEXT + int((1 + FRAGMENTATION) * self.state.least(self.weights, trained))
+        draws: bool = self.facts["classifies_texts"]  # BRANCHES may be taken
+        if self.recipe is not None:
+            draws = self.recipe.joint_budget < 1
+        size = self.state.least(self.weights, trained, draws)
+        return CONTEXT + int((1 + FRAGMENTATION) * size)
 
     def _captures(self, recipe: Recipe) -> bool:
         """Whether a run on the card captures CUDA graphs."""
@@ -209,13 +214,14 @@ class Search:
         if self.recipe is None and self.job.task in LANGUAGE:
             self.fastest([ADAPTERS])
         if self.recipe is None and not self.job.compile:
-            whole, way = self._trace(Recipe("full"), 1), self.predict(Recipe("full"))
+            full = Recipe("full")
+            whole, way = self._trace(full, 1), self.predict(full)
             calls = Calls(sum(whole.compiled.values()))
             trace = replace(whole, kernels=whole.compiled, calls=calls)
             predicted = Predicted.of(trace, self.gpu, whole, shards=self.shards)
-            seconds_vs_full = predicted.step_seconds / way.seconds
-            predicted = replace(predicted, step_seconds_vs_full=seconds_vs_full)
-            self.compiled = replace(way, predicted=predicted, compiled=True)
+            vs_full = predicted.step_seconds / way.seconds
+            predicted = replace(predicted, step_seconds_vs_full=vs_full)
+            self.compiled = self._candidate(full, 1, predicted, compiled=True)
 
     def _balanced(self) -> Candidate | None:
         """The fastest exact way, or the fastest close way if it is faster and any close way pays.

@@ -65,14 +65,15 @@ class State(NamedTuple):
         """Bytes of a weight on the card."""
         return 2 if self.weights == "bf16" else 4
 
-    def least(self, weights: int, trained: int) -> int:
+    def least(self, weights: int, trained: int, draws: bool = False) -> int:
         """Bytes on the card at the end of a backward pass, without activations.
 
-        weights: the number of all weights. trained: of those with a gradient.
+        weights: the number of all weights. trained: of weights with a state. draws: whether some of
+        these may get no gradient in a step.
         """
         each = self.itemsize
         moments = {EIGHT: EIGHT_BITS, "adamw": 2 * each}.get(self.optimizer, 0)
-        gradients = 0 if self.optimizer_in_backward else each
+        gradients = 0 if self.optimizer_in_backward or draws else each
         return weights * each + (0 if self.on_host else int(trained * (moments + gradients)))
 
 
@@ -123,11 +124,12 @@ def leaner(job: Job, prefer: Prefer) -> Iterator[State]:
 
 
 # Bytes per second of a host's memory that an update reaches: two channels of DDR4-3200 at half of
-# their 51 GB/s, and eight of them, or two of DDR5-6000, at two thirds. No such host was measured.
+# their 51 GB/s, and two of DDR5-6000 at two thirds of their 96. No such host was measured.
 HOST_MEMORY = 25e9, 64e9
 # Bytes of the host's memory that an update of one weight reads and writes, apart from the buffer:
-# its gradient in single precision is written, scaled and read; three states are read and written.
-UPDATED = 4 + 8 + 4 + 24 + 4
+# its gradient is written in single precision, and then read and written back scaled; the master and
+# two moments are read and written, and the master is read once more.
+UPDATED = 4 + 8 + 24 + 4
 BUS = 0.8  # share of a bus that copies of pinned memory reach
 
 

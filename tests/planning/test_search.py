@@ -364,3 +364,25 @@ def test_micro_batches_that_a_model_cannot_take_are_left_out(recipe, monkeypatch
     searches = Searches(search.job, search)
     monkeypatch.setattr(MadeUpSearch, "least", 0)
     assert refusal.needed_bytes(searches, "exact") == eight
+
+
+@pytest.mark.parametrize(
+    ("model", "recipe", "draws"),
+    [("bert", None, True), ("gpt2", None, False), ("gpt2", Recipe(joint_budget=0.5), True)],
+)
+def test_the_least_bytes_have_no_gradients_where_some_may_be_missing(cache, model, recipe, draws):
+    job = Job(model, "rte", batch_size=1, precision="fp32", optimizer="adamw")
+    found = Search(job, gpus.load("h200"), GIB, recipe, cache)
+    each = 12 if draws else 16
+    assert found.least == CONTEXT + int((1 + FRAGMENTATION) * each * found.weights)
+    needed = found.predict(recipe or Recipe("checkpoint")).predicted.needed_bytes
+    assert found.least <= needed
+
+
+def test_a_compiled_step_waits_for_the_host_too(cache):
+    found = refused(cache, replace(ONE, precision="bf16"))
+    search = found.of(State("adamw", optimizer_state="host"))
+    search.look_beside()
+    assert (
+        search.compiled.predicted.host_bytes == search.predict(Recipe("full")).predicted.host_bytes
+    )
