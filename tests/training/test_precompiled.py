@@ -1,9 +1,12 @@
 """The kernels of a step are compiled before it, once; a fake stands in for the card."""
 
 import logging
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
+from triton.compiler.errors import CompilationError
 
 from razorctl.config.job import Job
 from razorctl.config.recipe import Recipe
@@ -64,3 +67,22 @@ def test_nothing_is_compiled_without_kernels(without, card, job, monkeypatch):
     monkeypatch.setattr(kernels, "_wanted", without != "kernels")
     precompile(job, RECIPE, 10, torch.device("cpu") if without == "card" else CARD)
     assert not card
+
+
+@pytest.mark.parametrize("faults", [1, 9])
+def test_a_kernel_is_compiled_again_if_a_parser_failed_in_several_threads(faults, monkeypatch):
+    """Python before 3.13 counts the depth of a tree for all threads together."""
+    left, done = [faults], []
+
+    def compile(source, **_):
+        if left[0]:
+            left[0] -= 1
+            raise CompilationError(None, None, "no") from SystemError("depth mismatch")
+        done.append(source)
+        return SimpleNamespace(src=None, metadata=None)
+
+    monkeypatch.setattr(compiled.triton, "compile", compile)
+    variant = SimpleNamespace(source=lambda target: "kernel", options={})
+    with pytest.raises(CompilationError) if faults > 4 else nullcontext():
+        compiled.compile_all([variant], 80, threads=1)
+    assert done == ["kernel"] * (faults < 5)

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import CudaLauncher
+from triton.compiler.errors import CompilationError
 
 from razorctl.ops.triton.launch import WARP
 from razorctl.ops.triton.variants import Variant
@@ -22,7 +24,7 @@ def compile_all(variants: Sequence[Variant], capability: int, threads: int) -> N
     target = GPUTarget("cuda", capability, WARP)
 
     def one(variant: Variant) -> None:
-        kernel = triton.compile(variant.source(target), target=target, options=variant.options)
+        kernel = _compiled(variant, target)
         with suppress(Exception):  # a launch raises the same error
             # Triton 3.6 compiles one in C for each signature.
             CudaLauncher(kernel.src, kernel.metadata)
@@ -31,3 +33,16 @@ def compile_all(variants: Sequence[Variant], capability: int, threads: int) -> N
         done = [pool.submit(one, variant) for variant in variants]
     for each in done:
         each.result()
+
+
+def _compiled(variant: Variant, target: GPUTarget, tries: int = 5) -> Any:
+    """The kernel of a variant, which is compiled again if `ast` has failed.
+
+    Before Python 3.13 `ast.parse` raises SystemError at times if several threads are in it.
+    """
+    try:
+        return triton.compile(variant.source(target), target=target, options=variant.options)
+    except CompilationError as error:
+        if tries > 1 and isinstance(error.__cause__, SystemError):
+            return _compiled(variant, target, tries - 1)
+        raise
