@@ -74,14 +74,14 @@ def test_a_kernel_is_compiled_again_if_a_parser_failed_in_several_threads(faults
     """Python before 3.13 counts the depth of a tree for all threads together."""
     left, done = [faults], []
 
-    def compile(source, **_):
+    def compiling(source, **_):
         if left[0]:
             left[0] -= 1
             raise CompilationError(None, None, "no") from SystemError("depth mismatch")
         done.append(source)
         return SimpleNamespace(src=None, metadata=None)
 
-    monkeypatch.setattr(compiled.triton, "compile", compile)
+    monkeypatch.setattr(compiled.triton, "compile", compiling)
     variant = SimpleNamespace(source=lambda target: "kernel", options={})
     with pytest.raises(CompilationError) if faults > 4 else nullcontext():
         compiled.compile_all([variant], 80, threads=1)
