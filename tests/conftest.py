@@ -4,6 +4,7 @@ import os
 import random
 import shutil
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -85,10 +86,10 @@ def untold(model: nn.Module, *_: Any) -> None:
 
 
 class Rows:
-    """How each test ended, in a JSON file after each, since a limit on time may end the run."""
+    """How each test ended, in a JSON file each second, since a limit on time may end the run."""
 
     def __init__(self, file: Path) -> None:
-        self.file, self.rows = file, dict[str, dict[str, Any]]()
+        self.file, self.rows, self.written = file, dict[str, dict[str, Any]](), 0.0
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when != "call" and report.passed:
@@ -100,6 +101,11 @@ class Rows:
             "seconds": round(report.duration, 2),
             "error": why,
         }
+        if time.monotonic() > self.written + 1:  # thousands of rows take longer than a test
+            self.pytest_sessionfinish()
+
+    def pytest_sessionfinish(self) -> None:
+        self.written = time.monotonic()
         partial = self.file.with_suffix(".partial")
         partial.write_text(json.dumps({"rows": self.rows}, indent=1) + "\n")
         partial.replace(self.file)
