@@ -21,7 +21,7 @@ GIVEN = ("COMMANDLINE", "ENVIRONMENT")  # typer's sources of a value that the us
 PLANNING = ("vram", "gpu", "prefer", "host_memory")  # settings of a plan
 AUTO = "auto"  # the batch size that a plan is to choose
 COLUMNS = ("image_column", "text_column", "label_column", "mask_values", "mask_colors")
-DATA_SETTINGS = (*COLUMNS, "split", "validation", "skip_bad", "streaming")
+DATA_SETTINGS = (*COLUMNS, "split", "validation", "skip_bad")
 # Settings for reading a user's data, with their defaults.
 OF_DATA: dict[str, Any] = {**dict.fromkeys(COLUMNS), "skip_bad": False}
 # Tables in a settings file: of any file, of a run, of a comparison, and of a preset.

@@ -51,7 +51,6 @@ class DataSettings(TypedDict, total=False):
     mask_colors: Names | None
     split: Names | None
     skip_bad: bool | None
-    streaming: bool | None  # always refused
     precision: Precision | None
     optimizer: OptimizerName | None
     compile: bool | None

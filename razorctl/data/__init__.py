@@ -38,11 +38,6 @@ def source_of(job: Job) -> Source:
     Loads no torch. Raises UsageError if there is none or a setting does not apply to it, DataError
     if its files cannot be read, and MissingError if it is not on the hub.
     """
-    if job.streaming:
-        raise UsageError(
-            "rows are not streamed any more, since data larger than memory are read from "
-            "memory-mapped files; leave --streaming out."
-        )
     if job.dataset not in DATASETS:
         from razorctl.data import own
 

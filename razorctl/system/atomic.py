@@ -15,8 +15,7 @@ from pathlib import Path
 from razorctl.errors import UsageError, lacks_memory
 
 ROOM = 2**20  # bytes of a file that a command writes at its end, such as a report
-# Names that a killed process leaves; the second one is of an older razorctl.
-LEFT = re.compile(r"\.razorctl-[0-9a-f]{32}(\.\w+)?|\.saving-\w{8}")
+LEFT = re.compile(r"\.razorctl-[0-9a-f]{32}(\.\w+)?")  # names that a killed process leaves
 
 
 def unwritable(

@@ -88,34 +88,19 @@ def parse_kind(content: bytes | str, kind: Any) -> Any:
 
     A document with a digest must be unchanged since `sealed` returned it.
     """
-    value = parse(content)
-    _typed(content, kind)
-    if isinstance(value, dict) and SEAL in value and sealed(value) != value:
-        raise UnlikeError("it was edited after it was written")
-    return value
-
-
-def _typed(content: bytes | str, kind: Any) -> Any:
     from pydantic import ValidationError  # imported here: few commands read a document
 
+    value = parse(content)
     try:
-        return _adapter(kind).validate_json(content, strict=True, extra="forbid")
+        _adapter(kind).validate_json(content, strict=True, extra="forbid")
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
         reason = f"{where}: {first['msg'].removeprefix('Value error, ').rstrip('.')}"
         raise UnlikeError(reason.removeprefix(": ")[:LONGEST]) from None
-
-
-def _whole(content: bytes | str, kind: Any) -> Any:
-    """The checked value; if it is not sealed, with the defaults of absent keys other than None."""
-    value = parse_kind(content, kind)
-    if isinstance(value, dict) and SEAL in value:
-        return value
-    filled = _adapter(kind).dump_python(_typed(content, kind))
-    if not isinstance(value, dict):
-        return filled
-    return {name: each for name, each in filled.items() if name in value or each is not None}
+    if isinstance(value, dict) and SEAL in value and sealed(value) != value:
+        raise UnlikeError("it was edited after it was written")
+    return value
 
 
 def read(file: Path, kind: Any, mend: str) -> Any:
@@ -124,14 +109,14 @@ def read(file: Path, kind: Any, mend: str) -> Any:
     Raises FileNotFoundError if it does not exist, and DataError if it is no such document.
     """
     with _refusing(file, mend):
-        return _whole(read_bytes(file), kind)
+        return parse_kind(read_bytes(file), kind)
 
 
 def read_lines(file: Path, kind: Any, mend: str) -> list[Any]:
     """The values of a file with one document of a kind per line; raises as `read` does."""
     with _refusing(file, mend):
         documents = read_bytes(file).splitlines()
-        return list(_whole(b"[" + b",".join(documents) + b"]", list[kind]))
+        return list(parse_kind(b"[" + b",".join(documents) + b"]", list[kind]))
 
 
 def check_tables(value: Mapping[str, Any], kind: Any, file: Path, mend: str) -> None:

@@ -42,14 +42,10 @@ def rows_of_run(
     """
     run = Path(run)
     result, job = run_files.finished_run(run)
-    job = replace(job, streaming=False)  # an older razorctl could stream, and took no digests then
     registered = job.dataset in data.DATASETS
     source = data.source_of(job) if registered else own.find(job, classes=result["classes"])
     splits = digested(source.load(progress))
-    before, now = run_files.read_split(run), run_files.split_document(splits)
-    if "digests" not in before:
-        now = {name: value for name, value in now.items() if name not in ("digests", "white")}
-    if before != now:
+    if run_files.read_split(run) != run_files.split_document(splits):
         raise DataError(
             f"{job.dataset} has changed since {run} was trained on it, so that other rows would be "
             "held out; undo that, or name data to evaluate."

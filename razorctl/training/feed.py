@@ -1,6 +1,6 @@
 """The rows of a run as batches that its model takes."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -121,16 +121,6 @@ class Feed:
         self.test: DataLoader[Any] | None = None
         if self.split != "test" and splits.test is not None:
             self.test = in_order(splits.test.with_transform(transform), job, device)
-
-    def goes_on(self, facts: Mapping[str, Any]) -> bool:
-        """Whether the data are those of a checkpoint with these facts.
-
-        An older razorctl wrote fewer, and standardized no targets.
-        """
-        if facts.get("standard") is None:
-            self.standard = Standard()
-        known = [name for name in self.facts if facts.get(name) is not None]
-        return all(facts[name] == self.facts[name] for name in known)
 
     def total(self, batches: Iterable[Any]) -> Tensor | None:
         """The number of labels in a batch; None if each row has one. Collective."""

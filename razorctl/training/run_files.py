@@ -1,6 +1,5 @@
 """The settings, rows and result of a run, in the files of its directory."""
 
-import logging
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -32,8 +31,6 @@ from razorctl.version import __version__
 
 if TYPE_CHECKING:
     from razorctl.data import Splits
-
-log = logging.getLogger(__name__)
 
 ENVIRONMENT = "environment"  # the table of CONFIG with versions and the device
 ELSEWHERE = "undo that, or name another directory with --out"  # how to mend a run to resume
@@ -149,12 +146,15 @@ def check_files(run: Path, result: Mapping[str, Any], names: Sequence[str]) -> N
     """Checks files of a finished run, by their paths in its directory.
 
     Raises MissingError for a missing file, and DataError for a file with another checksum or with
-    none. A run without any checksum of its kind gets a warning.
+    none.
     """
-    checksums = result.get("checksums", {})
-    unknown = [name for name in names if name not in checksums and exists(run / name)]
-    for name in (name for name in names if name in checksums):
+    checksums = result["checksums"]
+    for name in names:
         file = run / name
+        if name not in checksums:
+            if exists(file):
+                raise DataError(f"{file} is no file of this run; remove it.")
+            continue
         if not file.exists():
             raise MissingError(f"{file} is missing; {AGAIN}.")
         with hub.reading(str(file), file.parent, AGAIN):
@@ -162,12 +162,6 @@ def check_files(run: Path, result: Mapping[str, Any], names: Sequence[str]) -> N
                 raise DataError(
                     f"{file} cannot be read (its checksum differs from {RESULT}'s); {AGAIN}."
                 )
-    if METRICS in checksums and unknown:
-        raise DataError(f"{run / unknown[0]} is no file of this run; remove it.")
-    if unknown:
-        log.warning(
-            "%s is of an older razorctl, which took no checksum of %s.", run, ", ".join(unknown)
-        )
 
 
 def read_document(file: Path, kind: type) -> dict[str, Any] | None:

@@ -65,12 +65,12 @@ class RunResult:
     predicted: Predicted | None
     compiled: bool
     payoff: Payoff | None
+    best_metrics: Figures
+    by_class: ByClass | None  # of the best weights
+    checksums: Mapping[str, Checksum]
+    digest: str
     validation_accuracy: float | None = None
     validation_loss: float | None = None
-    best_metrics: Figures | None = None
-    by_class: ByClass | None = None  # of the best weights
-    checksums: Mapping[str, Checksum] = field(default_factory=dict)
-    digest: str | None = None
 
     def __post_init__(self) -> None:
         if self.metric not in EVERY_FIGURE or self.metric not in {*self.metrics, "accuracy"}:
@@ -117,7 +117,7 @@ class Marker:
     relieved: Sequence[Relieved]
     settings: Mapping[str, str | int | float | bool | None]
     files: Mapping[str, Checksum]
-    digest: str | None = None
+    digest: str
 
     def __post_init__(self) -> None:
         for name in self.files:

@@ -123,8 +123,8 @@ def test_a_name_may_be_as_long_as_names_are():
 
 def test_only_what_killed_processes_left_is_swept():
     Path(NAME).write_text("left")
-    Path(".saving-ab12_cde").mkdir()
-    Path(".saving-ab12_cde", "file").touch()
+    Path(NAME[:-1] + "1").mkdir()
+    Path(NAME[:-1] + "1", "file").touch()
     users = [".saving-x", "a.partial", ".razorctl-0", f"{NAME}.b.c"]
     for name in users:
         Path(name).touch()

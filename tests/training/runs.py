@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from razorctl.config.job import Job
 from razorctl.config.recipe import Recipe
+from razorctl.system import documents
 from razorctl.training.checkpoints import Checkpoints
 from razorctl.training.run import Run, finetune
 
@@ -47,11 +48,10 @@ def steps(out: Path) -> list[int]:
 
 
 def edit_result(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Changes the result of a finished run, as one that an older razorctl did not seal."""
+    """Changes the result of a finished run, and seals it again."""
     result = json.loads((run / "result.json").read_text())
-    result.pop("digest", None)
     change(result)
-    (run / "result.json").write_text(json.dumps(result))
+    (run / "result.json").write_text(json.dumps(documents.sealed(result)))
 
 
 def same(one: Path, other: Path) -> bool:

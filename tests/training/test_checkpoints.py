@@ -123,14 +123,6 @@ def test_images_that_were_exchanged_between_two_steps_are_refused(tmp_path):
     stop(resume(tmp_path / "run", job))
 
 
-def test_a_checkpoint_of_an_older_razorctl_has_no_digests_and_goes_on(tmp_path):
-    run = begin(tmp_path / "run", steps=1)
-    del run.feed.facts["digests"]
-    next(run)
-    stop(run)
-    resume(tmp_path / "run")
-
-
 def test_the_best_adapters_are_merged_too(tmp_path, accuracies):
     accuracies(0.9, 0.1)
     job = replace(JOB, steps=2, evaluate_every=1, optimizer="adamw", learning_rate=0.1)

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 
 from razorctl import Recipe, sparsify
 from razorctl.config.job import Job
-from razorctl.training.feed import Feed
 from razorctl.training.standard import Standard
 
 JOB = Job("m", "d", task="regression", precision="fp32")
@@ -109,14 +107,3 @@ def test_a_model_of_several_heads_learns_the_targets_as_they_are() -> None:
     for p, q in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(p, q)
     assert model.training
-
-
-def test_a_run_of_an_older_version_goes_on_with_the_targets_as_they_are() -> None:
-    standard = Standard.of(AGES, MODELS["vit"][0]())
-    facts = {"train": 4, "standard": [standard.mean, standard.deviation]}
-    feed = SimpleNamespace(standard=standard, facts=facts)
-    assert Feed.goes_on(feed, facts)
-    assert feed.standard == standard
-    assert not Feed.goes_on(feed, facts | {"standard": [1.0, 2.0]})
-    assert Feed.goes_on(feed, {"train": 4})
-    assert feed.standard == Standard()

@@ -51,7 +51,7 @@ def show_settings(run: "Run", job: Job, header_device: str | None, device: str) 
     new = [words for words in _settings(run.job, device, epochs) if words not in printed]
     if run.predicted is not None:
         left = (run.job.steps or 0) - len(run.history)
-        average = run.predicted.get("average_share", 1.0)
+        average = run.predicted["average_share"]
         new.append(f"{predicted_duration(run.predicted, left * average)} as planned")
     if new:
         views.say(", ".join(new))
@@ -177,9 +177,8 @@ def _add_figure(table: "Table", name: str, result: dict[str, Any]) -> None:
     """Adds a figure of the best weights, and of the last weights if the best are older."""
     evaluations = [(result["metrics"], "")]
     if result["best_weights"] != result["weights"]:
-        best = result.get("best_metrics") or {}  # an older razorctl wrote none
         of_best = f" (step {result['best_step']:,}, the best)"
-        evaluations = [(best, of_best), (result["metrics"], " (the last step)")]
+        evaluations = [(result["best_metrics"], of_best), (result["metrics"], " (the last step)")]
     label = f"{result['split']} {name.replace('_', ' ')}"
     for figures, which in evaluations:
         loss = f"loss {figure(figures.get('loss'))}{which}"

@@ -181,8 +181,7 @@ def _rows(trained: Trained, model: str, dataset: str, recipe: Recipe) -> Mapping
 def _figures(trained: Trained) -> dict[str, float | None]:
     """The figures of the weights in the run, in the order of the task's figures."""
     last = trained.weights == trained.run / rundir.LAST
-    best = None if last else trained.result.get("best_metrics")
-    figures = best or trained.result["metrics"]
+    figures = trained.result["metrics" if last else "best_metrics"]
     names = dict.fromkeys((*FIGURES[trained.family.task], *figures))
     return {name: figures[name] for name in names if name in figures}
 

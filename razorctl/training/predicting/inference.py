@@ -163,7 +163,7 @@ def _loaded(run: Path, weights: Path, result: Mapping[str, Any]) -> list[str]:
     """The paths, in a run, of the files that are loaded with its weights, also of missing ones."""
     folder = weights.parent
     files = [file for each in (*SETTINGS, WEIGHTS, INDEX) for file in sorted(folder.glob(each))]
-    checked = (run / name for name in result.get("checksums", ()) if name != rundir.METRICS)
+    checked = (run / name for name in result["checksums"] if name != rundir.METRICS)
     files += [*(file for file in checked if file.parent == folder), run / rundir.SPLIT]
     return list(dict.fromkeys(file.relative_to(run).as_posix() for file in files))
 
