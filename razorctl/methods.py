@@ -30,7 +30,6 @@ class Method:
         source: the paper or library that it comes from.
         rules: layer kind -> name in `rules.registry.RULES`; layer kinds without a rule stay stock.
         attention: the backend for `Recipe.attention="auto"`; "auto" leaves the model's own.
-        unbiased: the default of `Recipe.unbiased`.
         int8: the default of `Recipe.int8_weight_grad` and `Recipe.int8_input_grad`.
         checkpoints: whether the model's own activation checkpointing is switched on.
         part: the part that is trained: LoRA `adapters` and the head, every `bias` and the head, or
@@ -51,7 +50,6 @@ class Method:
     source: str
     rules: Mapping[str, str]
     attention: Attention = "auto"
-    unbiased: bool = False
     int8: bool = False
     checkpoints: bool = False
     part: Part = ""
@@ -109,7 +107,7 @@ def _without_ratio(cosine: float) -> dict[Family, dict[str, dict[float, float]]]
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
-        Method("full", "keeps every activation dense and exact", "baseline", {}),
+        Method("full", "stores every activation dense and exact", "baseline", {}),
         Method(
             "checkpoint",
             "runs the model's own activation checkpointing, exact",
@@ -140,7 +138,7 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             "torchao-int8",
-            "runs the GEMMs of linear layers in int8, forward too; keeps what full does",
+            "runs the GEMMs of linear layers in int8, forward too; stores what full does",
             "torchao's int8 mixed-precision training",
             {},
             torchao=True,
@@ -148,21 +146,21 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             "backrazor",
-            "keeps the largest elements of each input",
+            "stores the largest elements of each input",
             "Back Razor, NeurIPS 2022",
             _paper_rules("topk"),
             attention="stored",
         ),
         Method(
             "prebackrazor-",
-            "keeps the columns of largest norm",
+            "stores the columns of largest norm",
             "Sheared Backpropagation, CVPR 2024, Tab. 4",
             _paper_rules("columns-norm"),
             attention="stored",
         ),
         Method(
             "prebackrazor",
-            "keeps columns that a bandit draws before the forward pass",
+            "stores columns that a bandit draws before the forward pass",
             "Sheared Backpropagation, CVPR 2024, Alg. 1 and 2",
             _paper_rules("columns-bandit"),
             attention="stored",
@@ -176,7 +174,7 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             "half",
-            "keeps every input in half precision",
+            "stores every input in half precision",
             "as a mixed-precision copy, in single-precision training",
             _one_rule("half"),
             attention="sparse-flash",
@@ -186,8 +184,8 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             "int8",
-            "keeps every input in 8 bits; backward GEMMs in int8",
-            "as Mesa (2021) keeps, with a scale for each column",
+            "stores every input in 8 bits; backward GEMMs in int8",
+            "as Mesa (2021) does, with a scale for each column",
             _one_rule("8-bit"),
             attention="sparse-flash",
             int8=True,
@@ -197,7 +195,7 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             "int2",
-            "keeps every input in 2 bits, rounded stochastically",
+            "stores every input in 2 bits, rounded stochastically",
             "as ActNN (2021) does, with a scale for each column",
             _one_rule("2-bit-stochastic"),
             attention="sparse-flash",
@@ -206,7 +204,7 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             "razor",
-            "keeps few inputs in few bits, as the ratio allows; backward makes others again",
+            "stores few inputs in few bits, as the ratio allows; backward recomputes others",
             "razorctl",
             HEAD,
             attention="sparse-flash",

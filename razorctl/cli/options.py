@@ -175,7 +175,6 @@ JOB = NAMES | _typed(
         "Share of training rows to hold out, without a validation split.", "0.1", "SHARE"
     ),
     skip_bad=_data("Leave out bad rows instead of stopping at them."),
-    streaming=_data("Refused: see `data.of`.", hidden=True),
     packing=_data(
         "Pack several conversations, or short texts, into a sequence.",
         "if an epoch of conversations gets a fifth shorter",
@@ -198,7 +197,7 @@ RECIPE = _typed(
     joint=_recipe("Blocks that the joint budget draws; branches suit text encoders."),
     attention=_recipe("What attention stores for backward; auto: by method."),
     mean_correction=_recipe("Keep each column's mean exactly; prune the rest."),
-    unbiased=_recipe("Scale the gradients of drawn columns and blocks by 1 / p.", BY_METHOD),
+    unbiased=_recipe("Scale the gradients of drawn columns and blocks by 1 / p."),
     int8_weight_grad=_recipe("Compute weight gradients of linear layers in int8.", BY_METHOD),
     int8_input_grad=_recipe("Compute input gradients of linear layers in int8.", BY_METHOD),
     int8_forward=_recipe(

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from razorctl.config.settings import check_seed, check_types
@@ -20,7 +20,6 @@ from razorctl.methods import (
 )
 from razorctl.registry import find, unknown
 from razorctl.rules.allocation import Names, allocate, width
-from razorctl.system import documents
 
 Joint = Literal["weights", "branches"]
 LOOSE = 0.5  # up to this ratio a model can meet it while window attention stays stock
@@ -51,8 +50,7 @@ class Recipe:
             stores q, k, v dense; `sparse-flash` stores them by the method's rule and recomputes
             attention in the backward pass; `auto` is the method's backend, or the model's if the
             method has none.
-        unbiased: scale the gradients of drawn columns and blocks by 1 / p; None is the method's
-            measured default.
+        unbiased: scale the gradients of drawn columns and blocks by 1 / p; None is no.
         mean_correction: store the mean of each column exactly and prune only the rest.
         int8_weight_grad, int8_input_grad: run the weight gradient and the input gradient of linear
             layers in int8; None is the method's default.
@@ -214,7 +212,7 @@ class Recipe:
     @property
     def scaled(self) -> bool:
         """Whether the gradients of drawn columns and blocks are scaled by 1 / p."""
-        return METHODS[self.method].unbiased if self.unbiased is None else self.unbiased
+        return bool(self.unbiased)
 
     @property
     def int8(self) -> tuple[bool, bool, bool]:
@@ -223,22 +221,3 @@ class Recipe:
         chosen = (self.int8_weight_grad, self.int8_input_grad)
         weight, inputs = (default if flag is None else flag for flag in chosen)
         return weight, inputs, self.int8_forward
-
-    def to_toml(self) -> str:
-        """The fields that are not None, as TOML."""
-        import tomli_w  # imported here: reading a recipe does not need it
-
-        return tomli_w.dumps({k: v for k, v in asdict(self).items() if v is not None})
-
-    @classmethod
-    def from_toml(cls, text: str) -> "Recipe":
-        """The recipe that `to_toml` wrote; raises UsageError for anything else."""
-        try:
-            values = documents.parse_toml(text)
-        except documents.UnlikeError as error:
-            raise UsageError(f"the recipe is not valid TOML ({error}); correct it.") from None
-        names = [field.name for field in fields(cls)]
-        for name in values:
-            if name not in names:
-                raise unknown("recipe field", name, names)
-        return cls(**values)

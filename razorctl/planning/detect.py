@@ -61,7 +61,7 @@ def cards() -> tuple[Detected, ...]:
 
 def driver() -> str:
     """The version of the driver; empty without one or nvidia-ml-py. Never raises."""
-    return _answer(lambda: _text(pynvml.nvmlSystemGetDriverVersion()), "")
+    return _answer(pynvml.nvmlSystemGetDriverVersion, "")
 
 
 def _cards() -> tuple[Detected, ...]:
@@ -187,9 +187,10 @@ def _visible(uuids: Sequence[str]) -> list[int]:
 
 def _uuid(index: int) -> str:
     try:
-        return _text(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(index)))
+        uuid: str = pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(index))
     except pynvml.NVMLError:
         return ""
+    return uuid
 
 
 def _describe(index: int) -> Detected | None:
@@ -197,7 +198,7 @@ def _describe(index: int) -> Detected | None:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
         major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-        name = _text(pynvml.nvmlDeviceGetName(handle))
+        name = pynvml.nvmlDeviceGetName(handle)
     except pynvml.NVMLError:
         return None
     return Detected(name, memory.total, memory.free, f"{major}.{minor}", _processes(handle))
@@ -217,8 +218,3 @@ def _processes(handle: Any) -> tuple[Process, ...]:
             continue  # some cards and drivers do not list processes
     memory.pop(os.getpid(), None)
     return tuple(Process(pid, used) for pid, used in sorted(memory.items()))
-
-
-def _text(value: str | bytes) -> str:
-    """`value` as text; older versions of the binding return bytes."""
-    return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -22,8 +22,6 @@ class EntityScores(Metric):
     outside, and before the begin of another entity. A tag without a prefix, except O, is inside.
     """
 
-    is_differentiable = False
-    higher_is_better = True
     full_state_update = False
     counts: Tensor
 

@@ -7,7 +7,7 @@ import pytest
 from razorctl.config.recipe import Recipe
 from razorctl.errors import UsageError
 from razorctl.layers.by_type import LIBRARIES, swaps
-from razorctl.methods import CLOSE, DEFAULT_METHOD, EXACT, FAMILIES, METHODS, WEIGHTS
+from razorctl.methods import CLOSE, EXACT, FAMILIES, METHODS, WEIGHTS
 from razorctl.rules.allocation import RESERVE, width
 from razorctl.rules.registry import RULES
 
@@ -49,31 +49,6 @@ def test_joint_budget_outside_its_range_is_refused(budget):
 def test_unknown_names_get_the_nearest(field, value, nearest):
     with pytest.raises(UsageError, match=f"did you mean '{nearest}'"):
         Recipe(**{field: value})
-
-
-def test_toml_round_trip():
-    mixed = Recipe("backrazor", 0.8, 0.5, "branches", "sparse-flash", unbiased=True, seed=7)
-    for recipe in (Recipe(), mixed, Recipe(int8_forward=True, lora=True)):
-        assert Recipe.from_toml(recipe.to_toml()) == recipe
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("ratio = ", "not valid TOML"),
-        ("ratoi = 0.9", "did you mean 'ratio'"),
-        ("ratio = 2", "outside"),
-    ],
-)
-def test_bad_toml_is_refused(text, message):
-    with pytest.raises(UsageError, match=message):
-        Recipe.from_toml(text)
-
-
-def test_unbiased_none_is_the_methods_default():
-    assert Recipe().scaled is METHODS[DEFAULT_METHOD].unbiased
-    assert Recipe(unbiased=True).scaled
-    assert not Recipe(unbiased=False).scaled
 
 
 def test_auto_attention_is_the_methods_own():

@@ -135,12 +135,6 @@ def test_a_card_the_driver_cannot_describe_is_left_out(nvml, field):
     assert [gpu.name for gpu in detect.cards()] == ["NVIDIA H200"]
 
 
-def test_names_may_be_bytes(nvml, monkeypatch):
-    nvml(card(b"GPU-a1", Name=b"Tesla T4"))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a1")
-    assert [gpu.name for gpu in detect.cards()] == ["Tesla T4"]
-
-
 def test_processes(nvml):
     computing = [process(os.getpid(), 5), process(9, 2 * MIB), process(3, None)]
     drawing = [process(9, None), process(4, MIB)]
