@@ -239,11 +239,11 @@ class BudgetSearch:
             if name := unfit(traced.modules):
                 kind = stock_type(self.twin.get_submodule(name)).__name__
                 why = f"gets an argument of type {traced.modules[name].unknown}"
-                refusal = f"{name} ({kind}) {why}, so it cannot run again"
+                refusal = f"{name} ({kind}) {why}, so it cannot be recomputed"
         self.put(least)
         if least.names and not refusal:
             how = "whole" if least.bits is None else f"in {least.bits} bits"
-            refusal = f"{least.stars()} would run again, and their inputs are kept {how}"
+            refusal = f"{least.stars()} would be recomputed, with inputs stored {how}"
         return Reruns(None, refusal=refusal)
 
     def _needed(self, traced: TracedBlocks, again: Reruns) -> Reruns:

@@ -93,7 +93,7 @@ def sparsify_within(
     setattr(model, RECIPE, recipe)
     if again.names:
         what = "their inputs" if again.bits is None else f"{again.bits} bits"
-        log.info("run again in the backward pass, from %s: %s", what, again.stars())
+        log.info("recomputed in the backward pass, from %s: %s", what, again.stars())
     log_stock(model, recipe)
     return names
 
@@ -127,9 +127,9 @@ def _tried(
     again = search.way()
     if again.names and recipe.activation_checkpointing:
         raise UsageError(
-            f"ratio {recipe.ratio:g} is met by {stock_type(twin).__name__} only if blocks run "
-            f"again from packed inputs ({again.stars()}), which its own activation checkpointing "
-            "keeps whole; leave activation checkpointing out."
+            f"ratio {recipe.ratio:g} is met by {stock_type(twin).__name__} only if blocks are "
+            f"recomputed from packed inputs ({again.stars()}), which its own activation "
+            "checkpointing stores whole; leave activation checkpointing out."
         )
     if again.recipe is None:
         least = search.parts()
@@ -159,8 +159,8 @@ def _check_checkpointed(model: nn.Module, recipe: Recipe, now: int, full: int) -
         possible = math.floor(20 * (1 - now / full)) / 20
         share = units.percent(now / full)
         raise UsageError(
-            f"activation checkpointing keeps {share} of what full fine-tuning keeps of this batch, "
-            f"more than ratio {recipe.ratio:g} allows; leave it out, or choose "
+            f"activation checkpointing stores {share} of what full fine-tuning does for this "
+            f"batch, more than ratio {recipe.ratio:g} allows; leave it out, or choose "
             f"a ratio such as {max(0.0, possible):g}."
         )
 

@@ -31,8 +31,8 @@ def note_excess(
     if total > most:
         unknown = uncompressed(model, parts, full, most, stock)
         log.warning(
-            "%s keeps %s for backward of what full fine-tuning does, more than the %s that ratio "
-            "%g allows%s; razorctl.sparsify_within keeps less, where that can mend it.",
+            "%s stores %s for backward of what full fine-tuning does, more than the %s that ratio "
+            "%g allows%s; razorctl.sparsify_within stores less, where that can mend it.",
             stock_type(model).__name__,
             units.percent(total / full),
             units.percent(1 - recipe.ratio),

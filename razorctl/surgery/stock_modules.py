@@ -66,11 +66,11 @@ def log_stock(model: nn.Module, recipe: Recipe) -> None:
         and not module._modules
     }
     if leaves:
-        log.info("stock, so kept in full: %s", _grouped(leaves))
+        log.info("stock, so stored in full: %s", _grouped(leaves))
     if "attention" in recipe.rules and (
         strange := {n: m for n, m in _strange_attention(model, recipe).items() if m not in again}
     ):
-        log.warning("unknown attention, so stock and kept in full: %s", _grouped(strange))
+        log.warning("unknown attention, so stock and stored in full: %s", _grouped(strange))
 
 
 def _running_again(model: nn.Module) -> set[nn.Module]:
@@ -162,13 +162,13 @@ def warn_of_excess(model: nn.Module, recipe: Recipe) -> bool:
     kinds = Counter(stock_type(module).__name__ for module in strange)
     names = ", ".join(f"{kind} ({count})" for kind, count in kinds.most_common())
     allowed = f"the {units.percent(1 - recipe.ratio)} that ratio {recipe.ratio:g} allows"
-    likely = f"is likely to keep more for backward than {allowed}, since"
+    likely = f"is likely to store more for backward than {allowed}, since"
     if of_layers > 1 - recipe.ratio:
         what = f"{likely} it has layers that are not compressed: {names}"
     elif count["conv"] > count["linear"] and recipe.ratio > largest("convolution"):
         what = (
-            f"{likely} {count['conv']} layers are convolutions, whose inputs are kept in 2 bits at "
-            "least; nor is the gradient close to the exact one, as from ratios up to "
+            f"{likely} {count['conv']} layers are convolutions, whose inputs are stored in 2 bits "
+            "at least; nor is the gradient close to the exact one, as from ratios up to "
             f"{closest('convolution', 'wide'):g} in single and "
             f"{closest('convolution', 'narrow'):g} in half precision"
         )
@@ -177,8 +177,8 @@ def warn_of_excess(model: nn.Module, recipe: Recipe) -> bool:
     else:
         return False
     log.warning(
-        "%s %s; razorctl.saved_bytes(model, inputs) says how much it keeps, and "
-        "razorctl.sparsify_within keeps less, where that can mend it.",
+        "%s %s; razorctl.saved_bytes(model, inputs) says how much it stores, and "
+        "razorctl.sparsify_within stores less, where that can mend it.",
         stock_type(model).__name__,
         what,
     )

@@ -113,8 +113,8 @@ def test_unknown_attention_stays_stock_and_is_named(caplog):
     with caplog.at_level("INFO", "razorctl"):
         assert sparsify(model, Recipe("backrazor")) == ("0.qkv", "2")
     assert caplog.messages == [
-        "stock, so kept in full: 1 (Tanh)",
-        "unknown attention, so stock and kept in full: 0 (OddAttention)",
+        "stock, so stored in full: 1 (Tanh)",
+        "unknown attention, so stock and stored in full: 0 (OddAttention)",
     ]
     model(torch.randn(2, 5, 8)).sum().backward()
     assert all(p.grad.any() for p in model.parameters())

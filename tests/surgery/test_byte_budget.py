@@ -252,7 +252,7 @@ def mixers() -> nn.Module:
 
 # A model, a ratio, and what `sparsify` warns of where it has no inputs, if of anything.
 WARNED = [
-    (lambda: normed()[0], 0.9, "Sequential is likely to keep more for backward than the 10 %"),
+    (lambda: normed()[0], 0.9, "Sequential is likely to store more for backward than the 10 %"),
     (lambda: normed()[0], 0.9, "since it has layers that are not compressed: Normed (6); "),
     (lambda: linears(nn.Bilinear(8, 8, 8)), 0.5, "layers or weights: Bilinear (1); "),
     (lambda: linears(Normed(8)), 0.5, None),
@@ -288,10 +288,10 @@ class TestWarnings:
         norms, pool = 6 * (x.nbytes + 2 * 8 * 4), x.numel() // 4 * 8  # the pool's are indices
         shares = [percent(part / full) for part in (saved, norms, x.nbytes + pool)]
         assert caplog.messages == [
-            f"Sequential keeps {shares[0]} for backward of what full fine-tuning does, more than "
+            f"Sequential stores {shares[0]} for backward of what full fine-tuning does, more than "
             f"the 10 % that ratio 0.9 allows: 6 Normed layers ({shares[1]} of full's "
             f"activations), 1 Pool layer ({shares[2]}) are not compressed; "
-            "razorctl.sparsify_within keeps less, where that can mend it."
+            "razorctl.sparsify_within stores less, where that can mend it."
         ]
         restore(model)
         caplog.clear()

@@ -165,7 +165,7 @@ class Product(nn.Module):
 
 def test_a_refusal_names_what_would_run_again():
     model = nn.Sequential(*[Product() for _ in range(3)]).train()
-    with pytest.raises(UsageError, match=r"3 x \* would run again, .* kept in 4 bits"):
+    with pytest.raises(UsageError, match=r"3 x \* would be recomputed, .* stored in 4 bits"):
         sparsify_within(model, Recipe(ratio=0.9), torch.randn(8, 64, 16))
 
 
@@ -528,7 +528,7 @@ def test_compiled_blocks_run_eagerly_and_refuse_to_be_part_of_one_graph():
     with pytest.raises(TorchDynamoException) as refused:
         whole(x)
     said = failure_reason(refused.value)
-    assert said.startswith("blocks.0 is run again in the backward pass")
+    assert said.startswith("blocks.0 is recomputed in the backward pass")
     assert said.endswith("without fullgraph, or choose a smaller ratio.")
     compiled = torch.compile(model, backend="eager")
     got, expected = (gradients(model, run(x).square().sum()) for run in (compiled, model))
@@ -539,9 +539,7 @@ def test_compiled_blocks_run_eagerly_and_refuse_to_be_part_of_one_graph():
 
 def test_activation_checkpointing_in_place_of_blocks_that_run_again_is_refused():
     model, x = mamba()
-    refusal = (
-        r"only if blocks run again .*\(3 x backbone\.layers\.\*\).* activation checkpointing out\."
-    )
+    refusal = r"only if blocks are recomputed .*\(3 x backbone\.layers\.\*\).* checkpointing out\."
     with pytest.raises(UsageError, match=refusal):
         sparsify_within(model, Recipe(ratio=0.9, activation_checkpointing=True), x)
     assert not any(isinstance(module, RazorLayer) for module in model.modules())
