@@ -155,7 +155,7 @@ def compare(
         budget: time after which no new run starts, such as "10m".
         target: score to reach, such as an accuracy of 0.95; None is 99 % of full's best.
         out: new directory; None is one under runs/.
-        resume: continue in `out`; finished runs are not run again.
+        resume: continue in `out`; finished runs are not repeated.
         html: new file for a report with plots.
         device, progress: as for `finetune`.
         settings: of the runs; a sequence of numbers runs each method with every number.

@@ -54,7 +54,7 @@ def compare(
     device: Device = None,
     out: Annotated[Path | None, option("New directory.", "under runs/", "DIR")] = None,
     resume: Annotated[
-        bool, switch("--resume", "Continue in --out; finished runs are not run again.")
+        bool, switch("--resume", "Continue in --out; finished runs are not repeated.")
     ] = False,
     json: Json = False,
     csv: Annotated[bool, switch("--csv", "Print the rows as CSV.")] = False,

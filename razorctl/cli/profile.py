@@ -56,9 +56,9 @@ def profile(
 
         razorctl profile vit-b16 --method razor --ratio 0.9
 
-    The bytes kept for backward are traced, with this recipe and in full
-    fine-tuning. The times are measured on real steps with random weights. Batches
-    are random, so nothing is downloaded, or those of DATASET.
+    The bytes stored for backward are traced, with this recipe and in full
+    fine-tuning. The times are measured on real steps with random weights. Without
+    DATASET batches are random, so nothing is downloaded.
 
     The bytes of a model of your own are traced in Python, by
     `razorctl.profile(model, inputs)`.

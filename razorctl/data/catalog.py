@@ -31,11 +31,11 @@ def find(name: str) -> Source:
 def place(name: str) -> str:
     """The name of a data set; for a user's files and folders it is their absolute path.
 
-    Links are not followed: a file of the hub's cache has no ending where its link leads.
+    Links are not followed: in the hub's cache only the link to a file has its ending.
     """
     if name in DATASETS or not folders.exists(Path(name).expanduser()):
         return name
     path = Path(name).expanduser()
     plain = os.path.abspath(path)  # noqa: PTH100
-    same = os.path.realpath(plain) == os.path.realpath(path)  # not of a/../b, where a is a link
+    same = os.path.realpath(plain) == os.path.realpath(path)  # a/../b stays if a is a link
     return plain if same else str(path.absolute())

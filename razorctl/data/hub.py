@@ -27,7 +27,7 @@ def parquet_splits(
     columns: Mapping[str, str],
     revision: str | None = None,
 ) -> Iterator[dict[str, "Dataset"]]:
-    """The splits of a repository; errors of reading them in the block are a DataError.
+    """Yields the splits of a repository; turns errors of reading them in the block into DataError.
 
     Raises MissingError if the files cannot be found, and DataError if they lack a column.
 

@@ -19,7 +19,7 @@ from razorctl.memory.trace_cache import FUSED, KernelWork
 class Fusion:
     """Counts the kernels of a compiled step, from the operations of a step that is not.
 
-    kernels: how often each runs, without those of operations since the last product.
+    kernels: how often each runs, up to the last product.
     """
 
     def __init__(self) -> None:

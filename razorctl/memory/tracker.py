@@ -184,7 +184,7 @@ class _Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def counts(self) -> tuple[Counter[Any], Counter[Any], Counter[Any]]:
-        """Copies of what was counted so far: kernels, those of a compiled step, and calls."""
+        """Copies of the counts so far: kernels, kernels of a compiled step, and calls."""
         self.fusion.end()
         return self.kernels.copy(), self.fusion.kernels.copy(), self.calls.copy()
 

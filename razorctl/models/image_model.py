@@ -1,4 +1,4 @@
-"""The feeding of models of images, whatever their library: for classes and for segmentation."""
+"""Models of images: how rows become inputs, whatever the library of the model."""
 
 from abc import abstractmethod
 from collections.abc import Mapping

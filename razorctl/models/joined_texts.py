@@ -39,7 +39,7 @@ def rounded(tokens: int, most: int, widths: Sequence[int] = ()) -> int:
 def few_widths(lengths: Iterable[int], most: int) -> tuple[int, ...]:
     """At most FEW widths to which texts of these lengths are padded, in ascending order.
 
-    As long as there are more, the two neighbors are joined that cost the fewest tokens of padding.
+    While there are more, the lower of two neighbors goes, where that adds the least padding.
     """
     count = Counter(rounded(length, most) for length in lengths)
     while len(count) > FEW:
@@ -59,8 +59,9 @@ def layout(
 
     Args:
         lengths: the tokens of each text, at most `most`.
-        shapes: of `few_shapes`. The first one into which the texts fit is taken, where some
-            sequences may be empty. If there is none, a multiple of the last one's sequences is.
+        shapes: of `few_shapes`. The result has the first shape into which the texts fit, if need be
+            with empty sequences. If none is large enough, it has a multiple of the last shape's
+            sequences.
     """
     longest = max(lengths)
     for count, width in shapes or [fewest_tokens([lengths], longest, most)]:
@@ -77,7 +78,7 @@ def few_shapes(
 ) -> tuple[Shape, ...]:
     """At most `few` shapes into which micro-batches like these fit, by their numbers of tokens.
 
-    Micro-batches with about as many tokens share one. The arguments are those of `fewest_tokens`.
+    Micro-batches of similar size share a shape. Arguments: see `fewest_tokens`.
     """
     ordered, count = sorted(micro_batches, key=sum), len(micro_batches)
     parts = [ordered[n * count // few : (n + 1) * count // few] for n in range(few)]
@@ -89,12 +90,12 @@ def few_shapes(
 def fewest_tokens(micro_batches: Sequence[Sequence[int]], longest: int, most: int) -> Shape:
     """The number and the width of sequences into which each micro-batch fits.
 
-    Tries the widths that share all tokens of the largest micro-batch evenly over some number of
-    sequences, and takes the one with the fewest tokens in all.
+    For each number of sequences, tries the width at which they hold the largest micro-batch, and
+    takes the shape with the fewest tokens.
 
     Args:
         micro_batches: the tokens of each of their texts.
-        longest: the tokens of a text for which there is room.
+        longest: the least width.
         most: the most tokens of a sequence.
     """
     total, texts = max(map(sum, micro_batches)), max(map(len, micro_batches))

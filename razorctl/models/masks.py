@@ -142,5 +142,5 @@ def _pixels(config: Mapping[str, Any], image: Any) -> "Tensor":
 
     scaled = functional.to_dtype(functional.to_image(image), torch.float32, scale=True)
     normal = functional.normalize(scaled, list(config["mean"]), list(config["std"]))
-    pixels: Tensor = normal.as_subclass(torch.Tensor)  # instead of torchvision's subclass
+    pixels: Tensor = normal.as_subclass(torch.Tensor)  # a plain tensor, no tv_tensor
     return pixels

@@ -45,9 +45,9 @@ class Model(ABC):
         defaults: field of `Job` -> value. Learning rate and weight decay are in a mapping under the
             optimizer's name, since they suit only that optimizer.
 
-    A class says in `own_defaults` which of the defaults differ for user data; `times` there
-    multiplies the usual epochs. `modality` is what the model takes. `pads` says whether the inputs
-    of a batch are padded to the longest of them, so that batches have several shapes.
+    `own_defaults` has the defaults that differ for user data; its `times` multiplies the usual
+    epochs. `modality` is what the model takes. `pads` says whether the inputs of a batch are padded
+    to the longest of them, so that batches have several shapes.
     """
 
     name: str

@@ -103,8 +103,7 @@ def are(count: int) -> str:
 def text_lengths(tokenizer: Any, tokens: int, rows: Rows) -> list[int]:
     """The tokens of texts, pairs of texts or lists of tokens.
 
-    Only the beginning of long texts is read. It has more than `tokens` tokens too, unless it is
-    white space.
+    Only the beginning of a long text is counted: more than `tokens` tokens, unless it is blank.
     """
     most = LONGEST * tokens
     if "tokens" in rows:

@@ -64,7 +64,7 @@ def unused(
     Poolers, other heads and masks do not count. Raises ValueError for a weight of a layer in the
     body.
 
-    fresh: prefixes of new weights. same_head: whether model and weights have a head of one class.
+    fresh: prefixes of new weights. same_head: whether the model has the stored head's class.
     """
     modules, body = {name for name, _ in model.named_modules()}, f"{model.base_model_prefix}."
     whole = body[:-1] not in modules or any(name.startswith(body) for name in stored)

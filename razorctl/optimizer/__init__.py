@@ -104,7 +104,7 @@ def _build(model: nn.Module, job: Job) -> Optimizer:
 
 
 def traceable_optimizer(model: nn.Module, job: Job) -> Optimizer:
-    """`build_optimizer` for traces, with a stand-in for what fake tensors cannot run."""
+    """`build_optimizer` for traces, with stand-ins for optimizers that fake tensors cannot run."""
     if _on_host(job):
         return TracedHostAdamW(parameter_groups(model, job))
     if not _of_torchao(job):

@@ -3,9 +3,9 @@
 backward   gradient on the card, then in host memory, where micro-batches add up
 step       AdamW in single precision on the host, then the weight on the card
 
-A stream of its own copies a gradient as soon as it exists, and its memory on the card is freed
-after that. This is ZeRO-Offload (Ren et al., 2021) on one card. With weights in fp32, a step is
-that of `torch.optim.AdamW` to the bit.
+A separate stream copies each gradient as soon as it exists, and then frees its memory on the
+card. This is ZeRO-Offload (Ren et al., 2021) on one card. With weights in fp32, the update is
+bitwise equal to the update of `torch.optim.AdamW`.
 """
 
 import logging

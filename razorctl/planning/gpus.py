@@ -82,7 +82,7 @@ class Achieved:
         return self.matrix if share is None else share
 
     def of_int8(self, terms: int) -> float:
-        """The share of the int8 rate for a product with sums of so many terms."""
+        """The share of the int8 rate for a product whose sums have this many terms."""
         most = self.of("int8")
         least = most if self.int8_short is None else self.int8_short
         along = math.log(min(max(terms, SHORT), LONG) / SHORT) / math.log(LONG / SHORT)
@@ -103,7 +103,7 @@ class Gpu:
             accumulation. fp32 is always there; a precision without hardware support is not.
         multiprocessors: the number of streaming multiprocessors, over which a kernel's programs are
             spread; by default products are predicted as if they filled the card.
-        clock: boost clock in hertz; by default that of the fp32 rate.
+        clock: boost clock in hertz; by default it follows from the fp32 rate.
         bus: bytes per second to the card, and as many back; by default of PCIe 3.0 x16.
         achieved: the shares of these peaks that kernels reach, as an Achieved or a table of its
             fields. By default they are borrowed from the nearest generation that is not newer, and

@@ -208,8 +208,8 @@ class Search:
     def look_beside(self) -> None:
         """Adds ways to those that are shown, which are never chosen.
 
-        They are LoRA for a language model, and compiled full fine-tuning, whose memory is that of
-        full fine-tuning: an H100 took 99 % of it.
+        They are LoRA for a language model, and compiled full fine-tuning. It is shown with the
+        memory of full fine-tuning: an H100 took 99 % of it.
         """
         if self.recipe is None and self.job.task in LANGUAGE:
             self.fastest([ADAPTERS])

@@ -100,10 +100,10 @@ class Learner:
     def step(
         self, micro_batches: Iterable[tuple[Any, Tensor]], total: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Takes a step; the arguments are those of `train_step`.
+        """Takes a step; arguments: see `train_step`.
 
         Raises DivergedError if the loss or the gradient is not finite, and OutOfMemoryError. After
-        these and all other errors the state is that before the step, unless `torn`.
+        any error the state is as before the step, unless `torn`.
         """
         before, job = state.transient(self.model), self.job
         if self.parts > 1:
@@ -175,7 +175,7 @@ class Learner:
     def load(self, folder: Path) -> Mapping[str, Any]:
         """Restores a snapshot from a checkpoint, and returns the checkpoint's state. Collective.
 
-        The job's learning rate replaces that of the snapshot.
+        The job's learning rate replaces the snapshot's.
         """
         snapshot = state.read(folder)
         state.load_model(folder, self.evaluated)

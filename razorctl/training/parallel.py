@@ -72,8 +72,8 @@ def _sharded(model: nn.Module, device: torch.device) -> nn.Module:
 def unsynced(model: nn.Module) -> AbstractContextManager[object]:
     """The context of a micro-batch that is not the last one of its step.
 
-    DistributedDataParallel then reduces no gradients. FSDP2 reduces those of every micro-batch, as
-    unsharded sums may not fit.
+    DistributedDataParallel then reduces no gradients. FSDP2 reduces the gradients of every
+    micro-batch, as unsharded sums may not fit.
     """
     no_sync = getattr(model, "no_sync", None)
     return nullcontext() if no_sync is None else no_sync()

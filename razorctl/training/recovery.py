@@ -102,7 +102,7 @@ def reliefs(job: Job, recipe: Recipe) -> Iterator[Relief]:
     """The reliefs of a run in order: exact ones, then higher ratios, then lower joint budgets.
 
     The first gives up CUDA graphs, and later ones capture none. A strict job has no reliefs. Nor
-    have several processes, which wait for each other inside the step that one cannot take.
+    has a job of several processes: if one fails inside a step, the others wait for it there.
     """
     if job.strict or job.processes > 1:
         return

@@ -97,7 +97,7 @@ class Run(PreparedRun, Iterator[Step]):
 
     def _go_on(self, snapshot: Mapping[str, Any]) -> None:
         """Restores the history of the run from the state of a checkpoint."""
-        if not self.feed.goes_on(snapshot["data"]):
+        if snapshot["data"] != self.feed.facts:
             raise UsageError(
                 f"{self.job.dataset} has changed since {self.out} was begun; {run_files.ELSEWHERE}."
             )
@@ -116,7 +116,7 @@ class Run(PreparedRun, Iterator[Step]):
             raise
 
     def _freeze(self) -> None:
-        """Hides all objects from garbage collections, which would walk over them in vain."""
+        """Exempts all present objects from garbage collection: they live as long as the run."""
         if self._frozen is None:  # once, since a count walks over all hidden objects
             self._frozen = not gc.get_freeze_count()
             if self._frozen:

@@ -204,7 +204,7 @@ class Pulse:
 
     @property
     def silence(self) -> float:
-        """Seconds since the last line."""
+        """Seconds since a line was printed."""
         return time.monotonic() - self._spoke
 
     def update(self, text: str) -> None:

@@ -1,8 +1,8 @@
 """Conversations: turns each form of them into a list of messages, and finds faults.
 
-A message has a `role`, a `content`, and `more`, a JSON object or None. `more` has what a chat
-template takes besides: tool calls, the thoughts behind an answer, and with the first message the
-tools of the conversation. There is a `weight` of 0 in it for an answer that is not learned.
+A message has a `role`, a `content`, and `more`, a JSON object or None, for example
+{"tool_calls": [...], "thinking": "..."}. In the first message `more` also has the `tools` of the
+conversation. In an answer that is not learned it has a `weight` of 0.
 """
 
 import json

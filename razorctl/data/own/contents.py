@@ -1,7 +1,7 @@
 """Digests of rows, by which changed rows and duplicate rows are recognized.
 
-A content is 64 bits of a row's digest. The name of an image is not part of it. So a renamed image
-is noticed only if that changes the order of rows.
+A content is 64 bits of a row's digest. It does not depend on an image's name, so a renamed image
+is noticed only if the order of rows changes.
 """
 
 import json

@@ -92,7 +92,7 @@ def _look(root: Path | None, image: Any) -> tuple[str, int, float | None]:
         return fault, 0, None
     try:
         return "", contents.image_content(image), top
-    except OSError as error:  # it has just been there
+    except OSError as error:  # Inspector has read it
         raise_lack(error)
         return error.strerror or str(error), 0, None
 

@@ -208,7 +208,7 @@ def _size(image: Any) -> tuple[int, int] | None:
         with decoding.opened(image) as opened:
             width, height = opened.size
             turned = opened.getexif().get(Base.Orientation) in (5, 6, 7, 8)
-    except Exception as error:  # PIL raises many kinds, and what is wrong is said elsewhere
+    except Exception as error:  # PIL raises many kinds; `content_fault` reports them
         raise_lack(error)
         return None
     return (height, width) if turned else (width, height)

@@ -27,7 +27,7 @@ def stamp(files: Iterable[Path], *more: Any) -> str:
         digest.update(os.fsencode(file.absolute()) + b"\0")
         with suppress(OSError, ValueError):
             status = file.stat()
-            # The time of its last change, too: exchanged files keep the one of their contents.
+            # ctime, too: a file that is moved into place of another may have the same mtime.
             times = f"{status.st_mtime_ns} {status.st_ctime_ns}"
             digest.update(f"{status.st_size} {times}\0".encode())
     return digest.hexdigest()[:32]

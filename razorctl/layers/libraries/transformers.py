@@ -193,7 +193,7 @@ def recognized(kind: type[nn.Module]) -> type[RazorLayer] | None:
 
 
 class Router(Linear):
-    """The router of experts; it chooses them by the product with its weight."""
+    """A router, which scores experts: x weight^T, [tokens, experts]."""
 
     @classmethod
     def columns(cls, module: nn.Module) -> int:

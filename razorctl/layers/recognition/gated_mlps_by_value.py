@@ -200,7 +200,7 @@ def _function(act: nn.Module | None) -> str | None:
 def _candidates(
     layers: list[str], others: list[str], acts: list[tuple[str, str]]
 ) -> Iterator[Parts]:
-    """The roles that the modules may have in a gated MLP. acts: names of modules, and f."""
+    """The roles that the modules may have in a gated MLP. acts: (module name, function name)."""
     for names, order in product(permutations(layers), permutations(others)):
         for joined in (True, False):
             first = names[:1] if joined else names[:2]

@@ -25,7 +25,7 @@ TEXT_DEFAULTS = {
     "sgd": {"learning_rate": 0.01},
     "adamw": {"learning_rate": 2e-5, "weight_decay": 0.01},
 }
-# Usual values for fine-tuning, not measured here; neither are those for images.
+# Usual values for fine-tuning, as for images; not measured here.
 LANGUAGE_DEFAULTS = {
     "batch_size": 8,
     "steps": 1000,

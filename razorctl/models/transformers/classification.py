@@ -51,7 +51,7 @@ class TextClassifier(TextModel):
         return True
 
     def settings(self, classes: int) -> dict[str, Any]:
-        """The number of classes, and a padding token if the config has none, as a decoder's."""
+        """The number of classes, and a padding token for a config without one, as of GPT-2."""
         settings, config = super().settings(classes), self.pretrained.config
         if getattr(config, "pad_token_id", None) is not None:
             return settings

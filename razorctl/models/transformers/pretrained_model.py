@@ -67,7 +67,7 @@ class PretrainedModel(Model):
 
 @dataclass(frozen=True, kw_only=True)
 class TextModel(PretrainedModel):
-    """A model of texts. most_tokens: of a text, if the model takes as many."""
+    """A model of texts. most_tokens: the usual length, if the model's limit is not lower."""
 
     modality: ClassVar[Modality] = "text"
     most_tokens: ClassVar[int]

@@ -41,7 +41,7 @@ def tagged(tokenizer: Any, tokens: int, shapes: Shapes, rows: Rows) -> Rows:
     if "label" not in rows:
         return {"inputs": inputs, "words": list(words)}
     labels = [
-        torch.tensor([*tags, NO_LABEL])[numbers]  # of -1 the last
+        torch.tensor([*tags, NO_LABEL])[numbers]  # -1 takes the last, NO_LABEL
         for tags, numbers in zip(rows["label"], words, strict=True)
     ]
     return {"inputs": inputs, "labels": labels}

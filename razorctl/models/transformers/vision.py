@@ -40,7 +40,7 @@ class VisionModel(ImageModel, PretrainedModel):
 
     def size(self, input_size: Size) -> int:
         config = self.pretrained.config
-        side = getattr(getattr(config, "vision_config", config), "image_size", None)  # as of CLIP
+        side = getattr(getattr(config, "vision_config", config), "image_size", None)  # CLIP has two
         if not isinstance(side, int):
             return input_size or (WIDE_SIDE if self.task == "segmentation" else SIDE)
         if input_size not in (None, side):

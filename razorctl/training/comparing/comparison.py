@@ -97,7 +97,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The entries of one model and data set; some may have no finished run."""
+    """The entries that are compared, all of one model and data set; some have no finished run."""
 
     model: str
     dataset: str

@@ -92,7 +92,7 @@ def _of_folder(request: DataRequest, path: Path) -> RawRows:
         return texts.document_rows(request, path, files)
     if "classification" not in request.tasks:  # a folder has no other labels
         raise recognition.unserved(request)
-    return folder.class_rows(request, path)  # which says what it lacks
+    return folder.class_rows(request, path)  # raises for want of classes
 
 
 def _texts(request: DataRequest, path: Path, inside: Iterable[Path]) -> texts.Files:

@@ -19,8 +19,8 @@ IMAGES = frozenset(
 )
 ENDINGS = "jpg jpeg jpe jfif png webp avif bmp gif tif tiff tga ppm pgm pbm pnm jp2"
 SUFFIXES = frozenset(f".{ending}" for ending in ENDINGS.split())
-CLASSES = 100  # a column of more values is taken as classes only where no other may be
-SPAN = re.compile(r"[\[(]\d+,\s*\d+,\s*(['\"])\w+\1[\])]")  # as Python writes one
+CLASSES = 100  # a column of more values is the label only if no other column can be
+SPAN = re.compile(r"[\[(]\d+,\s*\d+,\s*(['\"])\w+\1[\])]")  # a list in Python's notation
 SAMPLE = 1000  # rows that columns are detected from
 LOOKED_UP = 50  # values of a column that are looked up as files
 

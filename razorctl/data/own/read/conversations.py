@@ -1,7 +1,7 @@
 """The columns of conversations: messages, or prompts with answers, as ShareGPT, Alpaca and TRL do.
 
-Columns are given, or found by their names. A `system` and the `tools` of a conversation may be in
-columns beside it, and the `history` of a prompt. Lists may be JSON in texts, as in CSV.
+Options name the columns, or they have usual names. Further columns may have the `system` text and
+the `tools` of a conversation, and the `history` of a prompt. Lists may be JSON in texts, as in CSV.
 """
 
 import re
@@ -25,7 +25,7 @@ FORMS: Sequence[tuple[Sequence[str], Sequence[str]]] = (
 
 
 def columns_of(table: Table, answered: bool = True) -> TableColumns | None:
-    """The columns of conversations; None if there are none, or others are named or clear.
+    """The columns of conversations; None if there are none, or options or names tell others.
 
     answered: whether prompts need answers; without them an instruction alone is a conversation.
     """

@@ -21,7 +21,7 @@ Parts = Mapping[str, tuple[Path, Path]]  # name of a split -> the folders of ima
 ARCHIVES = frozenset({".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".zst"})
 NUMBER = re.compile(r"[-_ ]?\d+$")  # ends the name of a fold
 SEEN = 50  # files of a folder that are looked at
-IMAGE = rf"(?is).*\.({'|'.join(suffix[1:] for suffix in SUFFIXES)})"  # the path of one
+IMAGE = rf"(?is).*\.({'|'.join(suffix[1:] for suffix in SUFFIXES)})"  # a path with `labels` in it
 
 
 def class_rows(request: DataRequest, folder: Path) -> RawRows:
@@ -99,7 +99,7 @@ def _named_images(request: DataRequest, name: str, stdin: Iterable[str]) -> list
 
 def _splits(request: DataRequest, folder: Path) -> dict[str, str]:
     """Split -> its folder; "." for train if there are no splits."""
-    # A folder whose only one is called alike stands for that, as archives are unpacked.
+    # photos/photos, as an unpacked archive is, stands for the inner folder.
     inside = {part: folders_in(part) for part in folders_in(folder)}
     alike = {part: [one.name for one in of] == [part.name] for part, of in inside.items()}
     parts = {part.name: inside[part][0] if alike[part] else part for part in inside}
@@ -199,7 +199,7 @@ def pairs(folder: Path) -> Parts | None:
     """The folders of images and of masks in a folder, of each split; None if there are none.
 
     Folders `images` and `masks` are in the folder or in the folder of each split, or have folders
-    of splits inside. Without splits the split is called as the folder.
+    of splits inside. Without splits there is one, with the folder's name.
     """
     both = _both(folder)
     if both is not None:

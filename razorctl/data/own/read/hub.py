@@ -72,22 +72,22 @@ class DatasetCard:
 def card(request: DataRequest) -> DatasetCard | None:
     """The card of a data set, so that no data are fetched; None if it is not complete.
 
-    A complete card has the number of rows of each split, and types of columns that tell the columns
-    to use and the names of the classes. Raises what `hub_rows` raises.
+    A complete card has the number of rows of each split. Its types of columns show which columns to
+    use, and have the names of the classes. Raises what `hub_rows` raises.
     """
     origin = origin_of(request)
     split_names = request.splits(list(origin.files))
     if origin.features is None or not {*split_names.values()} <= origin.counts.keys():
         return None
     types = parquet.types_of(origin.features)
-    # Columns of text that only their content tells are not clear: a word stands for all of it.
+    # Texts are unknown: one word stands for them, so only names and types tell a column's role.
     values = {name: _word(kind) for name, kind in origin.features.items()}
     table = columns_of(values, types)
     refuse_table(Table(request, table))
     try:
         columns = table_columns(request, table)
     except UsageError:
-        return None  # the data may settle it, or say what is wrong
+        return None  # the data may be clear, or have a better error
     label, names = columns.get("label"), tuple[str, ...]()
     image = columns.get("image")
     if types.get(label or "") == "classes" and (image is None or types.get(image) == "images"):

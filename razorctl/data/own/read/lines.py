@@ -35,7 +35,7 @@ LOOKED_AT = 200  # lines of such a file, and sentences of one that is
 TAGGED_LINE = re.compile(r"(?:[^\s|]+\|[^\s|]+\|(?:O|[BI]-\w+)\s*)+")
 # What Python writes as JSON, though JSON has it not; NaN is no value.
 CONSTANTS = {"NaN": None, "Infinity": math.inf, "-Infinity": -math.inf}
-ESCAPED = re.compile(r"\\u[dD]")  # what may be half a character
+ESCAPED = re.compile(r"\\u[dD]")  # a lone surrogate
 
 
 class Line(NamedTuple):
@@ -229,7 +229,7 @@ def of_tokens(file: Path, sure: bool = True) -> Callable[[Path], Iterator[Line]]
     """The reader of a text file whose first lines are tokens with a tag each; None for others.
 
     Such files are often called train.txt, or train.tsv without having a header. CoNLL-U is
-    recognized by its columns. sure: whether tags must be those of entities.
+    recognized by its columns. sure: whether tags must be tags of entities.
     """
     if file.suffix.casefold() not in UNSAID or not file.is_file():
         return None

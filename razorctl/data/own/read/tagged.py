@@ -71,7 +71,7 @@ def look_tagged(rows: Sequence[Sequence[str]], sure: bool) -> bool:
     """Whether lines with the same number of columns have a column of tags.
 
     rows: the columns of each line; none for a line between sentences. sure: whether tags must be
-    those of entities; otherwise one column of few values beside words is enough.
+    tags of entities; otherwise one column of few values beside words is enough.
     """
     columns = [*zip(*filter(None, rows), strict=True)]
     kinds = [len({*column}) for column in columns]

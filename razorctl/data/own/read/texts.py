@@ -38,7 +38,7 @@ def is_text(file: Path) -> bool:
 
 
 def in_folder(folder: Path) -> Files:
-    """Split -> its text files, by the names of files or folders; without such names all are one.
+    """Split -> its text files, by names of files or folders; without such names one split has all.
 
     Empty if there are no texts.
     """
@@ -82,7 +82,7 @@ def _refuse_rows(request: DataRequest, file: Path, task: Task) -> None:
     signs = [sign for sign, row in ROWS.items() if all(map(row.fullmatch, lines[sign]))]
     firsts = Counter(re.split(r"[\s,:]", line, maxsplit=1)[0] for line in head)
     alike = 1 < len(firsts) <= len(head) // 4 and min(firsts.values()) > 1
-    if alike and request.tasks[0] != task:  # a word says little where texts are what is usual
+    if alike and request.tasks[0] != task:  # for a language model, one word is no sign of a table
         signs.append(f"a word such as {min(firsts)} before each text")
     if signs and len(head) > 2:
         raise UsageError(
