@@ -32,9 +32,11 @@ def lacks_memory(error: BaseException | None) -> bool:
     """Whether an error, or its cause, says that there is no more memory."""
     if error is None or isinstance(error, RazorError):
         return False
-    known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    said = getattr(error, "errno", None) == errno.ENOMEM or any(w in str(error) for w in NO_MEMORY)
-    return known or said or lacks_memory(error.__cause__)
+    by_class = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    by_text = getattr(error, "errno", None) == errno.ENOMEM or any(
+        w in str(error) for w in NO_MEMORY
+    )
+    return by_class or by_text or lacks_memory(error.__cause__)
 
 
 def raise_lack(error: Exception) -> None:

@@ -183,9 +183,9 @@ class RazorLayer(nn.Module):
 
         x: as for `copy_rows`, which packs a copy that the memo does not have.
         """
-        found = None if self.memo is None else self.memo.find(input, layout, self)
-        if found is not None:
-            return found, True
+        copy = None if self.memo is None else self.memo.find(input, layout, self)
+        if copy is not None:
+            return copy, True
         with packing(), torch.no_grad():
             copy = self.copy_rows(input, x)
         return copy if self.memo is None else self.memo.offer(input, layout, copy, self), False

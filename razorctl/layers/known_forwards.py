@@ -109,9 +109,9 @@ def _source(code: CodeType) -> tuple[str, list[str]]:
         del tree.body[0]
     nodes: list[Any] = list(ast.walk(tree))
     used = [node for node in nodes if isinstance(node, ast.Name)]
-    given = [node.arg for node in nodes if isinstance(node, ast.arg)]
-    made = [node.id for node in used if isinstance(node.ctx, ast.Store)]
-    numbers = {name: str(at) for at, name in enumerate(dict.fromkeys(given + made))}
+    arguments = [node.arg for node in nodes if isinstance(node, ast.arg)]
+    targets = [node.id for node in used if isinstance(node.ctx, ast.Store)]
+    numbers = {name: str(at) for at, name in enumerate(dict.fromkeys(arguments + targets))}
     names = [node.attr for node in nodes if isinstance(node, ast.Attribute)]
     names += [node.id for node in used if node.id not in numbers]
     for node in nodes:

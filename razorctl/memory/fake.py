@@ -142,11 +142,11 @@ def copies(
 
 
 def _copy_of(value: Any, memo: dict[int, Any]) -> Any:
-    known = len(memo)
+    size = len(memo)
     try:
         return copy.deepcopy(value, memo)
     except Exception:  # the classes inside may raise anything
-        while len(memo) > known:  # entries of the failed copy are incomplete
+        while len(memo) > size:  # entries of the failed copy are incomplete
             memo.popitem()
         return memo.setdefault(id(value), value)
 
@@ -203,12 +203,12 @@ def whole_rows(model: nn.Module) -> Iterator[None]:
 
     def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         nonlocal told
-        given = {name for name, value in kwargs.items() if value is not None}
-        told = len(args) > 1 or any("mask" in name or name == "position_ids" for name in given)
+        names = {name for name, value in kwargs.items() if value is not None}
+        told = len(args) > 1 or any("mask" in name or name == "position_ids" for name in names)
 
     def indices(positions: Tensor) -> Tensor | None:
-        found: Tensor | None = packed(positions) if told else None
-        return found
+        sequences: Tensor | None = packed(positions) if told else None
+        return sequences
 
     def ignore(mask: Tensor | None, *args: Any, **kwargs: Any) -> bool:
         ignored: bool = skips(mask if told else None, *args, **kwargs)

@@ -70,8 +70,8 @@ class BlockCode(CodeAgain):
         if rule is None:
             return None
         layout = "block", rows.images
-        if found := self.memo.find(x, layout, self.owner):
-            return found
+        if copy := self.memo.find(x, layout, self.owner):
+            return copy
         if rows.images:
             copy = rule.pack_images(x.detach(), x.dtype)
         else:
@@ -115,9 +115,9 @@ class Rerun(InPlace):
         if transforming() or unknown(tree_leaves(arguments)):
             return forward(*args, **kwargs)
         name = f"{self.name} ({stock_type(self.owner).__name__})"
-        given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
-        caches = {key: value for key, value in given.items() if empty_cache(self.owner, value)}
-        filled = {key: value for key, value in given.items() if isinstance(value, UserDict)}
+        values: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+        caches = {key: value for key, value in values.items() if empty_cache(self.owner, value)}
+        filled = {key: value for key, value in values.items() if isinstance(value, UserDict)}
         call = partial(_filling, forward, filled) if filled else forward
         self._measure(call, arguments)
         large = self.rule is not None and any(module.logit_bits for module in self.measured)
@@ -171,12 +171,12 @@ def _filling(
 
     filled: argument by number or name -> the mapping that was passed, now replaced by a dict.
     """
-    given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
-    own = {key: type(mapping)(given[key]) for key, mapping in filled.items()}
-    places, named = split({**given, **own})
+    arguments: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+    own = {key: type(mapping)(arguments[key]) for key, mapping in filled.items()}
+    places, named = split({**arguments, **own})
     result = forward(*places, **named)
     added = {
-        key: {k: v for k, v in mapping.items() if v is not given[key].get(k)}
+        key: {k: v for k, v in mapping.items() if v is not arguments[key].get(k)}
         for key, mapping in own.items()
     }
     return result, added

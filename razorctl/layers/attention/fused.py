@@ -111,8 +111,8 @@ class Attended(Derived):
         """The gradients of q, k, v and a mask that needs one, from the gradient of the output."""
         assert self.cell is not None
         inputs, out = self.cell.take(self.run)
-        given: tuple[Tensor, ...] = torch.autograd.grad(out, inputs, dout)
-        return given
+        gradients: tuple[Tensor, ...] = torch.autograd.grad(out, inputs, dout)
+        return gradients
 
 
 class SparseFlashFunction(torch.autograd.Function):

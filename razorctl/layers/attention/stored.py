@@ -244,8 +244,8 @@ class Attention(Measured):
 
         def errors() -> tuple[float, float]:
             assert self.rules is not None
-            rule, found = self.rules.of(compute_dtype(query)), self.derived(*views, by=object())
-            form = attended(rule, None, query, key, value, None, found, options)
+            rule, derived = self.rules.of(compute_dtype(query)), self.derived(*views, by=object())
+            form = attended(rule, None, query, key, value, None, derived, options)
             sources = tuple(map(apart, form.sources))
             if None in sources:
                 return 0.0, 0.0

@@ -210,8 +210,8 @@ class Functions:
     def get_interface(self, name: str, default: Any) -> Any:
         """The attention function that replaces the stock one of that name."""
         stock = self.interface.get_interface(name, default)
-        known = name in ("eager", "sdpa")
-        return partial(_attention, stock, default, name == "eager") if known else stock
+        plain = name in ("eager", "sdpa")
+        return partial(_attention, stock, default, name == "eager") if plain else stock
 
 
 def _attention(
@@ -236,8 +236,8 @@ def _attention(
             razor, query, key, value, attention_mask, *more, **kwargs
         )
     again = razor.again_allowed
-    given = (name for name, x in kwargs.items() if x is not None and x is not False)
-    others = tuple(sorted({*given}.difference(KNOWN)))
+    names = (name for name, x in kwargs.items() if x is not None and x is not False)
+    others = tuple(sorted({*names}.difference(KNOWN)))
     if not (more or (is_eager and (again or _asked(kwargs)))) and is_plain(stock, others):
         out = _attended(razor, inputs, kwargs)
         if out is not None:
@@ -283,9 +283,9 @@ def _is_plain(function: Any, names: tuple[str, ...]) -> bool:
         q, k, v = (x.sin().view(1, 2, 6, 4) for x in (q, k, v))
         for mask in (None, (q @ k.mT).sin()[:, :1]):
             want = F.scaled_dot_product_attention(q, k, v, mask, scale=0.7).transpose(1, 2)
-            given = {name: torch.empty(0, device="cpu").as_subclass(_Unread) for name in names}
+            unread = {name: torch.empty(0, device="cpu").as_subclass(_Unread) for name in names}
             try:
-                y = function(module, q, k, v, mask, dropout=0.0, scaling=0.7, **given)[0]
+                y = function(module, q, k, v, mask, dropout=0.0, scaling=0.7, **unread)[0]
                 if y.shape != want.shape or not torch.allclose(y, want, atol=1e-5):
                     return False
             except Exception:  # it reads one of `names`, or another attribute of the module

@@ -143,8 +143,8 @@ class Scale(RazorLayer):
     @classmethod
     def factors(cls, module: nn.Module) -> list[Tensor]:
         """The factors of a module, [columns] each; an attribute may hold none."""
-        found = [getattr(module, name) for name in cls.gammas]
-        return [gamma for gamma in found if isinstance(gamma, Tensor)]
+        values = [getattr(module, name) for name in cls.gammas]
+        return [gamma for gamma in values if isinstance(gamma, Tensor)]
 
     @classmethod
     def columns(cls, module: nn.Module) -> int:

@@ -181,9 +181,9 @@ _BY_NAME = {name_of(reference): razor for razor in ALIKE for reference in razor.
 
 def recognized(kind: type[nn.Module]) -> type[RazorLayer] | None:
     """The razor class of a transformers type outside SWAPS, by its code; else None."""
-    known = alike(kind) & _BY_NAME.keys()
-    if known:
-        return _BY_NAME[min(known)]
+    names = alike(kind) & _BY_NAME.keys()
+    if names:
+        return _BY_NAME[min(names)]
     asks = {"get_interface", "config", "_attn_implementation"}
     if asks <= forward_names(kind) and redirecting(kind.forward) is not None:
         return InterfaceAttention

@@ -70,10 +70,10 @@ def _replacing(stock: Any) -> Callable[..., Tensor]:
     """A replacement of `stock` that calls a layer of the running module."""
 
     def call(*args: Any, **kwargs: Any) -> Tensor:
-        given = tuple((name, x) for name, x in kwargs.items() if x != DEFAULTS.get(name))
+        options = tuple((name, x) for name, x in kwargs.items() if x != DEFAULTS.get(name))
         # None if the forward passed more than the input.
         module = running().module if len(args) == 1 else None
-        layer = None if module is None else module.razor_functions.get((stock, given))
+        layer = None if module is None else module.razor_functions.get((stock, options))
         y: Tensor = stock(*args, **kwargs) if layer is None else layer(*args)
         return y
 

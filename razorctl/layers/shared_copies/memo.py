@@ -189,11 +189,11 @@ class Memo:
             base, copy = x, self._get(self._derived, x, DERIVED, by)
             if copy is None and x._base is not None:
                 base = x._base
-                found = [offer for other, offer in offers if other is base]
-                if not found:  # a layer finds the copy of a tensor once
-                    found = [self._of_base(base, by)]
-                    offers.append((base, found[0]))
-                (copy,) = found
+                copies = [offer for other, offer in offers if other is base]
+                if not copies:  # a layer finds the copy of a tensor once
+                    copies = [self._of_base(base, by)]
+                    offers.append((base, copies[0]))
+                (copy,) = copies
             if copy is None:
                 return ()
             if base is not x:

@@ -75,8 +75,8 @@ def origin(folder: Path) -> tuple[str | None, str | None]:
     config = documents.parse(documents.read_bytes(folder / "config.json"))
     pretrained = config.get("pretrained_cfg") or {}
     tag = pretrained.get("tag")
-    known: Any = get_pretrained_cfg(f"{config['architecture']}.{tag}") if tag else None
-    return known and known.hf_hub_id, pretrained.get("license")
+    entry: Any = get_pretrained_cfg(f"{config['architecture']}.{tag}") if tag else None
+    return entry and entry.hf_hub_id, pretrained.get("license")
 
 
 def local(name: str, folder: Path, config: Mapping[str, Any]) -> ModelEntry:
