@@ -26,6 +26,13 @@
 #define LARGEST_FLOAT 3.4028235e38f
 #define inlined static inline __attribute__((always_inline))
 
+// Elements of two vectors by index; `numbers` is the type of a vector of integers of their width.
+#ifdef __clang__
+#define SHUFFLED(numbers, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLED(numbers, a, b, ...) __builtin_shuffle(a, b, (numbers){__VA_ARGS__})
+#endif
+
 #define LANES 8
 typedef float floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t numbers __attribute__((vector_size(4 * LANES)));

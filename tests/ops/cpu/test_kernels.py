@@ -9,6 +9,7 @@ import torch
 from razorctl.ops.activation import activation_grad
 from razorctl.ops.cpu import library
 from razorctl.ops.functions import FUNCTIONS
+from razorctl.ops.images import quantize_images
 from razorctl.ops.int8 import int8_rows
 from razorctl.ops.op import FewBitCopy
 from razorctl.ops.quantize import dequantize, quantize
@@ -72,6 +73,9 @@ def test_no_value_is_beyond_a_kernel(bits):
     got = quantize(x, bits, 40)
     torch.testing.assert_close(got[1:], quantize.body(x, bits, 40)[1:])
     assert dequantize(FewBitCopy(*got, bits, 40), 40, torch.float32).isfinite().all()
+    images = x.T.reshape(1, 64, 40)
+    got, want = (run(images, bits, 32) for run in (quantize_images, quantize_images.body))
+    torch.testing.assert_close(got[1:], want[1:])
     (codes, scale, *_), want = int8_rows(x), int8_rows.body(x)
     torch.testing.assert_close(scale, want[1], equal_nan=True)
     assert scale[3].isnan()
