@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from razorctl import Recipe, restore, saved_bytes, sparsify
 from razorctl.layers.recompute import large_logits
-from razorctl.layers.recompute.large_logits import AMPLIFIED, LIMIT, LargeLogits, Measured
+from razorctl.layers.recompute.large_logits import AMPLIFIED, LIMIT, Measured
 from razorctl.layers.shared_copies.memo import Memo
 from razorctl.rules.dense import Half
 from razorctl.rules.quantized import Quantized
@@ -254,14 +254,6 @@ def test_eight_bits_are_kept_where_they_are_enough(
     assert set(sizes(model).values()) == {8}
     assert first >= 0.9995
     assert closeness(model, x, full, dtype=torch.bfloat16) == first
-
-
-def test_older_checkpoints_say_whether_logits_are_large() -> None:
-    model, _ = encoder(1)
-    sparsify(model, Recipe("razor", 0.9))
-    for large, bits in ((True, 16), (False, 0), (None, None)):
-        LargeLogits(measured(model)).load_state_dict({"large": large})
-        assert measured(model).logit_bits == bits
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

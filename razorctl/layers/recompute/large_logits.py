@@ -84,8 +84,7 @@ class LargeLogits:
         return {"bits": self.layer.logit_bits}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        bits = state["bits"] if "bits" in state else state["large"] and 16  # of older versions
-        self.layer.logit_bits = bits
+        self.layer.logit_bits = bits = state["bits"]
         if bits:
             self.layer.keep_closer(bits)
 
