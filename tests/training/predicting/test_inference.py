@@ -21,6 +21,7 @@ from razorctl.config.job import Job
 from razorctl.config.recipe import Recipe
 from razorctl.data.own import whole
 from razorctl.errors import DataError, MissingError, OutOfMemoryError, UsageError
+from razorctl.system.documents import size_and_checksum
 from razorctl.training.evaluation_rows import rows_of_job, rows_of_run
 from razorctl.training.predicting import inference, labels
 from razorctl.training.run import Run, finetune
@@ -342,12 +343,13 @@ def test_bad_rows_are_all_named_or_left_out(runs, tmp_path, monkeypatch):
 
 
 def spoiled(run: Run, to: Path, name: str, change) -> Path:
-    """A copy of a run with a changed weight, and without checksums."""
+    """A copy of a run that was written with another weight."""
     out = shutil.copytree(run.out, to)
     weights = load_file(out / "model.safetensors")
     change(weights[name])
     save_file(weights, out / "model.safetensors", {"format": "pt"})
-    edit_result(out, lambda result: result.update(checksums={}))
+    written = {"model.safetensors": size_and_checksum(out / "model.safetensors")}
+    edit_result(out, lambda result: result["checksums"].update(written))
     return out
 
 
