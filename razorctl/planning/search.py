@@ -372,7 +372,7 @@ class Search:
                     )
 
     def _note(self, reason: str, budget: int | None) -> None:
-        """Adds a reason to the explanation once, unless it is about a smaller budget."""
+        """Adds a reason to the explanation, if it is new and about the plan's own budget."""
         if budget in (None, self.budget) and reason not in self._reasons:
             self._reasons.append(reason)
 

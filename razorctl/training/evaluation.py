@@ -217,9 +217,10 @@ SCORINGS: Mapping[str, Scoring] = {
 
 
 def _in_step(batches: Iterable[Batch], device: torch.device) -> Iterator[tuple[Batch, bool]]:
-    """Batches, and whether they count, until no process has more; models may be collective.
+    """The batches of this process, and whether each counts; all processes have equally many.
 
-    A process that has no more batches repeats its last one, which does not count.
+    A sharded model runs in all processes at once. So a process without more batches repeats its
+    last one, which does not count.
     """
     remaining, batch = iter(batches), None
     while True:

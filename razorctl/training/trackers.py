@@ -89,7 +89,7 @@ def _read(out: Path) -> dict[str, Any]:
 
 
 def _values(run: "Run", step: "Step") -> dict[str, float]:
-    """Chart -> value, of a step."""
+    """The values of a step: name of a chart -> value."""
     values = _named("train", {name: getattr(step, name) for name in OF_TRAINING})
     if run.peak_bytes is not None:
         values["train/peak_bytes"] = run.peak_bytes

@@ -198,7 +198,7 @@ class Attention(Measured):
         repeats: int = 1,
         parts: MaskParts | None = None,
     ) -> Tensor:
-        """`fused_attention`, storing what the backend and the rules say.
+        """`fused_attention`; the backend and the rules decide what is stored.
 
         parts: stored in place of the mask if possible.
         """

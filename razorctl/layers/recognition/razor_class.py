@@ -68,7 +68,7 @@ def _by_values(module: nn.Module, kind: type[nn.Module]) -> type[RazorLayer] | N
 
 @cache
 def _takes_one(kind: type[nn.Module], unnamed: bool) -> bool:
-    """Whether a forward takes one argument; unnamed: *args and **kwargs may follow."""
+    """Whether a forward takes one argument; unnamed: it may also take *args and **kwargs."""
     try:
         parameters = inspect.signature(kind.forward).parameters.values()
     except ValueError:
