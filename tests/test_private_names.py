@@ -95,8 +95,6 @@ whether an operation changes arguments, and its schema: OpOverload has no public
   torch.ops.aten.add.Tensor._schema
 which tensors are views, and which have changed: torch documents `_base`, `_version` alone
   torch.Tensor._base torch.Tensor._version
-a key of a storage: fake storages have no data_ptr()
-  torch.UntypedStorage._cdata
 the parts of a sparse tensor: indices() and values() refuse one that is not coalesced
   torch.Tensor._indices torch.Tensor._values
 whether a gradient is observed: register_hook adds a hook, nothing lists hooks

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._mode_utils import no_dispatch
 
 from razorctl.errors import UsageError
@@ -133,7 +134,7 @@ def _with_wide_statistics(returned: Any, args: Sequence[Any]) -> Any:
 
 def storage_key(tensor: Tensor) -> int:
     """The key of a tensor's storage, unique while it is alive."""
-    key: int = tensor.untyped_storage()._cdata
+    key: int = StorageWeakRef(tensor.untyped_storage()).cdata  # type: ignore[no-untyped-call]
     return key
 
 

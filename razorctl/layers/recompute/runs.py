@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 
 from razorctl.layers.base import RazorLayer, save
@@ -148,8 +149,9 @@ class FirstRun:
 
     def check(self) -> None:
         """Raises UsageError if the code has changed an argument that is stored as it is."""
+        key: Callable[[Any], Any] = StorageWeakRef  # equal for views of one storage
         changed = [
-            (x.untyped_storage()._cdata, isinstance(place, Place) and place.packed)
+            (key(x.untyped_storage()), isinstance(place, Place) and place.packed)
             for (x, version, _), place in zip(self.leaves, self.code.leaves, strict=True)
             if isinstance(x, Tensor) and x._version != version
         ]
