@@ -41,7 +41,7 @@ def said(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]
 
 
 def told(said: pytest.LogCaptureFixture) -> list[str]:
-    messages = [r.message for r in said.records if "keeps" in r.message]
+    messages = [r.message for r in said.records if "stores" in r.message]
     said.clear()
     return messages
 
@@ -65,7 +65,7 @@ def test_the_first_training_pass_tells_the_share(
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             model(text(), scale=0.5).sum().backward()
     (warning,) = told(said)
-    assert warning.startswith("Mixed keeps")
+    assert warning.startswith("Mixed stores")
     assert "the 10 % that ratio 0.9 allows: 4 Softplus layers (" in warning
     assert model.passes == 4  # a trace changes nothing of the model
     assert tell_excess not in model._forward_pre_hooks.values()
