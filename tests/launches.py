@@ -22,6 +22,9 @@ JOBS = {  # model, rows, recipe
 }
 
 
+PRODUCTS = 3  # that each card compiles; --every-variant compiles all
+
+
 @cache
 def launched(name: str) -> dict[int, list[Launch]]:
     """Card -> the launches of a step of one of JOBS, in bf16, on Turing in fp16."""
@@ -40,14 +43,15 @@ def launched(name: str) -> dict[int, list[Launch]]:
 def compilations(card: int, every_kernel: bool) -> list[Variant]:
     """The variants of a card, so that the cards together compile all that JOBS compile for any.
 
-    Products have tiles and instructions of the card, so each card compiles them; each other variant
-    is compiled for one card. `every_kernel` adds the most demanding variant of each kernel.
+    Products have tiles and instructions of the card, so each card compiles the most demanding; each
+    other variant is compiled for one card. `every_kernel` adds the most demanding variant of each
+    kernel.
     """
     variants = demanding(card)
     products = [variant for variant in variants if variant.kernel is scaled_gemm_kernel]
     others = [variant for variant in variants if variant.kernel is not scaled_gemm_kernel]
     most = {variant.kernel.__name__: variant for variant in others} if every_kernel else {}
-    parts = *products, *others[CARDS.index(card) :: len(CARDS)], *most.values()
+    parts = *products[-PRODUCTS:], *others[CARDS.index(card) :: len(CARDS)], *most.values()
     return list({variant.key: variant for variant in parts}.values())
 
 

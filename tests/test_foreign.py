@@ -49,7 +49,6 @@ SHARES = {
 WITHIN = (
     "torch LSTM",
     "torch Linear, Softplus",
-    "transformers bloom",
     "transformers mamba",
     "transformers segformer",  # its convolutions stay close
     "transformers vit_mae",  # its embeddings run again

@@ -174,6 +174,11 @@ def test_bare_is_the_same_with_fresh_weights(entry):
     assert all("bias" in name or "norm" in name.lower() for name in same), same
 
 
+# Of the code of a smaller one, whose trace is not repeated.
+LARGER = ("vit-l16", "vit-g14", "llama-3.2-3b", "llama-3.1-8b")
+LARGER += ("qwen2.5-1.5b", "qwen2.5-3b", "qwen2.5-7b")
+
+
 @pytest.mark.parametrize("name", models())
 def test_every_entry_can_be_planned_without_a_file(name, hub):
     entry = find(name)
@@ -185,7 +190,8 @@ def test_every_entry_can_be_planned_without_a_file(name, hub):
         model.to_empty(device="cpu")
     one, two = (tree_leaves(entry.example(model, size)) for size in (2, 4))
     assert [(2 * len(x), *x.shape[1:]) for x in one] == [x.shape for x in two]
-    assert traced_bytes(model, entry.example(model, 2)) > 0  # some norms need two
+    if name not in LARGER:
+        assert traced_bytes(model, entry.example(model, 2)) > 0  # some norms need two
     rates = [dict(entry.defaults.get(optimizer, {})) for optimizer in OPTIMIZERS]
     own = {field: v for field, v in entry.defaults.items() if field not in OPTIMIZERS}
     assert not {"learning_rate", "weight_decay"} & set(own)  # no rate suits every optimizer

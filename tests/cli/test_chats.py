@@ -112,19 +112,6 @@ PACKED = {
 }
 
 
-def test_short_texts_are_packed_if_asked(kinds):
-    texts = [" ".join(WORDS[: 1 + n % 9]) for n in range(40)]
-    Path("a.csv").write_text("\n".join(["text", *texts]))
-    run = ("--packing", "--batch-size", "8", "--steps", "2", "--out", "run", "--json")
-    result = razorctl("finetune", str(kinds / "gpt2"), "a.csv", *CPU, *run)
-    assert result.exit_code == 0, result.stderr
-    document = json.loads(result.stdout)
-    assert document["job"]["packing"]
-    assert "packed: an epoch has " in result.stderr
-    again = razorctl("evaluate", "run", "--device", "cpu", "--json", "--weights", "last")
-    assert json.loads(again.stdout)["loss"] == pytest.approx(document["loss"], rel=1e-4)
-
-
 @pytest.mark.parametrize("case", PACKED)
 def test_packing_where_there_is_none_is_refused(case, kinds):
     model, header, sentence = PACKED[case]

@@ -134,26 +134,3 @@ def test_code_beside_a_model_is_never_run(case, kinds):
     if case.startswith("llama"):  # for whose models transformers names no tokenizer
         assert result.exit_code == 2
         assert "needs code of its own" in result.stderr.splitlines()[-1]
-
-
-def test_a_model_of_torchvision_and_a_run_as_a_model(monkeypatch):
-    import torch
-    from torchvision.models import get_model_weights, squeezenet1_1
-
-    name = "torchvision:squeezenet1_1"
-    settings = ["--input-size", "48", *QUICK[:-1]]
-    monkeypatch.setenv("TORCH_HOME", str(Path("home").resolve()))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    missing = razorctl("finetune", name, "digits", *settings)
-    assert missing.exit_code == 6
-    assert "its server cannot be reached; run once" in missing.stderr.splitlines()[-1]
-    folder = Path("home/hub/checkpoints")
-    folder.mkdir(parents=True)
-    file = folder / Path(get_model_weights("squeezenet1_1").DEFAULT.url).name
-    torch.save(squeezenet1_1().state_dict(), file)
-    result = done("finetune", name, "digits", *settings, "--out", "run")
-    assert result["saved_bytes"] <= 0.1 * result["full_saved_bytes"]
-    again = done("finetune", "run", "digits", *settings, "--out", "again")
-    assert Path(again["job"]["model"]).name == "run"
-    evaluated = done("evaluate", "again", "--device", "cpu")
-    assert evaluated["accuracy"] == again["accuracy"]

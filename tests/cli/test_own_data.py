@@ -18,28 +18,6 @@ def truncate(file: Path) -> None:
     file.write_bytes(content[: int(len(content) * 0.6)])
 
 
-# Words -> the exit code and a word of the error; `tests/data/own` has every other case.
-BAD = {
-    "digit": (2, "did you mean"),
-    "a.zip": (5, "a.zip is an archive; unpack it"),
-    "d": (5, "1 bad row: car/0.jpg (zero bytes)"),
-}
-
-
-@pytest.mark.parametrize("words", BAD)
-def test_bad_data_are_one_sentence_and_the_exit_code(words):
-    photos(Path("d"))
-    Path("d/car/0.jpg").write_bytes(b"")
-    Path("a.zip").touch()
-    code, sentence = BAD[words]
-    result = razorctl("finetune", "vit-micro", *QUICK, *words.split())
-    assert result.exit_code == code, result.output
-    last = result.stderr.splitlines()[-1]
-    assert last.startswith("error: ")
-    assert sentence in last
-    assert not Path("run").exists()
-
-
 BEFORE_DATA = {
     "a method": ["finetune", "--method", "raz"],
     "an attention": ["finetune", "--attention", "flush"],

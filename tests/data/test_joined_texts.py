@@ -147,13 +147,13 @@ def test_widths_for_graphs_are_few_and_cost_the_fewest_tokens():
     assert joined_texts.few_widths([1, 64, 65, 200], 1000) == (8, 64, 72, 200)
     assert joined_texts.few_widths([1, 90], 90) == (8, 90)
     draw = random.Random(0)
-    lengths = [min(200, int(draw.expovariate(1 / 40)) + 1) for _ in range(500)]
-    widths = joined_texts.few_widths(lengths, 200)
+    lengths = [min(112, int(draw.expovariate(1 / 25)) + 1) for _ in range(500)]
+    widths = joined_texts.few_widths(lengths, 112)
 
     def cost(widths=()):
-        return sum(joined_texts.rounded(length, 200, widths) for length in lengths)
+        return sum(joined_texts.rounded(length, 112, widths) for length in lengths)
 
-    every = [*range(8, 200, 8)]
+    every = [*range(8, 112, 8)]
     least = min(cost((*some, widths[-1])) for some in itertools.combinations(every, 5))
     assert len(widths) == 6
     assert cost() < least <= cost(widths) < 1.05 * least

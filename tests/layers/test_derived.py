@@ -270,7 +270,7 @@ def test_attention_keeps_neither_q_k_v_nor_its_output(name, recipe, monkeypatch)
     assert not [place for place in kept if place.endswith(OUTPUTS)]
 
 
-@every_model
+@pytest.mark.parametrize("name", ["scaled", "bert", "gpt2", "beit", "gemma2", "parallel", "eva"])
 def test_few_bits_in_bf16(name, recipe):
     """Two copies a block, then one, keep fewer bytes at a close gradient."""
     build, inputs = MODELS[name]

@@ -230,7 +230,6 @@ SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 @pytest.mark.parametrize(
     ("model", "wide", "narrow"),
     [
-        ("vit", Recipe("full", attention="stored"), Recipe("backrazor", attention="stored")),
         ("vit", Recipe("prebackrazor++"), Recipe("prebackrazor++", joint_budget=0.5)),
         ("bert", Recipe("full"), Recipe("backrazor")),
     ],

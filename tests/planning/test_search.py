@@ -93,7 +93,7 @@ def assert_undominated(chosen: Candidate, ways: Iterable[Candidate]) -> None:
                 assert way.predicted.needed_bytes >= chosen.predicted.needed_bytes
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(made(), st.lists(st.integers(GIB, 40 * GIB), min_size=2, max_size=6).map(sorted))
 @pytest.mark.parametrize("prefer", PREFERENCES)
 def test_a_choice_is_the_best_and_more_memory_never_worse(prefer, made, budgets):

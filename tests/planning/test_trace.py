@@ -165,9 +165,9 @@ def _forward(family, model, inputs, labels, job):
 
 
 STOCK = ("full", "checkpoint", "half")  # whose largest kernels are PyTorch's
-# One of each method, and of its precisions.
+# One of each method and attention.
 POINTS = {
-    (point.recipe.method, point.recipe.attention, point.job.precision): point
+    (point.recipe.method, point.recipe.attention): point
     for point in planning.grid("cpu")
     if point.job.model == "vit-micro"
 }

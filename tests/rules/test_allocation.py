@@ -1,6 +1,7 @@
 """The rules of `razor` for every ratio, as the measured table has them."""
 
-from itertools import pairwise
+from functools import cache
+from itertools import groupby, pairwise
 from typing import Any
 
 import pytest
@@ -14,10 +15,12 @@ EVERY = [(family, width) for family in FAMILIES for width in RESERVE]
 RATIOS = [number / 1000 for number in range(990)]
 
 
+@cache
 def picked(family: Family, width: str) -> list[dict[str, Any]]:
-    """The choices for RATIOS."""
+    """The choices for RATIOS, of several ratios in a row once."""
     by_rules = {str(choice["rules"]): choice for choice in _choices(family, width)}
-    return [by_rules[str(_best(family, width, ratio))] for ratio in RATIOS]
+    taken = (str(_best(family, width, ratio)) for ratio in RATIOS)
+    return [by_rules[rules] for rules, _ in groupby(taken)]
 
 
 @pytest.mark.parametrize(("family", "width"), EVERY)

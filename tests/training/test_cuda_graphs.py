@@ -138,10 +138,9 @@ def test_a_rare_shape_runs_as_it_is_and_graphs_stay(stand_in, caplog):
     assert said(caplog) == []
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_each_kind_is_warmed_up_and_all_write_the_same_gradients(precision, stand_in, caplog):
+def test_each_kind_is_warmed_up_and_all_write_the_same_gradients(stand_in, caplog):
     """Micro-batches of a step may be of several kinds."""
-    job = replace(JOB, accumulate=2, precision=precision)
+    job = replace(JOB, accumulate=2, precision="fp16")  # whose gradients are scaled
     sizes = [(4, 4), (6, 6), (4, 4), (6, 6), (4, 4), (6, 6), (4, 6), (6, 4), (6, 6), (4, 4)]
     sizes += [(2, 4), (4, 2)]  # a rare kind, whose gradients go there too
     plain, _ = of_sizes(job, False, sizes)
@@ -242,7 +241,6 @@ def labeled(few: int) -> str:
         ("llama", "a.jsonl", True, Recipe("full")),
         ("llama", "a.jsonl", True, RAZOR),
         ("bert", "a.csv", None, Recipe("full")),
-        ("bert", "a.csv", None, RAZOR),
     ],
 )
 def test_texts_have_few_shapes(

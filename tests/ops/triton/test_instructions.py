@@ -26,7 +26,12 @@ TABLE = json.loads(INSTRUCTIONS.read_text())
 MOST = 1.1  # of the committed instructions; fewer than the inverse are to be committed too
 
 
-@pytest.mark.parametrize("capability", [80, 89, 90])
+def pytest_generate_tests(metafunc):
+    if "capability" in metafunc.fixturenames:
+        every = metafunc.config.getoption("--every-variant")
+        metafunc.parametrize("capability", [80, 89, 90] if every else [90])
+
+
 def test_hot_kernels_issue_the_instructions_that_are_committed(capability, monkeypatch):
     if triton.__version__ != TABLE["triton"]:
         pytest.skip(f"instructions are counted by Triton {TABLE['triton']}")

@@ -61,19 +61,6 @@ def runs(tmp_path_factory) -> dict[str, Run]:
         yield found
 
 
-KINDS = ("digits", "photos", "texts")
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_figures_of_its_own_rows_are_those_of_the_result(name, runs):
-    out = runs[name].out
-    result = json.loads((out / "result.json").read_text())
-    rows = rows_of_run(out)
-    assert rows.split == result["split"]
-    figures = inference.load(out, weights="last", device="cpu").evaluate(rows.rows).figures
-    assert figures == pytest.approx(result["metrics"], abs=1e-6)
-
-
 def test_the_best_weights_are_taken_if_they_are_not_the_last(tmp_path, monkeypatch, shallow):
     real = Run.evaluation
     seen = []
