@@ -37,7 +37,7 @@ class Room:
 
     @contextmanager
     def taken(self, size: int) -> Iterator[None]:
-        """Reserves so many bytes inside the block."""
+        """Reserves `size` bytes inside the block, or all if there are fewer."""
         size = min(size, self.size)
         with self._changed:
             self._changed.wait_for(lambda: self.left >= size)

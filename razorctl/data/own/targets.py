@@ -178,7 +178,8 @@ def _flags(rows: "Dataset") -> "np.ndarray[Any, Any]":
 def _are_vectors(lists: Sequence[Sequence[str]]) -> bool:
     """Whether lists have a 0 or 1 for each class, and not the names of the classes of a row.
 
-    Nine of ten lists have 0 and 1 alone. One of these has a value twice, or all have one length.
+    That is so if nine of ten lists have only 0 and 1, and either one of these repeats a value, such
+    as [0, 0, 1], or all have one length.
     """
     binary = [labels for labels in lists if labels and {*labels} <= {"0", "1"}]
     if not binary or 10 * len(binary) < 9 * len(lists):

@@ -84,7 +84,7 @@ def handed(weight: Tensor, gradient: Tensor) -> Tensor | None:
 
 
 class TiedEmbedding(RazorLayer):
-    """Embeddings whose weight is that of an output layer."""
+    """Embeddings that share their weight with an output layer."""
 
     kind = "head"
     padding_idx: int | None

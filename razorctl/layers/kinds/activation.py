@@ -143,7 +143,7 @@ class Activation(RazorLayer):
         return y
 
     def offered(self, x: Tensor) -> tuple[Hashable, Packed | None]:
-        """The copy of `x` that another layer offers, after its layout; both may be None."""
+        """The layout and the copy of `x` that another layer offers; both may be None."""
         derived = self.derived_rows(x)
         if derived is not None:
             return layouts.of_rows(derived.dtype), derived

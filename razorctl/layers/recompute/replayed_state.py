@@ -63,7 +63,7 @@ def without_cache(block: nn.Module, value: Any) -> Any:
 def empty_cache(block: nn.Module, value: Any) -> Callable[[], Any] | None:
     """A function that makes an empty cache of the same type, for a cache without this block's data.
 
-    None for any other value. Linear attention computes differently with a cache, so None, too.
+    None for any other value, also for a cache of linear attention, whose result depends on it.
     """
     caches: Any = sys.modules.get("transformers.cache_utils")
     if caches is None or without_cache(block, value) is not None:

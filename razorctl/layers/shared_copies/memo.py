@@ -155,7 +155,7 @@ class Memo:
         self._calls.put(y, _place(), call)
 
     def call(self, y: Tensor, by: object) -> Any:
-        """The offered call that computed y, for the layer `by`, which alone gets it; else None."""
+        """Takes the offered call that computed y, for the layer `by`; None without one."""
         if torch.compiler.is_compiling():
             return None
         call = self._calls.get(y, _place(), by)

@@ -361,7 +361,7 @@ def copy_variants(
         norm: Whether there are mean, rstd, weight and bias.
         random: Whether there is a seed.
         every: Whether to yield tiles of every length, not only the longest that is held at once.
-        y: The dtype of y, None for that of x.
+        y: The dtype of y, None for the dtype of x.
     """
     pointers = {"x": f"*{dtype}"}
     if norm:

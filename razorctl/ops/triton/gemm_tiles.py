@@ -1,8 +1,8 @@
 """Kernels of ops.gemm: each program computes a tile of an int8 product, or scales one.
 
 out [m, n] = a_scale (a b^T) b_scale + left right^T, for a [m, k] and b [n, k], contiguous along k.
-Instead of the values, out may be the codes of an 8-bit copy of them, uint8, whose tiles are columns
-of those of the product; zero_point and scale [tiles, n] are then the copy's, else None.
+Instead of the values, out may be the codes of an 8-bit copy of them, uint8. A column of its tiles
+is a column of the product's tiles; zero_point and scale [tiles, n] are then the copy's, else None.
 """
 
 from collections.abc import Iterator
@@ -168,7 +168,7 @@ def scaled_gemm_kernel(
     column = program % band // height * BN
 
     rows, columns, terms = row + tl.arange(0, BM), column + tl.arange(0, BN), tl.arange(0, BK)
-    # Rows past the end are those of the last one, or wrap around to the start, so that loads need
+    # Rows past the end repeat the last one, or wrap around to the start, so that loads need
     # masks along k only; k, the strides and the pointers are multiples of 16.
     a_at = a + tl.minimum(rows, m - 1).to(tl.int64)[:, None] * a_stride + terms[None, :]
     b_at = b + (columns % n).to(tl.int64)[None, :] * b_stride + terms[:, None]

@@ -23,7 +23,7 @@ from razorctl.ops.triton.variants import DTYPES, KNOWN, Variant, dtypes
 LEVELS = constexpr(op.LEVELS)
 LARGEST = constexpr(torch.finfo(torch.float32).max)
 WIDEST = 16384  # most columns of a row that a program holds
-WIDEST_HEADS = 4096  # most columns of all heads of q; a program also holds those of k and v
+WIDEST_HEADS = 4096  # most columns of all heads of q; a program also holds k and v
 ROWS = 32  # rows that a program of `int8_heads` copies, and at most one of `int8_rows`, one by one
 STAGES = constexpr(3)  # rows of `int8_heads` that are copied or being loaded
 PROGRAMS = 512  # of `int8_rows` where there are so few rows, as of a weight, that each has less

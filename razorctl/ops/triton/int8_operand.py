@@ -1,4 +1,4 @@
-"""Kernels of ops.int8_operand: the columns' scales from those of their tiles, then the codes.
+"""Kernels of ops.int8_operand: a scale for each column, from its tiles' scales, then the codes.
 
 codes [columns, rows] = round(row_scale (f(x) - center) / scale), for x [rows, columns] of a copy.
 """

@@ -144,7 +144,7 @@ def short_activated(x, FUNCTION: tl.constexpr):
 
 @triton.jit
 def short_slope(x, FUNCTION: tl.constexpr):
-    """`slope` for int8 codes: that of GELU is off by at most 1.2e-5, in a third of them."""
+    """`slope` for int8 codes: GELU's slope is off by at most 1.2e-5, in a third of them."""
     if FUNCTION == "gelu":
         return _half_and_odd(x, "slope")
     else:

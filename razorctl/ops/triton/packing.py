@@ -29,8 +29,8 @@ def in_byte(bits):
 def placed(code, i, s, BITS: tl.constexpr):
     """The bits of a code at their places in an int32 that collects bytes of both planes.
 
-    Its lowest byte is one of the first plane; the next ones are those of the second plane, of one
-    column of each strip. The code is of strip s and is the i-th in the lowest byte.
+    The lowest byte belongs to the first plane. The next bytes belong to the second plane, one for
+    each strip's column. The code is of strip s and is the i-th in the lowest byte.
     """
     LOW: tl.constexpr = first_width(BITS)
     HIGH: tl.constexpr = BITS - LOW

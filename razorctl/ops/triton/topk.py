@@ -31,7 +31,7 @@ INTEGERS = {2: torch.int16, 4: torch.int32}
 
 @triton.jit
 def _keys(bits):
-    """The bits of |x|, int32, from those of x; NaN is above infinity."""
+    """The bits of |x|, int32, from the bits of x; NaN is above infinity."""
     return bits.to(tl.int32) & ((1 << (bits.dtype.primitive_bitwidth - 1)) - 1)
 
 
@@ -54,7 +54,7 @@ def histogram_kernel(
     x, histograms, n, k, stretch,
     FOUND: tl.constexpr, DIGITS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Counts digit FOUND of the keys whose digits before are those of the key of rank k."""
+    """Counts digit FOUND of the keys that share all digits before it with the key of rank k."""
     prefix, _ = _chosen(histograms, k, FOUND)
     SHIFT: tl.constexpr = (DIGITS - 1 - FOUND) * DIGIT
     start = tl.program_id(0).to(tl.int64) * stretch
@@ -85,7 +85,7 @@ def count_kernel(x, histograms, counts, n, k, stretch, DIGITS: tl.constexpr, BLO
 
 @triton.jit
 def _before(counts):
-    """The sum of the counts of the stretches before that of this program."""
+    """The sum of the counts of all stretches before this program's."""
     programs = tl.arange(0, PROGRAMS)
     return tl.sum(tl.load(counts + programs, programs < tl.program_id(0), 0), 0)
 

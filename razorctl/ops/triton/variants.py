@@ -69,7 +69,7 @@ class Variant:
         return self.kernel.__name__, signature, constants, tuple(sorted(self.unaligned)), settings
 
     def source(self, target: GPUTarget) -> ASTSource:
-        """The source for `triton.compile`, equal to that of a launch, so that caches match."""
+        """The source for `triton.compile`, equal to a launch's source, so that caches match."""
         kinds = [self._kind(name) for name in self.kernel.arg_names]
         values = {name: self.constexprs.get(name) for name in self.kernel.arg_names}
         # Releases of Triton use different parts of it for the key of the cache.

@@ -41,7 +41,7 @@ class Column:
 
     @cached_property
     def key(self) -> str:
-        """The name as the sets of names in this package have it: `Image-Path ` is image_path."""
+        """The name in the form that sets of names have here: `Image-Path ` is image_path."""
         return normalized(self.name)
 
     @cached_property
