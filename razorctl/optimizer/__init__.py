@@ -12,7 +12,7 @@ from razorctl.config.job import Job
 from razorctl.errors import UsageError
 from razorctl.ops import kernels
 from razorctl.optimizer.host_state import HostAdamW, TracedHostAdamW
-from razorctl.optimizer.slices import BLOCK, Slices
+from razorctl.optimizer.slices import BLOCK, Slices, lift_zeros
 
 
 def check_optimizer(job: Job) -> None:
@@ -86,6 +86,7 @@ def _build(model: nn.Module, job: Job) -> Optimizer:
         kind = AdamW8bit if job.optimizer == "adamw8bit" else _AdamW
         rounds = job.weights == "bf16"
         rounding: Optimizer = kind(groups, job.learning_rate, bf16_stochastic_round=rounds)
+        lift_zeros(rounding)
         if job.strategy != "fsdp" or job.processes == 1:  # slices are of plain tensors
             Slices(rounding)
         return rounding

@@ -5,6 +5,8 @@ an element, which for the embedding of Llama-3.2-1B are 2.1 GB. A slice is of wh
 blocks and has the state of a weight, so both updates are equal to the bit.
 """
 
+from itertools import islice
+
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -77,3 +79,22 @@ class Slices:
             for part, gradient in zip(parts, gradients, strict=True):
                 part.grad = gradient
         return list(parts)
+
+
+def lift_zeros(optimizer: Optimizer) -> None:
+    """Makes code 0 of second moments in 8 bits stand for the least value above 0.
+
+    torchao rounds second moments below 1.6e-7 of the largest of their BLOCK to 0, and an update is
+    divided by their root: weights of a BERT moved 170 times as far as by AdamW.
+    """
+    lifted = 0
+
+    def lift(*_: object) -> None:
+        nonlocal lifted
+        for state in islice(optimizer.state.values(), lifted, None):
+            values = getattr(state.get("exp_avg_sq"), "qmap", None)
+            if values is not None:
+                values[0] = values[1]
+        lifted = len(optimizer.state)
+
+    optimizer.register_step_post_hook(lift)
