@@ -3,11 +3,13 @@
 import math
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from razorctl import units
 from razorctl.config.job import resolve_precision
 from razorctl.config.keywords import Prefer
+from razorctl.config.recipe import Recipe
 from razorctl.errors import UsageError
 from razorctl.planning.search import ADAPTERS, Search
 from razorctl.planning.searches import Searches
@@ -48,13 +50,22 @@ def message(searches: Searches, prefer: Prefer) -> str:
 
 
 def _sizes(search: Search, prefer: Prefer) -> Iterator[int]:
-    """Bytes needed by the ways of a preference that may need least, likely ones first."""
-    for counts in (reversed(search.counts), (1,)):  # all counts between need more
-        tried = list(counts)
-        for recipe in search.allowed(prefer):
-            count = next((n for n in tried if search.possible(recipe, n)), None)
-            if count is not None:
-                yield search.predict(recipe, count).predicted.needed_bytes
+    """Bytes needed by the ways of a preference that may need least, likely ones first.
+
+    All counts of micro-batches between the two need more, and so does a smaller ratio. If no
+    gradient stays on the card, one pass needs more too.
+    """
+    counts = [search.counts[::-1], [1]][: 1 if search.state.on_host else 2]
+    recipes = sorted(search.allowed(prefer), key=lambda recipe: -recipe.ratio)
+    for tried in counts:
+        seen = set[Recipe]()
+        for recipe in recipes:
+            alike = replace(recipe, ratio=0)
+            if alike not in seen:
+                count = next((n for n in tried if search.possible(recipe, n)), None)
+                if count is not None:
+                    seen.add(alike)
+                    yield search.predict(recipe, count).predicted.needed_bytes
 
 
 def _fits(searches: Searches, prefer: Prefer) -> bool:

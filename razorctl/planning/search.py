@@ -113,7 +113,7 @@ class Search:
         way = Candidate(recipe, accumulate, predicted, cosine, *state, compiled)
         if not self.state.on_host:
             return way
-        return way.with_host_update(self._trace(recipe, 1).trained, self.gpu)
+        return way.with_host_update(self._trace(recipe, accumulate).trained, self.gpu)
 
     def like(self, job: Job, recipe: Recipe | None, chosen: bool = False) -> "Search":
         """A search on the same card for a job with the same data set and model."""
