@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -26,6 +27,7 @@ from razorctl.memory.operations import tensors
 from razorctl.memory.saved import kept_storages, tracing
 from razorctl.memory.trace_cache import Calls, KernelWork, Trace
 
+_DEVICE = torch.ops.prim.device.default
 # What a storage holds, as fields of `Trace`; the rest is activations and temporaries.
 WEIGHTS, GRADIENTS, OPTIMIZER, REST = "weights", "gradients", "optimizer", "rest"
 
@@ -164,10 +166,12 @@ class _Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             hook.remove()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE and isinstance(args[0], FakeTensor):  # most calls
+            return args[0].fake_device
         # TorchFunctionModes have already seen this call; they must not see the tracker's own.
         with torch._C.DisableTorchFunction():
             result = func(*args, **(kwargs or {}))
-            if func.namespace == "prim":  # most calls ask a fake tensor for its device
+            if func.namespace == "prim":
                 return result
             for tensor in tensors((result,)):
                 self._note(tensor)
