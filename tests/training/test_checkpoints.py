@@ -3,9 +3,11 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +16,18 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
+from razorctl import optimizer
 from razorctl.config.job import Job
 from razorctl.config.recipe import Recipe
 from razorctl.errors import RazorError, UsageError
 from razorctl.models.timm import micro
+from razorctl.optimizer.slices import Slices
 from razorctl.training import evaluation, preparation, run_files, rundir
 from razorctl.training import run as trainer
 from razorctl.training.checkpoints import MARKER
 from razorctl.training.feed import Feed
 from razorctl.training.run import Run, finetune
+from tests.forked import Forked
 from tests.own import photos
 from tests.training.runs import FULL, JOB, JOINT, begin, resume, same, steps, stop
 
@@ -89,6 +94,42 @@ def test_a_run_killed_after_any_step_ends_with_the_same_bits(case, tmp_path, mon
         assert same(tmp_path / str(step) / "model.safetensors", tmp_path / "run/model.safetensors")
         lines = (tmp_path / str(step) / "metrics.jsonl").read_text().splitlines()
         assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
+
+
+SMALL = partial(Slices, most=8192)  # of the weights of vit-micro some have six such slices
+LEAN = replace(JOB, precision="bf16", weights="bf16", optimizer="adamw8bit")
+LEAN = replace(LEAN, optimizer_in_backward=True)
+
+
+def killed_between_slices() -> None:
+    """Trains, and kills its process in step 3 after the update of one slice of several."""
+    from torchao.optim import adam
+
+    from tests.models import registered
+
+    update = adam.single_param_adam
+
+    def last(weight: torch.Tensor, gradient: torch.Tensor, step: torch.Tensor, *rest: Any) -> None:
+        update(weight, gradient, step, *rest)
+        if step == 3 and weight.shape == (8192,):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    adam.single_param_adam, optimizer.Slices = last, SMALL
+    with registered(shallow=True), torch.compiler.set_stance("force_eager"):
+        list(begin(Path("run"), LEAN))
+
+
+def test_a_run_killed_between_two_slices_ends_with_the_same_bits(tmp_path, monkeypatch):
+    pytest.importorskip("torchao")
+    code, *_ = Forked(killed_between_slices, folder=tmp_path).ended()
+    assert code == -signal.SIGKILL
+    monkeypatch.setattr(optimizer, "Slices", SMALL)
+    with torch.compiler.set_stance("force_eager"):
+        again = resume(tmp_path / "run", LEAN)
+        assert len(again.history) == 2
+        list(again)
+        list(begin(tmp_path / "whole", LEAN))
+    assert same(tmp_path / "run/model.safetensors", tmp_path / "whole/model.safetensors")
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path, accuracies):
