@@ -41,7 +41,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from razorctl import models
 from razorctl.config.job import Job
 from razorctl.config.recipe import Recipe
-from razorctl.memory import fake, tracker
+from razorctl.memory import costs, fake, tracker
 from razorctl.memory.trace_cache import Trace
 from razorctl.ops import chunks, gemm, kernels, topk
 from razorctl.optimizer import build_optimizer
@@ -210,8 +210,10 @@ def row(point: Point, device: str, gpu: gpus.Gpu | None) -> dict[str, Any]:
 def as_on_a_gpu(assign: Callable[[Any, str, Any], None] = setattr) -> None:
     """Inside it, razorctl's ops on the CPU work in the parts that they take on a GPU.
 
-    That is what they do without kernels, as planning counts them for a CPU.
+    That is what they do without kernels, as planning counts them for a CPU. The workspace of CUDA's
+    attention, which the CPU's lacks, is not counted.
     """
+    assign(costs, "ATTENTION_BACKWARD", None)
     assign(kernels, "_wanted", False)
     assign(chunks, "CACHED", {})
     for op in (topk.topk_pack, topk.topk_unpack):
