@@ -4,11 +4,11 @@
 
 Each run is one of `training.run.finetune`, from reading files to the test at the end. Seed 0 is run
 with each learning rate of its task, the others with the one whose mean loss on the validation split
-is the least, until that one has all seeds. On a CPU as many runs go on at once as there are cores,
-each on one of them. Last, steps of all methods take turns, each on all cores, for the time of a
-step. Results are in results/accuracy-TASK-DEVICE-DATE.json; a call goes on where an earlier one
-with the same settings was interrupted. With --precision bf16 runs are under autocast, as GPUs
-train, and their results in results/accuracy-TASK-bf16-DEVICE-DATE.json. Then, and with
+is the least, until that one has all seeds. On a CPU as many runs go on at once as the process has
+cores, each on one of them. Last, steps of all methods but STATES take turns, each on all cores, for
+the time of a step. Results are in results/accuracy-TASK-DEVICE-DATE.json; a call goes on where an
+earlier one with the same settings was interrupted. With --precision bf16 runs are under autocast,
+as GPUs train, and their results in results/accuracy-TASK-bf16-DEVICE-DATE.json. Then, and with
 --known-rates, each case has the learning rate that earlier results in fp32 found for it or its
 method, if there are any. It needs the `bench` extra, and one to three minutes of a core for each
 run.
@@ -29,6 +29,7 @@ from datetime import date
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median, stdev
+from typing import Any
 
 import torch
 import transformers
@@ -62,6 +63,20 @@ CASES = {
     "razor, int8 forward": Recipe("razor", RATIO, int8_forward=True),
 }
 CORE = list(CASES)[:7]  # those that run if no others are named
+NARROW = {"weights": "bf16"}
+STATES: dict[str, dict[str, Any]] = {  # what a job changes of weights and optimizer state
+    "full, 8-bit state": {"optimizer": "adamw8bit"},
+    "full, bf16 weights": NARROW,
+    "full, update in backward": {"optimizer_in_backward": True},
+    "full, state on the host": {"optimizer_state": "host"},
+    "razor at 0.97, bf16 weights, state on the host": NARROW | {"optimizer_state": "host"},
+    "razor at 0.97, bf16 weights, 8-bit state, update in backward": {
+        **NARROW,
+        "optimizer": "adamw8bit",
+        "optimizer_in_backward": True,
+    },
+}
+CASES |= {case: CASES[case.partition(", ")[0]] for case in STATES}
 OWN = ("model", "dataset", "learning_rate", "seed")  # settings that each run or machine has
 LOSS_EVERY = 10  # steps between two losses that are kept
 TURNS, WARM_UP = 15, 2
@@ -93,7 +108,8 @@ def run(wanted: Wanted, precision: Precision, device: str, cache: Path, threads:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     job = job_of(TASKS[wanted.task], precision, cache)
-    job = replace(job, seed=wanted.seed, learning_rate=wanted.rate)
+    settings = {"seed": wanted.seed, "learning_rate": wanted.rate}
+    job = replace(job, **settings, **STATES.get(wanted.case, {}))
     recipe = replace(CASES[wanted.case], seed=wanted.seed)
     row: Row = asdict(wanted)
     with tempfile.TemporaryDirectory() as out:
@@ -190,6 +206,7 @@ def rows(name: str, document: Row) -> list[Row]:
         recipe = asdict(CASES[case])
         settings = {key: recipe[key] for key in ("method", "ratio", "joint_budget", "attention")}
         line = {"task": name, "model": model, "dataset": dataset, "case": case, **settings}
+        line |= {"state": STATES[case]} if case in STATES else {}
         if runs := found.get(case, []):
             line |= figures(runs, times.get(case, {}), reached(mean_curve(runs), target, least))
         lines.append(line | {"error": refused.get(case)})
@@ -255,7 +272,8 @@ class Results:
         ordered = [case for case in CASES if case in every]
         command = ["scripts/bench/accuracy.py", "--device", device, "--tasks", name]
         command += ["--known-rates"] * known if precision == "fp32" else ["--precision", precision]
-        command += [] if ordered == CORE else ["--cases", *ordered]
+        of_state = ["--states"] if ordered == ["full", *STATES] else ["--cases", *ordered]
+        command += [] if ordered == CORE else of_state
         self.document |= {"command": shlex.join(command), **common, "cases": ordered}
 
     def left(self, wanted: Iterable[Wanted]) -> list[Wanted]:
@@ -284,7 +302,7 @@ def execute(
     wanted: list[Wanted], results: Results, precision: Precision, device: str, cache: Path
 ) -> None:
     """Runs, on a CPU one for each core at once."""
-    workers = (os.cpu_count() or 1) if device == "cpu" else 1
+    workers = len(os.sched_getaffinity(0)) if device == "cpu" else 1
     threads = 1 if device == "cpu" else torch.get_num_threads()
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
@@ -303,6 +321,8 @@ def main() -> None:
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=CORE)
+    states = {"action": "store_const", "const": ["full", *STATES], "dest": "cases"}
+    parser.add_argument("--states", help="the cases of weights and optimizer state", **states)
     parser.add_argument("--known-rates", action="store_true", help="those of earlier results")
     parser.add_argument("--no-times", action="store_true", help="the machine is not idle")
     parser.add_argument("--cache", type=Path, default=CACHE)
@@ -326,9 +346,8 @@ def main() -> None:
             if not (left := results.left(runs)):
                 break
             execute(left, results, *where, args.cache)
-        done = {
-            row["case"]: CASES[row["case"]] for row in results.document["rows"] if not row["error"]
-        }
+        ran = [row["case"] for row in results.document["rows"] if not row["error"]]
+        done = {case: CASES[case] for case in ran if case not in STATES}
         timed = {row["case"] for row in results.document["times"]}
         if not args.no_times and not timed.issuperset(done):
             results.document["times"] = list(time_steps(name, done, *where, args.cache))

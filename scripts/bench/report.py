@@ -428,6 +428,8 @@ def accuracies() -> str:
     """A table for each task."""
     tables: dict[str, tuple[str, list[list[object]]]] = {}
     for (task, precision, case), (_, document, row) in trained().items():
+        if "state" in row:
+            continue
         job, metric = document["settings"]["job"], row.get("metric", "")
         about = f"**{document['summary']}**: {job['steps']} steps of AdamW, batch "
         about += f"{job['batch_size']}; {metric.replace('_', ' ')}."
@@ -454,6 +456,27 @@ def accuracies() -> str:
     head = ["precision", "method", "seeds", "learning rate", "stored", "test score"]
     head += ["minus full's", "step vs `full`", "steps to target", "time vs `full`"]
     return "\n".join(f"{about}\n\n{table(head, lines)}" for about, lines in tables.values())
+
+
+def state_scores() -> str:
+    """The scores of full with AdamW in fp32 on each task, and what each state changes in them."""
+    found = {
+        (task, case): (d, r) for (task, p, case), (_, d, r) in trained().items() if p != "fp32"
+    }
+    states = dict.fromkeys(case for (_, case), (_, row) in found.items() if "state" in row)
+    tasks = dict.fromkeys(task for task, case in found if case in states)
+
+    def cell(task: str, case: str) -> str:
+        row = found[task, case][1]
+        form = ".2f" if row["metric"] == "perplexity" else ".4f"
+        key, sign = ("delta_vs_full", "+") if case in states else ("accuracy_mean", "")
+        return f"{row[key]:{sign}{form}} ± {row['accuracy_std']:{form}}"
+
+    head = (f"{d['summary']}, {r['metric']}" for d, r in (found[task, "full"] for task in tasks))
+    cases = ("full", "razor at 0.97", *states)
+    return table(
+        ["case", *head], ([label(case), *(cell(t, case) for t in tasks)] for case in cases)
+    )
 
 
 def accuracy_files() -> str:
