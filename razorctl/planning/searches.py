@@ -76,5 +76,5 @@ class Searches:
 
     @property
     def rows(self) -> tuple[Candidate, ...]:
-        """The tried ways to show: those of each state in turn."""
+        """The tried ways to show, state by state."""
         return tuple(way for search in self._by_state.values() for way in search.rows)

@@ -105,9 +105,9 @@ def states(asked: Job, resolved: Job, prefer: Prefer) -> Iterator[State]:
     """
     usual = State.of(resolved)
     yield usual
-    given = {n: getattr(asked, n) for n in State._fields if getattr(asked, n) is not None}
+    fixed = {n: getattr(asked, n) for n in State._fields if getattr(asked, n) is not None}
     for state in leaner(resolved, prefer):
-        if all(getattr(state, name) == value for name, value in given.items()):
+        if all(getattr(state, name) == value for name, value in fixed.items()):
             yield state
 
 
@@ -123,8 +123,8 @@ def leaner(job: Job, prefer: Prefer) -> Iterator[State]:
                 yield state
 
 
-# Bytes per second of a host's memory that an update reaches: two channels of DDR4-3200 at half of
-# their 51 GB/s, and two of DDR5-6000 at two thirds of their 96. No such host was measured.
+# Bytes per second of a host's memory that an update reaches: half of the 51 GB/s of two channels
+# of DDR4-3200, and two thirds of the 96 GB/s of two of DDR5-6000. No such host was measured.
 HOST_MEMORY = 25e9, 64e9
 # Bytes of the host's memory that an update of one weight reads and writes, apart from the buffer:
 # its gradient is written in single precision, and then read and written back scaled; the master and
@@ -134,10 +134,10 @@ BUS = 0.8  # share of a bus that copies of pinned memory reach
 
 
 def with_host(step: Seconds, state: State, trained: int, gpu: Gpu) -> Seconds:
-    """The seconds of a step whose update is on the host, from those of the card.
+    """The seconds of a step whose update is on the host. step: its seconds on the card.
 
-    At best gradients leave the card beside its backward pass, and weights return beside the update.
-    At worst nothing overlaps.
+    At best gradients are copied during the backward pass, and weights during the update. At worst
+    nothing overlaps.
     """
     moved = state.itemsize * trained
     bus = moved / (BUS * gpu.bus)
