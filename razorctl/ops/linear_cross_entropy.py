@@ -18,6 +18,7 @@ from torch import Tensor
 from razorctl.ops.op import op
 
 BYTES = 2**28  # of the logits of a part in single precision
+SINGLE = 2**23  # elements of logits that are in single precision at a time
 PRODUCT = 2**24  # elements of a product that is cast
 LEAST = 128  # tokens of a part, whatever the vocabulary
 
@@ -91,21 +92,25 @@ def linear_cross_entropy(
     db = weight.new_zeros(classes if bias_grad else 0, dtype=dtype)
     for start in range(0, len(x), size):
         rows = slice(start, start + size)
-        logs = F.linear(x[rows], w, b).to(dtype).log_softmax(1)
-        taken = target[rows] != ignore_index
-        index = torch.where(taken, target[rows], 0).unsqueeze(1)
-        loss = logs.gather(1, index).squeeze(1).mul_(smoothing - 1)
-        if smoothing:
-            loss -= smoothing * logs.mean(1)
-        losses[rows] = torch.where(taken, loss, 0)
-        if not (input_grad or weight_grad or bias_grad):
-            continue
-        factors = taken.to(dtype) if factor is None else taken.to(dtype) * factor[rows]
-        _to_gradient(logs, index, factors.unsqueeze(1), smoothing)
-        if bias_grad:
-            db += logs.sum(0)
-        grad = logs.to(x.dtype)
-        del logs
+        grad = F.linear(x[rows], w, b)  # logits, which their gradient replaces
+        first = start
+        for span in torch.split(grad, max(1, SINGLE // max(1, classes))):
+            part = slice(first, first := first + len(span))
+            logs = span.to(dtype).log_softmax(1)
+            taken = target[part] != ignore_index
+            index = torch.where(taken, target[part], 0).unsqueeze(1)
+            loss = logs.gather(1, index).squeeze(1).mul_(smoothing - 1)
+            if smoothing:
+                loss -= smoothing * logs.mean(1)
+            losses[part] = torch.where(taken, loss, 0)
+            if not (input_grad or weight_grad or bias_grad):
+                continue
+            factors = taken.to(dtype) if factor is None else taken.to(dtype) * factor[part]
+            _to_gradient(logs, index, factors.unsqueeze(1), smoothing)
+            if bias_grad:
+                db += logs.sum(0)
+            span.copy_(logs)
+            del logs
         if input_grad:
             dx[rows] = grad @ w
         if weight_grad and dw.dtype == grad.dtype:
