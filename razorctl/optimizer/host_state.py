@@ -20,7 +20,9 @@ from torch.optim import AdamW, Optimizer
 
 log = logging.getLogger(__name__)
 
-AHEAD = 2**28  # bytes of gradients on the card whose copies have not ended
+# Bytes of gradients on the card whose copies have not ended, beside the newest one. They leave in
+# 3 to 5 ms, and the backward pass of as many weights of a decoder takes longer.
+AHEAD = 2**26
 
 
 class _Flight(NamedTuple):
@@ -81,7 +83,7 @@ class HostAdamW(AdamW):
                 event = self._stream.record_event()
         self._flights.append(_Flight(master, target, event))
         size = sum(flight.gradient.nbytes for flight in self._flights)
-        while self._flights and (self._stream is None or size > AHEAD):
+        while self._flights and (self._stream is None or size - gradient.nbytes > AHEAD):
             size -= self._land()
 
     def _land(self) -> int:
@@ -193,7 +195,7 @@ class TracedHostAdamW(Optimizer):
         assert weight.grad is not None
         self._held.append(weight.grad)
         weight.grad = None
-        while sum(gradient.nbytes for gradient in self._held) > AHEAD:
+        while sum(gradient.nbytes for gradient in self._held) - self._held[-1].nbytes > AHEAD:
             self._held.popleft()
 
     @torch.no_grad()
