@@ -26,7 +26,7 @@ from razorctl import data, models
 from razorctl.data import Source, Splits
 from razorctl.models import Model, ModelEntry, timm, transformers
 from razorctl.models.timm.micro import VIT_MICRO
-from razorctl.models.transformers.repositories import REPOSITORIES
+from razorctl.models.transformers.repositories import DECODER, ENCODER, REPOSITORIES
 from razorctl.planning import job_trace
 
 
@@ -119,7 +119,7 @@ def altered(model: Model, name: str | None = None, **methods: Any) -> Model:
 
 
 def entry(name: str, **changes: Any) -> ModelEntry:
-    """A small vit, resnet or bert as the registry has them; `changes` are of BERT's config."""
+    """A small vit, resnet, bert or llama as the registry has them; `changes` are of its config."""
     if name == "resnet":
         return ModelEntry.single(
             timm.from_hub(name, "small", "test_resnet", {}).of("classification")
@@ -127,8 +127,9 @@ def entry(name: str, **changes: Any) -> ModelEntry:
     if name == "vit":
         model = timm.from_hub("vit", "small", "test_vit.r160_in1k", {})
         return ModelEntry.single(altered(model.of("classification"), bare=_vit))
-    config = {"model_type": "bert", **TEXT, **changes}
-    return transformers.from_hub("bert", "small", "nobody/small", config)
+    config = {"model_type": name, **TEXT, **changes}
+    tasks = DECODER if name == "llama" else ENCODER
+    return transformers.from_hub(name, "small", "nobody/small", config, tasks)
 
 
 def two_blocks(name: str) -> ModelEntry:

@@ -60,6 +60,28 @@ def outer(offset: Tensor | None, scale: Tensor) -> tuple[Tensor | None, Tensor |
 
 
 @op(
+    empty=lambda copy, rows, function, weight: (
+        weight.new_empty(rows, weight.shape[1], dtype=torch.int8),
+        weight.new_empty(rows, 1, dtype=torch.float32),
+        weight.new_empty(weight.shape, dtype=torch.int8),
+        weight.new_empty(len(weight), dtype=torch.promote_types(weight.dtype, torch.float32)),
+    ),
+    fused=Fused(reduces=True),
+)
+def row_operands(
+    copy: FewBitCopy, rows: int, function: str | None, weight: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The operands of the product f(x) W^T, for some rows of it at a time.
+
+    Returns the codes and scales of f(x), [rows, columns] and [rows, 1], and those of the weight,
+    [out, columns] and [out]. The arguments are those of `linear_again`.
+    """
+    copy, weight = evened(copy, function, weight)
+    outputs, out_scale, *_ = int8_rows.body(weight)
+    return *row_operand(copy, rows, function), outputs, out_scale.squeeze(1)
+
+
+@op(
     empty=lambda copy, rows, function, weight, offset, dtype: weight.new_empty(
         rows, weight.shape[0], dtype=dtype
     ),
@@ -88,12 +110,8 @@ def linear_again(
         offset: b, [out], None for 0.
         dtype: Of y.
     """
-    copy, weight = evened(copy, function, weight)
-    codes, scale = row_operand(copy, rows, function)
-    outputs, out_scale, *_ = int8_rows.body(weight)
-    left, right = outer(offset, scale)
-    scales = scale, out_scale.squeeze(1)
-    return scaled_gemm.body(codes, outputs, *scales, dtype, left, right)
+    codes, scale, outputs, out_scale = row_operands.body(copy, rows, function, weight)
+    return scaled_gemm.body(codes, outputs, scale, out_scale, dtype, *outer(offset, scale))
 
 
 BITS = 8  # of the codes of y, for int8 GEMMs
@@ -146,13 +164,11 @@ def linear_copy_again(
         offset: b, [out], None for 0.
         dtype: Of y; its range limits the values.
     """
-    copy, weight = evened(copy, function, weight)
-    codes, scale = row_operand(copy, rows, function)
-    outputs, out_scale, *_ = int8_rows.body(weight)
+    codes, scale, outputs, out_scale = row_operands.body(copy, rows, function, weight)
     left, right = outer(offset, scale)
 
     def copy_of(part: slice) -> tuple[Tensor, Tensor, Tensor]:
-        scales = scale[part], out_scale.squeeze(1)
+        scales = scale[part], out_scale
         some = None if left is None else left[part]
         y = scaled_gemm.body(codes[part], outputs, *scales, torch.float32, some, right)
         return quantize.body(y.clamp_(-limit(dtype), limit(dtype)), BITS, COPY_ROWS)

@@ -43,7 +43,7 @@ def trace_key(job: Job, recipe: Recipe, classes: int) -> list[Any]:
         *(job.precision, job.optimizer, bool(job.momentum), bool(job.weight_decay)),
         *(job.weights, job.optimizer_in_backward, job.optimizer_state),
         job.class_weights is not None,
-        *(job.ema is not None, job.freeze),
+        *(job.ema is not None, job.freeze, job.compile),
         # CUDA graphs keep gradients in memory.
         bool(job.cuda_graphs and job.compile and job.accumulate > 1),
         asdict(replace(recipe, seed=0)),

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map_only
 from razorctl import models
 from razorctl.config.job import Job
 from razorctl.config.recipe import Recipe
+from razorctl.layers.shared_copies.mlp_tiles import as_compiled
 from razorctl.memory import fake, tracker
 from razorctl.memory.job_forward import JobForward
 from razorctl.memory.saved import traced_bytes, tracing
@@ -253,7 +254,7 @@ def _prepared(
     optimizer = partial(traceable_optimizer, job=job)
     # Real adapters could not be merged back into fake weights.
     copies = fake.fakes(model, ())
-    with copies, torch.random.fork_rng(devices=[]), ExitStack() as card:
+    with copies, torch.random.fork_rng(devices=[]), as_compiled(job.compile), ExitStack() as card:
         with mode:
             cast_weights(model, job)
         freezing.freeze_weights(model, job, recipe.part)

@@ -212,17 +212,19 @@ class DerivedLinear(Derived):
     Args:
         matrix: converts W from the layer's shape to [out, in].
         int8: whether the GEMM runs in int8.
+        handed: whether the layer takes the gradient of y as an int8 copy.
         gather: called with W before it is read.
     """
 
     matrix: Callable[[Tensor], Tensor] | None = None
     int8: bool = False
+    handed: bool = False
     gather: Callable[[Tensor], None] | None = None
 
     def make(self) -> Tensor:
-        (source,), (weight, bias) = self.sources, self._used()
+        (source,), (weight, bias) = self.sources, self.used_tensors()
         if self.int8:
-            return linear_again(*_form(source), weight, bias, self.dtype)
+            return linear_again(*form_of(source), weight, bias, self.dtype)
         x = source.values().to(self.dtype).reshape(-1, weight.shape[1])
         y = x @ cast_weight(weight, self.dtype).t()
         return y if bias is None else y.add_(bias)
@@ -230,8 +232,8 @@ class DerivedLinear(Derived):
     def make_codes(self) -> PackedCodes:
         if not self.int8:
             return super().make_codes()
-        (source,), (weight, bias) = self.sources, self._used()
-        copy = linear_copy_again(*_form(source), weight, bias, self.dtype)
+        (source,), (weight, bias) = self.sources, self.used_tensors()
+        copy = linear_copy_again(*form_of(source), weight, bias, self.dtype)
         shape = torch.Size((copy[0].numel() // weight.shape[0], weight.shape[0]))
         return PackedCodes(shape, self.dtype, FewBitCopy(*copy, BITS, COPY_ROWS))
 
@@ -240,7 +242,7 @@ class DerivedLinear(Derived):
             return self.make_codes().function_grad(function, dy)
         return super().function_grad(function, dy)
 
-    def _used(self) -> tuple[Tensor, Tensor | None]:
+    def used_tensors(self) -> tuple[Tensor, Tensor | None]:
         """W [out, in] and b."""
         weight, bias = self.others
         assert weight is not None
@@ -259,7 +261,7 @@ def apart(copy: Packed) -> Packed | None:
     return copy.replaced(cell=None, sources=tuple(sources)) if known else None
 
 
-def _form(source: Packed) -> tuple[FewBitCopy, int, str | None]:
+def form_of(source: Packed) -> tuple[FewBitCopy, int, str | None]:
     """The copy, number of rows and function that an int8 GEMM reads its operand from."""
     codes = source.codes()
     return codes.copy, codes.shape[:-1].numel(), codes.function

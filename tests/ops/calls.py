@@ -258,6 +258,7 @@ CALLS: dict[str, Callable[[Size], Calls]] = {
         for wide in (torch.float32, torch.bfloat16)
         for centers in (True, False)
     ],
+    "row_operands": lambda s: [call[:4] for call in _linear_again(s, 32, torch.bfloat16)],
     "scaled_gemm": _scaled_gemm,
     "slope_bits": lambda s: (
         [(s.x().flatten(), low, 3.0) for low in (0.0, -3.0)] + [(s.x().flatten(), 0.0, math.inf)]

@@ -16,8 +16,9 @@ def own(tmp_path, monkeypatch):
 
 @pytest.fixture
 def small():
-    """vit-micro of two blocks, and beside it `vit`, `resnet` and `bert`."""
-    with registered(*map(entry, ("vit", "resnet", "bert")), shallow=True):
+    """vit-micro of two blocks, and beside it `vit`, `resnet`, `bert` and `llama`."""
+    llama = entry("llama", intermediate_size=512)
+    with registered(*map(entry, ("vit", "resnet", "bert")), llama, shallow=True):
         yield
 
 

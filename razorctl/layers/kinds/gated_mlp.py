@@ -16,6 +16,7 @@ from razorctl.layers.autocast import no_autocast, to_compute_dtype
 from razorctl.layers.base import RazorLayer, flat, save, saved
 from razorctl.layers.once_differentiable import once_differentiable
 from razorctl.layers.shared_copies import layouts
+from razorctl.layers.shared_copies.mlp_tiles import parts_of
 from razorctl.ops.functions import FUNCTIONS
 from razorctl.ops.gated import gated_grad
 from razorctl.rules.base import Rule
@@ -44,6 +45,8 @@ class GatedFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         gate, up = saved(ctx)
+        if parts := parts_of(dy, gate):
+            return *parts, None, None, None
         rows, dgate, dup = flat(dy), None, None
         with no_autocast(dy.device):
             if isinstance(gate, Derived) and all(ctx.needs_input_grad[:2]):

@@ -21,6 +21,7 @@ from razorctl.layers.fsdp import lasting
 from razorctl.layers.kinds.linear import Gemms, LinearCall
 from razorctl.layers.once_differentiable import once_differentiable
 from razorctl.layers.shared_copies.memo import copy_of
+from razorctl.layers.shared_copies.mlp_tiles import hidden
 from razorctl.rules.base import Rule, Rules
 from razorctl.rules.derived import Derived, DerivedLinear
 from razorctl.rules.derived_norms import DerivedAffine, DerivedSum
@@ -101,8 +102,13 @@ class ScaledLinearFunction(torch.autograd.Function):
             weight_int8, input_int8 = ctx.int8
             scaled = ratio[:, None] * matrix if ctx.needs_input_grad[0] else None
             gemms = Gemms(rows, weight_int8, input_int8, weight=scaled)
-            (operand,) = packed.operands()
-            product = layer.weight_grad(packed, [gemms.product(operand)], 1.0)
+            tiles = hidden(packed, gemms) if ctx.needs_input_grad[0] else None
+            if tiles is not None:
+                da, a = tiles.run(gemms, ctx.shape, rows.dtype)
+                products = [gemms.product_of_codes(a.pop())]
+            else:
+                products = [gemms.product(operand) for operand in packed.operands()]
+            product = layer.weight_grad(packed, products, 1.0)
             dgamma = (matrix * product).sum(1)
             if bias is not None:
                 dgamma += bias * gemms.total
@@ -110,7 +116,7 @@ class ScaledLinearFunction(torch.autograd.Function):
             dgamma /= scale
             dw = layer.matrix(ratio[:, None] * product)
             del product
-            if ctx.needs_input_grad[0]:
+            if ctx.needs_input_grad[0] and da is None:
                 da = shaped(gemms.input_grad(), ctx.shape)
         return da, dw, db, dgamma, None, None
 

@@ -27,6 +27,7 @@ from razorctl.layers.once_differentiable import once_differentiable
 from razorctl.layers.shared_copies import layouts
 from razorctl.layers.shared_copies.int8_cost import Int8Cost
 from razorctl.layers.shared_copies.int8_gradients import Int8, Int8Gradient
+from razorctl.layers.shared_copies.mlp_tiles import hidden
 from razorctl.ops import weight_copies
 from razorctl.ops.cast import cast_weight
 from razorctl.ops.gemm import int8_linear, scaled_gemm
@@ -50,6 +51,7 @@ class Gemms:
         int8: the int8 copy of dy for both GEMMs, if it exists already.
         weight: [out, in]; None if dX is not needed.
         columns: the int8 copy of the weight; None until it is computed.
+        dtype: of dW from an int8 GEMM; None for the dtype of its scales.
     """
 
     def __init__(
@@ -60,7 +62,9 @@ class Gemms:
         int8: Int8 | None = None,
         weight: Tensor | None = None,
         columns: Columns | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
+        self.dtype = dtype
         self.dy, self.weight_int8, self.input_int8 = dy, weight_int8, input_int8
         self.weight, self.columns = weight, columns
         # The kernels need a contiguous weight. Asked before autocast is disabled: the tracer of a
@@ -96,6 +100,7 @@ class Gemms:
     def product_of_codes(self, packed: PackedCodes) -> Tensor:
         """`product`, with x given as codes."""
         operand = packed.copy, packed.function
+        del packed  # so that codes of no other reader are freed before the product
         if not self.weight_int8:
             return linear_weight_grad(self.dy, *operand)
         rows, row_scale, total, largest = self.int8
@@ -110,15 +115,20 @@ class Gemms:
         else:  # one operand at a time, so that the other GEMM's does not wait in memory
             root = roots(row_scale)
             dy, dy_scale = int8_columns(self.dy, inverse(root), largest)
-            x, scale, center = int8_operand(packed.copy, root, packed.function)
-        return scaled_gemm(dy, x, dy_scale[:, None], scale, scale.dtype, total, center)
+            x, scale, center = int8_operand(operand[0], root, operand[1])
+        del operand
+        dtype = self.dtype or scale.dtype
+        return scaled_gemm(dy, x, dy_scale[:, None], scale, dtype, total, center)
 
-    def input_grad(self) -> Tensor:
-        """dX = dy W, [rows, in]."""
+    def input_grad(self, part: slice | None = None) -> Tensor:
+        """dX = dy W, [rows, in]; part: of these rows alone."""
         assert self.weight is not None
         if not self.input_int8:
-            return self.dy @ cast_weight(self.weight, self.dy.dtype)
+            dy = self.dy if part is None else self.dy[part]
+            return dy @ cast_weight(self.weight, dy.dtype)
         rows, row_scale, *_ = self.int8
+        if part is not None:
+            rows, row_scale = rows[part], row_scale[part]
         if self.columns is None:
             self.columns = int8_columns(self.weight)
         return scaled_gemm(rows, self.columns[0], row_scale, self.columns[1], self.dy.dtype)
@@ -195,19 +205,27 @@ class LinearFunction(torch.autograd.Function):
         matrix = None if weight is None else ctx.layer.matrix(weight)
         rows = flat(ctx.layer.arranged(dy)) if int8 is None else dy
         columns = weight_copies.find(weight) if input_int8 else None
-        gemms = Gemms(rows, weight_int8, input_int8, int8, weight=matrix, columns=columns)
+        narrow = ctx.layer.weight.dtype  # rounded once, as if the engine cast it
+        dtype = narrow if narrow.itemsize == 2 else None
+        gemms = Gemms(rows, weight_int8, input_int8, int8, matrix, columns, dtype)
         dx = dw = db = None
+        tiles = hidden(packed, gemms) if ctx.needs_input_grad[0] else None
         # Gradients in dy's dtype are cast to their parameter's by the engine, as in stock.
         with no_autocast(dy.device):
+            if tiles is not None:
+                dx, a = tiles.run(gemms, ctx.shape, dy.dtype)
             # dW first: its unpacked input is freed before dX, which is as large, is allocated.
             if ctx.needs_input_grad[1]:
                 layer = ctx.layer
-                products = layer.int8_cost.products(gemms, packed.operands(), name_of(layer))
+                if tiles is not None:
+                    products = [gemms.product_of_codes(a.pop())]
+                else:
+                    products = layer.int8_cost.products(gemms, packed.operands(), name_of(layer))
                 dw = ctx.layer.matrix(ctx.layer.weight_grad(packed, products, ctx.p))
             if ctx.needs_input_grad[2]:
                 db = gemms.total
             if ctx.needs_input_grad[0]:
-                dx = shaped(gemms.input_grad(), ctx.shape)
+                dx = shaped(gemms.input_grad(), ctx.shape) if dx is None else dx
                 weight_copies.keep(weight, gemms.columns)
         return dx, dw, db, None, None, None, None
 
@@ -297,9 +315,9 @@ class Linear(WeightLayer):
     def output_of(self, copy: Packed, x: Tensor, bias: Tensor | None, y: Tensor) -> Derived:
         """The output y as derived from a copy of x."""
         tensors = self.weight.detach(), None if bias is None else bias.detach()
-        _, int8 = self.int8_gemms(x)
-        form = DerivedLinear(y.shape, y.dtype, (copy,), tensors, matrix=self.matrix, int8=int8)
-        form = form.using(self.weight, self)
+        both = self.int8_gemms(x)
+        form = DerivedLinear(y.shape, y.dtype, (copy,), tensors, matrix=self.matrix, int8=both[1])
+        form = form.using(self.weight, self).replaced(handed=all(both) and fused(x.device))
         return form if torch.compiler.is_compiling() else form.replaced(gather=self.gather)
 
     def gather(self, weight: Tensor) -> None:

@@ -11,6 +11,7 @@ In the forward pass, the operation that adds x + f computes the row statistics f
 """
 
 import weakref
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -31,43 +32,78 @@ class Int8(NamedTuple):
     largest: Tensor
 
 
-class Int8Gradient(Tensor):
-    """A gradient [..., columns] that exists only as its int8 copy.
+class HeldGradient(Tensor):
+    """A gradient that exists only in another form, for the node that reads this form.
 
-    Autograd passes it to the linear layer that asked for it. Any other operation, such as a hook or
-    an accumulation of gradients, gets scale * code.
+    Any other operation, such as a hook or an accumulation of gradients, gets its values.
 
-    int8: None after an in-place change; then `changed` has the values.
+    form: None after an in-place change; then `changed` has the values.
     """
 
-    int8: Int8 | None
+    form: Any
     changed: Tensor | None
+    make: Callable[[], Tensor]  # computes the values from the form
     __torch_function__ = nn.Parameter.__torch_function__
 
     @staticmethod
-    def __new__(cls, shape: torch.Size, dtype: torch.dtype, int8: Int8) -> "Int8Gradient":
-        device = int8.codes.device
-        gradient: Int8Gradient = Tensor._make_wrapper_subclass(
-            cls, shape, dtype=dtype, device=device
+    def __new__(
+        cls, shape: torch.Size, dtype: torch.dtype, form: Any, make: Any, device: torch.device
+    ) -> "HeldGradient":
+        gradient: HeldGradient = Tensor._make_wrapper_subclass(
+            cls, shape, dtype=dtype, device=device, storage_size=0
         )
-        gradient.int8, gradient.changed = int8, None
+        gradient.form, gradient.changed, gradient.make = form, None, make
         return gradient
 
     def values(self) -> Tensor:
-        if self.int8 is None:
-            assert self.changed is not None
-            return self.changed
-        return (self.int8.codes * self.int8.scale).to(self.dtype).view(self.shape)
+        return self.make().view(self.shape) if self.changed is None else self.changed
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        if func is torch.ops.aten.cat.default and (whole := _joined(args[0])) is not None:
+            return whole
         if func._schema.is_mutable:
-            for gradient in (t for t in tree_leaves((args, kwargs)) if isinstance(t, cls)):
-                gradient.changed, gradient.int8 = gradient.values(), None
-        args, kwargs = tree_map_only(cls, cls.values, (args, kwargs or {}))
+            for gradient in (t for t in tree_leaves((args, kwargs)) if isinstance(t, HeldGradient)):
+                gradient.changed, gradient.form = gradient.values(), None
+        args, kwargs = tree_map_only(HeldGradient, HeldGradient.values, (args, kwargs or {}))
         return func(*args, **kwargs)
+
+
+class Int8Gradient(HeldGradient):
+    """A gradient [..., columns] as its int8 copy, for the linear layer that asked for it."""
+
+    @staticmethod
+    def __new__(cls, shape: torch.Size, dtype: torch.dtype, int8: Int8) -> "Int8Gradient":
+        def make() -> Tensor:
+            return (int8.codes * int8.scale).to(dtype)
+
+        held: Any = HeldGradient.__new__(cls, shape, dtype, int8, make, int8.codes.device)
+        return held  # type: ignore[no-any-return]
+
+    @property
+    def int8(self) -> Int8 | None:
+        int8: Int8 | None = self.form
+        return int8
+
+
+class OneHalf(NamedTuple):
+    """The form of a half of the columns of a gradient; joining both halves returns the whole."""
+
+    whole: Tensor
+    number: int
+
+    def values(self) -> Tensor:
+        return self.whole.chunk(2, -1)[self.number].contiguous()
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor | None:
+    """The gradient whose halves, in order, these are; else None."""
+    halves = [part.form for part in parts if isinstance(part, HeldGradient)]
+    halves = [half for half in halves if isinstance(half, OneHalf)]
+    whole = len(parts) == 2 and [half.number for half in halves] == [0, 1]
+    return halves[0].whole if whole and halves[0].whole is halves[1].whole else None
 
 
 class Statistics(NamedTuple):

@@ -25,7 +25,21 @@ def row_operand(copy: FewBitCopy, rows: int, function: str | None) -> tuple[Tens
     return codes, scale
 
 
-@kernels.register(op.linear_again, "cpu", lambda copy, rows, *_: rows > 0 and readable(copy.scale))
+def takes(copy: FewBitCopy, rows: int, *_: object) -> bool:
+    """Whether the kernel takes these arguments."""
+    return rows > 0 and readable(copy.scale)
+
+
+@kernels.register(op.row_operands, "cpu", takes)
+def row_operands(
+    copy: FewBitCopy, rows: int, function: str | None, weight: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    copy, weight = op.evened(copy, function, weight)
+    outputs, out_scale, *_ = int8_rows(weight)
+    return *row_operand(copy, rows, function), outputs, out_scale.squeeze(1)
+
+
+@kernels.register(op.linear_again, "cpu", takes)
 def linear_again(
     copy: FewBitCopy,
     rows: int,
@@ -34,11 +48,8 @@ def linear_again(
     offset: Tensor | None,
     dtype: torch.dtype,
 ) -> Tensor:
-    copy, weight = op.evened(copy, function, weight)
-    codes, scale = row_operand(copy, rows, function)
-    outputs, out_scale, *_ = int8_rows(weight)
-    left, right = op.outer(offset, scale)
-    return scaled_gemm(codes, outputs, scale, out_scale.squeeze(1), dtype, left, right)
+    codes, scale, outputs, out_scale = row_operands(copy, rows, function, weight)
+    return scaled_gemm(codes, outputs, scale, out_scale, dtype, *op.outer(offset, scale))
 
 
 @kernels.register(
@@ -56,13 +67,11 @@ def linear_copy_again(
     offset: Tensor | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    copy, weight = op.evened(copy, function, weight)
-    codes, scale = row_operand(copy, rows, function)
-    outputs, out_scale, *_ = int8_rows(weight)
+    codes, scale, outputs, out_scale = row_operands(copy, rows, function, weight)
     left, right = op.outer(offset, scale)
 
     def copy_of(part: slice) -> tuple[Tensor, Tensor, Tensor]:
-        scales = scale[part], out_scale.squeeze(1)
+        scales = scale[part], out_scale
         some = None if left is None else left[part]
         y = scaled_gemm(codes[part], outputs, *scales, torch.float32, some, right)
         return quantize(y, op.BITS, COPY_ROWS)

@@ -159,8 +159,8 @@ def takes(
     rows: int,
     function: str | None,
     weight: Tensor,
-    offset: Tensor | None,
-    dtype: torch.dtype,
+    offset: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> bool:
     """Whether the kernels take these arguments."""
     columns = copy.scale.shape[1]
@@ -169,10 +169,10 @@ def takes(
     return fits and known and rows * weight.numel() > 0
 
 
+@kernels.register(op.row_operands, "cuda", takes)
 def row_operands(
     copy: FewBitCopy, rows: int, function: str | None, weight: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The codes and scales of f(x), [rows, columns] and [rows, 1], and of the weight."""
     packed, zero_point, scale, bits, tile_rows, bias = copy
     weight = weight if weight.stride(1) == 1 else weight.contiguous()
     (tiles, columns), outputs = scale.shape, weight.shape[0]
