@@ -459,23 +459,24 @@ def accuracies() -> str:
 
 
 def state_scores() -> str:
-    """The scores of full with AdamW in fp32 on each task, and what each state changes in them."""
-    found = {
-        (task, case): (d, r) for (task, p, case), (_, d, r) in trained().items() if p != "fp32"
-    }
-    states = dict.fromkeys(case for (_, case), (_, row) in found.items() if "state" in row)
-    tasks = dict.fromkeys(task for task, case in found if case in states)
+    """The score of full with AdamW in fp32 on each task, and what each state changes in it."""
+    documents = {task: d for (task, *_), (_, d, row) in trained().items() if "state" in row}
+    row_of = {(task, row["case"]): row for task, d in documents.items() for row in d["rows"]}
 
     def cell(task: str, case: str) -> str:
-        row = found[task, case][1]
+        row = row_of[task, case]
         form = ".2f" if row["metric"] == "perplexity" else ".4f"
-        key, sign = ("delta_vs_full", "+") if case in states else ("accuracy_mean", "")
+        key, sign = ("delta_vs_full", "+") if "state" in row else ("accuracy_mean", "")
         return f"{row[key]:{sign}{form}} ± {row['accuracy_std']:{form}}"
 
-    head = (f"{d['summary']}, {r['metric']}" for d, r in (found[task, "full"] for task in tasks))
-    cases = ("full", "razor at 0.97", *states)
+    head = (f"{d['summary']}, {row_of[t, 'full']['metric']}" for t, d in documents.items())
+    cases = dict.fromkeys(case for _, case in row_of)
     return table(
-        ["case", *head], ([label(case), *(cell(t, case) for t in tasks)] for case in cases)
+        ["case", *head],
+        (
+            [label(case), *(cell(t, case) for t in documents if (t, case) in row_of)]
+            for case in cases
+        ),
     )
 
 
