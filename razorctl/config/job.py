@@ -130,6 +130,7 @@ class Job:
             end, or is empty, is not used; None detects them.
         validation: share of the training rows that is held out if there is no validation split.
         skip_bad: whether bad rows are dropped; otherwise they are refused.
+        streaming: False. Run directories have it, and no option does: no rows are streamed.
         packing: True joins several conversations or texts, kept apart, into a sequence; False pads
             them. None joins conversations if that shortens an epoch by a fifth, and splits texts
             into blocks of tokens.
@@ -181,6 +182,7 @@ class Job:
     split: str | None = None
     validation: float | None = None
     skip_bad: bool = False
+    streaming: bool = False
     packing: bool | None = None
     task: str | None = None
     from_scratch: bool = False

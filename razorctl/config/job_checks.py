@@ -103,7 +103,12 @@ def weight_numbers(class_weights: str) -> tuple[float, ...] | None:
 
 
 def check_pairs(job: Any) -> None:
-    """Raises UsageError for settings that exclude each other."""
+    """Raises UsageError for settings that exclude each other, and for what is gone."""
+    if job.streaming:
+        raise UsageError(
+            "rows are not streamed any more, since data larger than memory are read from "
+            "memory-mapped files; leave streaming out."
+        )
     if job.steps is not None and job.epochs is not None:
         raise UsageError("steps and epochs cannot both be set; give one of them.")
     if job.image_column is not None and job.text_column is not None:
