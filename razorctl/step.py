@@ -1,9 +1,9 @@
 """One optimizer step: training runs it, and planning traces it."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from razorctl.config.job import Job, Precision, resolve_precision
 from razorctl.config.tasks import LANGUAGE, NO_LABEL
 from razorctl.errors import DivergedError, UsageError
+from razorctl.ops.contrastive import embedding_loss
 from razorctl.ops.weight_copies import shared_by
 from razorctl.system import processes
 
@@ -98,7 +99,7 @@ def train_step(
     gradient never exists as a whole.
 
     Args:
-        losses: the result of `by_logits`, or an equivalent.
+        losses: a `ByLogits`, or for micro-batches with losses of their own an equivalent.
         micro_batches: `job.accumulate` pairs of inputs, as `losses` takes them, and labels [rows]
             or their shares [rows, classes], all of one size; each is taken when it is needed.
         scaler: enabled only if `job.precision` is fp16.
@@ -111,6 +112,9 @@ def train_step(
     """
     shares = []
     with shared_by(job.accumulate):
+        if job.cached_embeddings:
+            micro_batches, batches = (), [*micro_batches]
+            shares = [cached_step(model, losses, batches, job, scaler, phase)]  # type: ignore[arg-type]
         for number, (inputs, labels) in enumerate(micro_batches, 1):
             with nullcontext() if number == job.accumulate else unsynced(model):
                 batch = inputs, labels, total
@@ -133,6 +137,59 @@ def train_step(
     return loss, norm
 
 
+def cached_step(
+    model: nn.Module,
+    losses: "ByLogits",
+    batches: Sequence[tuple[Any, Tensor]],
+    job: Job,
+    scaler: torch.amp.GradScaler,
+    phase: Callable[[str], AbstractContextManager[object]],
+) -> Tensor:
+    """Computes the gradient of one loss over the embeddings of all micro-batches; returns the loss.
+
+    Each micro-batch runs forward twice, with the same dropout, and its graph exists alone:
+    GradCache (Gao et al., 2021, section 3.2). Arguments are those of `train_step`.
+    """
+    device = batches[0][1].device
+    states: list[tuple[Tensor, ...]] = []
+
+    def embeddings(inputs: Any) -> Tensor:
+        with phase("forward"), autocast(device, job):
+            return losses.logits(model, inputs)
+
+    first = []
+    for inputs, _ in batches:
+        states.append(_random_states(device))
+        # With a graph, which is freed at once, since layers draw more numbers if they store copies.
+        first.append(embeddings(inputs).detach().clone())
+    whole = torch.cat(first).requires_grad_()
+    loss = losses_of(whole, torch.cat([labels for _, labels in batches]), job)
+    scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+    assert whole.grad is not None
+    parts = whole.grad.split([len(part) for part in first])
+    after = _random_states(device)
+    for (inputs, _), state, grad in zip(batches, states, parts, strict=True):
+        _set_random_states(device, state)
+        output = embeddings(inputs)
+        with phase("backward"):
+            # By a product, as the tracing of a plan follows the backward pass of a loss alone.
+            (output * grad).sum().backward()  # type: ignore[no-untyped-call]
+    _set_random_states(device, after)
+    return loss.detach()
+
+
+def _random_states(device: torch.device) -> tuple[Tensor, ...]:
+    """The states of the default generators that a forward pass on a device draws from."""
+    cuda = (torch.cuda.get_rng_state(device),) if device.type == "cuda" else ()
+    return torch.get_rng_state(), *cuda
+
+
+def _set_random_states(device: torch.device, states: tuple[Tensor, ...]) -> None:
+    torch.set_rng_state(states[0])
+    for state in states[1:]:
+        torch.cuda.set_rng_state(state, device)
+
+
 def clip(model: nn.Module, optimizer: Optimizer, job: Job, scaler: torch.amp.GradScaler) -> Tensor:
     """Clips the gradient to `Job.clip_norm`; returns its norm before.
 
@@ -149,15 +206,17 @@ def clip(model: nn.Module, optimizer: Optimizer, job: Job, scaler: torch.amp.Gra
     return norm
 
 
-def by_logits(
-    logits: Callable[[nn.Module, Any], Tensor], job: Job, class_weights: Tensor | None = None
-) -> Losses:
+@dataclass(frozen=True)
+class ByLogits:
     """The losses of a job's model, by `Model.logits`; class_weights: as in `losses_of`."""
 
-    def losses(model: nn.Module, inputs: Any, labels: Tensor, reduction: str) -> Tensor:
-        return losses_of(logits(model, inputs), labels, job, reduction, class_weights)
+    logits: Callable[[nn.Module, Any], Tensor]
+    job: Job
+    class_weights: Tensor | None = None
 
-    return losses
+    def __call__(self, model: nn.Module, inputs: Any, labels: Tensor, reduction: str) -> Tensor:
+        output = self.logits(model, inputs)
+        return losses_of(output, labels, self.job, reduction, self.class_weights)
 
 
 def losses_of(
@@ -169,7 +228,7 @@ def losses_of(
 ) -> Tensor:
     """The cross-entropy of logits, as `Model.logits` returns them; NO_LABEL does not count.
 
-    Regression: squared error, labels [rows]. Multi-label: binary cross-entropy, labels 0/1 [rows,
+    Embedding: `embedding_loss`. Regression: squared error, labels [rows]. Multi-label: binary cross-entropy, labels 0/1 [rows,
     classes]; the mean is over all entries.
 
     Args:
@@ -178,6 +237,8 @@ def losses_of(
             divided by the number of labels, so that it does not depend on how a batch is split.
         class_weights: [classes], as `weight` there.
     """
+    if job.task == "embedding":
+        return embedding_loss(output, labels, job.temperature, job.symmetric, reduction)
     if job.task == "regression":
         return F.mse_loss(output.float().squeeze(-1), labels, reduction=reduction)
     if job.task == "multi-label":

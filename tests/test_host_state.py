@@ -13,7 +13,7 @@ from razorctl.config.job import Job
 from razorctl.errors import DivergedError, UsageError
 from razorctl.optimizer import build_optimizer, cast_weights, host_state, traceable_optimizer
 from razorctl.optimizer.host_state import HostAdamW
-from razorctl.step import by_logits, refuse_infinite, train_step
+from razorctl.step import ByLogits, refuse_infinite, train_step
 
 JOB = Job("m", "d", batch_size=8, steps=1, learning_rate=0.01, weight_decay=0.1, clip_norm=0.5)
 JOB = replace(JOB, optimizer="adamw", precision="fp32")
@@ -48,7 +48,7 @@ def steps(model, job, optimizer, data):
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     job = replace(job, accumulate=len(data[0]))
     return [
-        tuple(map(float, train_step(model, by_logits(call, job), each, optimizer, job, scaler)))
+        tuple(map(float, train_step(model, ByLogits(call, job), each, optimizer, job, scaler)))
         for each in data
     ]
 
@@ -124,7 +124,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(parts):
 
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     with pytest.raises(DivergedError):
-        train_step(model, by_logits(call, job), bad, optimizer, job, scaler, check=check)
+        train_step(model, ByLogits(call, job), bad, optimizer, job, scaler, check=check)
     optimizer.zero_grad()
     torch.testing.assert_close((model.state_dict(), optimizer.state_dict()), state, rtol=0, atol=0)
     other = net()
@@ -157,7 +157,7 @@ def test_gradients_land_in_the_order_in_which_they_left(monkeypatch):
     monkeypatch.setattr(host_state, "AHEAD", 400)
     optimizer._stream = Stream()
     (parts,) = batches(1, 2)
-    loss = by_logits(call, HOST)
+    loss = ByLogits(call, HOST)
     loss(model, *parts[0], "mean").backward()
     sizes = [flight.gradient.nbytes for flight in optimizer._flights]
     assert 0 < sum(sizes) <= 400
@@ -208,7 +208,7 @@ def test_the_trace_has_no_state_on_the_card_and_frees_gradients_late(monkeypatch
     monkeypatch.setattr(host_state, "AHEAD", 400)
     model = net()
     optimizer = traceable_optimizer(model, HOST)
-    loss = by_logits(call, HOST)
+    loss = ByLogits(call, HOST)
     (parts,) = batches(1)
     loss(model, *parts[0], "mean").backward()
     assert all(p.grad is None for p in model.parameters())

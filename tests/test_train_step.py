@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from razorctl import Recipe, sparsify
 from razorctl.config.job import Job
 from razorctl.config.tasks import NO_LABEL
 from razorctl.errors import DivergedError, UsageError
+from razorctl.ops.contrastive import embedding_loss
 from razorctl.optimizer import build_optimizer, cast_weights
-from razorctl.step import by_logits, label_count, refuse_infinite, train_step
+from razorctl.step import ByLogits, label_count, refuse_infinite, train_step
 
 CPU = torch.device("cpu")
 JOB = Job(
@@ -44,7 +46,7 @@ def stepped(model: nn.Module, job: Job, batches: list[tuple[Tensor, Tensor]]) ->
     optimizer = build_optimizer(model, job)
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     total = None if job.classifies else label_count((labels for _, labels in batches), CPU)
-    loss, _ = train_step(model, by_logits(call, job), batches, optimizer, job, scaler, total=total)
+    loss, _ = train_step(model, ByLogits(call, job), batches, optimizer, job, scaler, total=total)
     return loss
 
 
@@ -81,7 +83,7 @@ def test_class_weights_count_the_same_however_a_batch_is_split(mixed):
         logits, labels, weights, label_smoothing=0.2, reduction="sum"
     )
     want.div(4).backward()
-    scaler, losses = torch.amp.GradScaler("cpu", enabled=False), by_logits(call, job, weights)
+    scaler, losses = torch.amp.GradScaler("cpu", enabled=False), ByLogits(call, job, weights)
     job = replace(job, accumulate=2)
     parts = [(inputs[i : i + 2], labels[i : i + 2]) for i in (0, 2)]
     before = copy.deepcopy(spread)
@@ -117,9 +119,9 @@ def test_an_optimizer_in_the_backward_pass_takes_the_same_steps(optimizer):
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     for _ in range(3):
         batch = [(torch.randn(4, 5), torch.randint(7, (4,)))]
-        train_step(whole, by_logits(call, job), batch, steps[0], job, scaler)
+        train_step(whole, ByLogits(call, job), batch, steps[0], job, scaler)
         own = replace(job, optimizer_in_backward=True)
-        train_step(within, by_logits(call, own), batch, steps[1], own, scaler)
+        train_step(within, ByLogits(call, own), batch, steps[1], own, scaler)
         assert all(p.grad is None for p in within.parameters())
     for a, b in zip(whole.parameters(), within.parameters(), strict=True):
         torch.testing.assert_close(a, b)
@@ -139,7 +141,7 @@ def test_a_loss_that_is_not_finite_leaves_weights_that_are_updated_in_the_backwa
     with pytest.raises(DivergedError, match="the loss is nan"):
         train_step(
             model,
-            by_logits(call, job),
+            ByLogits(call, job),
             batch,
             build_optimizer(model, job),
             job,
@@ -193,10 +195,41 @@ def test_a_fused_optimizer_clips_as_it_updates(kind, most, monkeypatch):
         for _ in range(3):
             batch = torch.randn(4, 5, generator=draw), torch.randint(7, (4,), generator=draw)
             job = replace(JOB, clip_norm=most)
-            norms.append(
-                train_step(model, by_logits(call, job), [batch], optimizer, job, scaler)[1]
-            )
+            norms.append(train_step(model, ByLogits(call, job), [batch], optimizer, job, scaler)[1])
         found.append((torch.stack(norms), model.state_dict()))
     torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-7)
     assert (found[1][1]["unused"] == 1).all()
     assert len(passes) == 3
+
+
+@pytest.mark.parametrize("method", ["full", "razor"])
+def test_micro_batches_of_embeddings_have_the_gradient_of_their_common_loss(method):
+    """Also with dropout, which draws the same numbers twice."""
+    job = replace(JOB, task="embedding", accumulate=3, batch_size=12)
+    inputs, ids = torch.randn(3, 4, 2, 64), torch.arange(1, 25).view(3, 4, 2)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.3), nn.Linear(64, 32))
+    whole = copy.deepcopy(model)
+    for each in (model, whole):
+        sparsify(each, Recipe(method, 0.5))
+
+    def embed(model: nn.Module, x: Tensor) -> Tensor:
+        return nn.functional.normalize(model(x), dim=-1)
+
+    torch.manual_seed(1)
+    gradients: list[Tensor] = []
+    loss, _ = train_step(
+        *(model, ByLogits(embed, job), zip(inputs, ids, strict=True)),
+        *(build_optimizer(model, job), job, torch.amp.GradScaler("cpu", enabled=False)),
+        check=lambda *_: gradients.extend(p.grad.clone() for p in model.parameters()),
+    )
+    torch.manual_seed(1)
+    embeddings = torch.cat([embed(whole, x) for x in inputs])
+    want = embedding_loss(embeddings, ids.flatten(0, 1), job.temperature, False, "mean")
+    want.backward()
+    torch.testing.assert_close(loss, want.detach())
+    for got, parameter in zip(gradients, whole.parameters(), strict=True):
+        if method == "full":
+            torch.testing.assert_close(got, parameter.grad)
+        else:  # which draws other numbers for rounding
+            assert torch.cosine_similarity(got.flatten(), parameter.grad.flatten(), 0) > 0.999

@@ -74,7 +74,8 @@ def compare(
 
     Baselines are methods with other settings: full-stored and full-flash are full
     with stored or flash attention. accumulate is full with the fewest
-    micro-batches that bring its peak to razor's or below. full-compiled is full
+    micro-batches that bring its peak to razor's or below; gradcache is that for
+    embeddings, whose micro-batches share a loss and run forward twice. full-compiled is full
     with --compile, and activation-memory-budget is that with a tenth of the
     activations kept. razor-compiled, razor-checkpoint
     (--activation-checkpointing), razor-lora (--lora), razor-branches (half of the

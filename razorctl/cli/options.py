@@ -34,6 +34,7 @@ _recipe = partial(option, rich_help_panel="Recipe")
 _lora = partial(option, rich_help_panel="LoRA")
 _optimizer = partial(option, rich_help_panel="Optimizer")
 _training = partial(option, rich_help_panel="Training")
+_embedding = partial(option, rich_help_panel="Embeddings")
 evaluation_option = partial(option, rich_help_panel="Evaluations and checkpoints")
 machine_option = partial(option, rich_help_panel="Machine")
 _data = partial(option, rich_help_panel="Your own data")
@@ -135,6 +136,9 @@ JOB = NAMES | _typed(
         "all the same",
         "WEIGHTS",
     ),
+    pooling=_embedding("What of a text's tokens is its embedding.", BY_MODEL),
+    temperature=_embedding("Divides cosines in the softmax over a batch.", metavar="T"),
+    symmetric=_embedding("Also find the first texts of pairs by the second ones."),
     from_scratch=_training("Start from random weights, not from pretrained ones."),
     seed=_training("Seed of the classifier, the data order and all draws."),
     metric=evaluation_option(

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeGuard
 
 import typer
 
@@ -107,6 +107,9 @@ def predict(
     causal-lm: the text that follows a text, or the answer to a conversation or
     an instruction; an answer at the end of a conversation is ignored.
 
+    Embedding: the vector of each text, of norm 1. --out vectors.npy writes them
+    as an array of NumPy.
+
     Segmentation: the directory --out gets a mask for each image, which is a PNG
     of the same name and size whose values are numbers of classes, and classes.txt
     with their names, from number 0 on. The output has the path of each mask, and its most
@@ -138,6 +141,17 @@ def predict(
         write = partial(view.write_json, document=_document(model, skipped))
     file = None if job.task == "segmentation" else out
     total = sum(len(part.good) for part in parts)
+    if _is_array(out):
+        from razorctl.system import atomic
+        from razorctl.training.predicting import vectors
+
+        with (
+            atomic.writing(out, "file"),
+            atomic.atomic_file(out) as path,
+            progress.count_rows("predicting", total) as done,
+        ):
+            vectors.write_array(path, _predictions(model, parts, ctx.params, done)[1])
+        return
     with _opened(file) as stream, progress.count_rows("predicting", total) as done:
         row_format, rows = _predictions(model, parts, ctx.params, done)
         write(stream, rows, row_format)
@@ -170,6 +184,10 @@ def _predictions(
         new, temperature = options["max_new_tokens"] or NEW_TOKENS, options["temperature"] or 0.0
         rows = continuations.continue_texts(model, parts, new, temperature, options["seed"] or 0)
         row_format = view.fields_format("text")
+    elif task == "embedding":
+        from razorctl.training.predicting import vectors
+
+        row_format, rows = view.vectors_format(), vectors.predict_vectors(model, parts)
     elif task == "regression":
         row_format, rows = view.fields_format("value"), labels.predict_numbers(model, parts)
     elif task == "multi-label":
@@ -206,10 +224,20 @@ def _check_task(ctx: typer.Context, run: Path, job: "Job", out: Path | None) -> 
             raise UsageError(
                 f"--{flag} is for {' and '.join(tasks)}, and {run} is for {task}; leave it out."
             )
+    if _is_array(out) and (task != "embedding" or ctx.params["json"]):
+        raise UsageError(
+            f"{out} would be an array of NumPy, which has only vectors of an embedding; name another "
+            "file."
+        )
     if task == "segmentation" and out is None:
         raise UsageError(f"{run} predicts masks; name a new directory for them with --out.")
     if out is not None:
         _check_out(out, task == "segmentation")
+
+
+def _is_array(out: Path | None) -> TypeGuard[Path]:
+    """Whether a file to write is an array of NumPy, by its ending."""
+    return out is not None and out.suffix.casefold() == ".npy"
 
 
 def _stdin(files: list[str]) -> list[str]:

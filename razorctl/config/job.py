@@ -19,6 +19,7 @@ OptimizerName = Literal["sgd", "adamw", "adamw8bit"]
 Strategy = Literal["ddp", "fsdp"]
 Weights = Literal["fp32", "bf16"]
 OptimizerState = Literal["card", "host"]
+Pooling = Literal["mean", "first", "last"]
 # Defaults for models without measured ones: for all optimizers, and by optimizer.
 GENERAL = {"batch_size": 64, "steps": 1000, "augment": "none"}
 # What a plan may choose of the weights and of the optimizer's state, unless the user does.
@@ -43,6 +44,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "optimizer_state": get_args(OptimizerState),
     "augment": AUGMENT,
     "task": TASKS,
+    "pooling": get_args(Pooling),
     "metric": EVERY_FIGURE,
 }
 
@@ -87,6 +89,12 @@ class Job:
         class_weights: weights of the loss by class: `balanced`, inverse to the class's rows or
             pixels in training; or a number for each class, separated by commas. They are scaled to
             a mean of 1 over the training labels. Evaluations weight all labels equally.
+        pooling: which states of the tokens are the embedding of a text: their mean, the first one,
+            or the last one. None is as the pretrained model says, or else the last one of a
+            decoder, and the mean.
+        temperature: divides the cosines of embeddings in the softmax over a batch.
+        symmetric: whether the texts of pairs are found by each other in both directions; otherwise
+            only the second ones by the first ones.
         learning_rate: highest learning rate.
         weight_decay: of weights; biases and norms have none.
         layer_decay: factor of the learning rate from each layer to the one below.
@@ -155,6 +163,9 @@ class Job:
     cutmix: float = 0.0
     label_smoothing: float = 0.0
     class_weights: str | None = None
+    pooling: Pooling | None = None
+    temperature: float = 0.05
+    symmetric: bool = False
     learning_rate: float | None = None
     momentum: float = 0.9
     weight_decay: float | None = None
@@ -259,8 +270,13 @@ class Job:
 
     @property
     def of_rows(self) -> bool:
-        """Whether each row has one label, so that all rows of a batch have the same weight."""
-        return self.task is None or self.task in OF_ROWS
+        """Whether all rows of a batch have the same weight in its loss."""
+        return self.task is None or self.task in (*OF_ROWS, "embedding")
+
+    @property
+    def cached_embeddings(self) -> bool:
+        """Whether the micro-batches of a step share a loss; see `step.cached_step`."""
+        return self.task == "embedding" and self.accumulate > 1
 
     @property
     def micro_batch(self) -> int:
@@ -283,6 +299,7 @@ class Job:
             "steps are compiled": self.compile,
             f"a run of {units.count(steps, 'step')} is too short": steps < FEWEST_CAPTURED,
             "a batch is shared by several processes": self.processes > 1,
+            "micro-batches share a loss": self.cached_embeddings,
             "a joint budget draws anew in every step": joint_budget < 1,
             "the optimizer runs in the backward pass": bool(self.optimizer_in_backward),
             "the optimizer's state is on the host": self.optimizer_state == "host",

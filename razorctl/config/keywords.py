@@ -7,7 +7,7 @@ None leaves a setting to the preset, the model or the method. A sequence is a te
 from collections.abc import Sequence
 from typing import Literal, TypedDict
 
-from razorctl.config.job import OptimizerName, OptimizerState, Precision, Strategy, Weights
+from razorctl.config.job import OptimizerName, OptimizerState, Pooling, Precision, Strategy, Weights
 from razorctl.config.recipe import Joint
 from razorctl.config.tasks import Task
 from razorctl.methods import Attention
@@ -82,6 +82,9 @@ class PlannedSettings(RecipeSettings, DataSettings, total=False):
     cutmix: float | None
     label_smoothing: float | None
     class_weights: str | Sequence[float] | None
+    pooling: Pooling | None
+    temperature: float | None
+    symmetric: bool | None
     learning_rate: float | None
     lr: float | None  # short for learning_rate
     momentum: float | None
@@ -131,6 +134,9 @@ class ComparedSettings(DataSettings, total=False):
     freeze: str | int | Sequence[str] | None
     label_smoothing: Numbers | None
     class_weights: str | Sequence[float] | None
+    pooling: Pooling | None
+    temperature: Numbers | None
+    symmetric: bool | None
     workers: Integers | None
     evaluate_every: Integers | None
     validation: Numbers | None

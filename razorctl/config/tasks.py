@@ -11,6 +11,7 @@ Task = Literal[
     "segmentation",
     "causal-lm",
     "masked-lm",
+    "embedding",
 ]
 TASKS: tuple[Task, ...] = get_args(Task)
 # Tasks with one label per row, for a classifier's head; the first is the usual one.
@@ -34,6 +35,10 @@ FIGURES: dict[Task, tuple[str, ...]] = {
     "segmentation": ("mean_iou", "accuracy", "loss"),
     "causal-lm": _OF_TOKENS,
     "masked-lm": _OF_TOKENS,
+    "embedding": (
+        *("mrr", "recall_at_1", "recall_at_5", "recall_at_10", "ndcg_at_10"),
+        *("spearman", "pearson", "loss"),
+    ),
 }
 EVERY_FIGURE = tuple(dict.fromkeys(figure for figures in FIGURES.values() for figure in figures))
 # Metrics that are best at their least value.

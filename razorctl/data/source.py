@@ -19,6 +19,8 @@ class Splits:
     - classification: an `image`, or a `text` and sometimes a `text_pair`; `label`, an index into
       `classes`. Regression: the label is a number, and `classes` its name. Multi-label: the label
       is a list with 0 or 1 for each class.
+    - embedding: a `text`, a `text_pair`, and `negative.0` and so on; `classes` has their names in
+      the data. If the label is a score of the pair, it has the name of the score alone.
     - token-classification: `tokens`; the label is a list with the number of each tag.
     - segmentation: an `image` and a `mask` of the same size, with values as in `models.masks`;
       sometimes `mask_classes` as there.

@@ -39,6 +39,7 @@ def trace_step(
     step: Callable[[nn.Module, Iterable[Any], Optimizer | None], object],
     forward: Callable[[nn.Module, Any], object],
     micro_batches: int,
+    alike: bool = True,
 ) -> Trace:
     """Traces a training step on fake copies of a model and of the inputs of one micro-batch.
 
@@ -51,7 +52,8 @@ def trace_step(
         optimizer: builds the optimizer of the fake model; None for no optimizer.
         step: `step(model, micro_batches, optimizer)` runs the step; each micro-batch is `inputs`.
         forward: `forward(model, inputs)` returns the result of a micro-batch's forward pass.
-        micro_batches: their number. At most two are traced; the second stands for all later ones.
+        micro_batches: their number.
+        alike: whether the second micro-batch stands for all later ones; otherwise all are traced.
     """
     marks = list[tuple[Counter[Any], Counter[Any], Counter[Any]]]()
 
@@ -71,8 +73,9 @@ def trace_step(
         if updates is not None:
             _make_state(updates)
         with _Tracker(model, inputs, updates) as tracker:
-            step(model, micro(min(2, micro_batches)), updates)
-    untraced = max(0, micro_batches - 2)
+            traced = min(2, micro_batches) if alike else micro_batches
+            step(model, micro(traced), updates)
+    untraced = micro_batches - traced
     # Around the last micro-batch.
     kernels, compiled, calls = (
         _repeated(whole, after - before, untraced)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from razorctl import registry
+from razorctl.config.job import Job
 from razorctl.errors import DataError, RazorError, UsageError, raise_lack, reason_of
 from razorctl.models import weights
 from razorctl.models.model import Modality as Modality
@@ -187,8 +188,13 @@ def _owner(name: str, folder: Path) -> tuple[Any, Any]:
     raise DataError(f"{folder / CONFIG} is of no library that razorctl knows; name another folder.")
 
 
-def find(name: str, task: str | None = None, packing: bool | None = None) -> Model:
-    """The model with that name for a task; None is its usual task. packing: as in `Model.fed`.
+def of_job(job: Job) -> Model:
+    """The model of a job, with the job's settings; raises what `find` raises."""
+    return find(job.model, job.task).fed(job)
+
+
+def find(name: str, task: str | None = None) -> Model:
+    """The model with that name for a task; None is its usual task.
 
     Raises UsageError with the nearest name if there is none, and for an unsupported task.
     """
@@ -200,4 +206,4 @@ def find(name: str, task: str | None = None, packing: bool | None = None) -> Mod
             f"{', '.join(entry.tasks)} with --task."
         )
     model = entry.of(chosen)
-    return replace(model, defaults={**model.defaults, "task": chosen}).fed(packing)
+    return replace(model, defaults={**model.defaults, "task": chosen})

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from razorctl.config.job import Job
 from razorctl.config.tasks import OF_ROWS, Task
 from razorctl.models.joined_texts import Shape
 from razorctl.models.rows import Progress, Rows
@@ -96,7 +97,7 @@ class Model(ABC):
 
     @abstractmethod
     def logits(self, model: "nn.Module", inputs: Any) -> "Tensor":
-        """Logits [batch, classes] of a batch of inputs.
+        """Logits [batch, classes] of a batch of inputs; for embedding as `TextEmbedder.logits`.
 
         For regression they are numbers [batch, 1], for segmentation [batch, classes, height, width]
         in the size of the images, for a language model [batch, tokens, vocabulary].
@@ -145,8 +146,8 @@ class Model(ABC):
         """
         return ()
 
-    def fed(self, packing: bool | None) -> "Model":
-        """The model for the rows of a job with this `packing`."""
+    def fed(self, job: Job) -> "Model":
+        """The model with the settings of a job."""
         return self
 
     def longest(self, input_size: Size) -> int:

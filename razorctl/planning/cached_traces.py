@@ -42,7 +42,7 @@ def trace_key(job: Job, recipe: Recipe, classes: int) -> list[Any]:
         *(job.accumulate, job.buckets, job.packing),
         *(job.precision, job.optimizer, bool(job.momentum), bool(job.weight_decay)),
         *(job.weights, job.optimizer_in_backward, job.optimizer_state),
-        job.class_weights is not None,
+        *(job.class_weights is not None, job.pooling, job.symmetric),
         *(job.ema is not None, job.freeze, job.compile),
         # CUDA graphs keep gradients in memory.
         bool(job.cuda_graphs and job.compile and job.accumulate > 1),

@@ -27,7 +27,7 @@ from razorctl.memory.saved import traced_bytes, tracing
 from razorctl.memory.trace_cache import Trace
 from razorctl.ops.kernels import assumed
 from razorctl.optimizer import cast_weights, traceable_optimizer
-from razorctl.step import autocast, by_logits, train_step, unit_weights
+from razorctl.step import autocast, ByLogits, train_step, unit_weights
 from razorctl.surgery import freezing
 from razorctl.surgery.blocks import blocks, parameter_bytes
 from razorctl.surgery.byte_budget import sparsify_within
@@ -164,7 +164,8 @@ def trace(job: Job, recipe: Recipe, classes: int, device: str = "cuda", dot: boo
     """
     with _uncollected(), _prepared(job, recipe, classes, device, dot) as it:
         step = tracker.trace_step(
-            *(it.model, it.batch, it.optimizer, it.step, it.forward), micro_batches=job.accumulate
+            *(it.model, it.batch, it.optimizer, it.step, it.forward, job.accumulate),
+            alike=not job.cached_embeddings,
         )
         sizes = [parameter_bytes(block) for block in blocks(it.model)]
         rest = parameter_bytes(it.model) - sum(sizes)
@@ -220,9 +221,9 @@ def _prepared(
     job: Job, recipe: Recipe, classes: int, device: str, dot: bool
 ) -> Iterator[_Prepared]:
     """Prepares a job's step with CPU tensors in place of the device's; see `trace`."""
-    family = models.find(job.model, job.task, job.packing)
+    family = models.of_job(job)
     model, mode, full = blueprint(job, classes)
-    whole = JobForward(family, job)
+    whole = JobForward(family, job, classes)
     with mode:
         batch = family.batch(model, job.micro_batch, job.input_size, classes)
         inputs = whole.inputs(model, torch.device("cpu"))
@@ -237,7 +238,7 @@ def _prepared(
             if job.buckets and parameter.requires_grad:
                 parameter.grad = torch.zeros_like(parameter)
         train_step(
-            *(model, by_logits(family.logits, job, weights), micro_batches, optimizer, job, scaler),
+            *(model, ByLogits(family.logits, job, weights), micro_batches, optimizer, job, scaler),
             keep_gradients=job.buckets,
             total=None if job.of_rows else torch.ones(()),
         )
@@ -247,9 +248,9 @@ def _prepared(
 
     def forward(model: nn.Module, batch: tuple[Any, Tensor]) -> Any:
         with autocast(batch[1].device, job):
-            if whole.forward is None:
+            if job.of_rows:
                 return family.logits(model, batch[0])
-            return whole.forward(model, batch)
+            return whole.loss(model, batch)
 
     optimizer = partial(traceable_optimizer, job=job)
     # Real adapters could not be merged back into fake weights.

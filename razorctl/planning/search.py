@@ -379,7 +379,7 @@ class Search:
     @property
     def counts(self) -> list[int]:
         """The numbers of equal micro-batches that the batch can be split into."""
-        if self.job.optimizer_in_backward:
+        if self.job.optimizer_in_backward or self.job.task == "embedding":  # one batch of negatives
             return [1]
         batch = replace(self.job, accumulate=1).micro_batch
         return [count for count in range(1, batch + 1) if batch % count == 0]

@@ -284,6 +284,30 @@ def mean(value: "Tensor") -> "Tensor":
     return value
 
 
+def gathered(value: "Tensor") -> "Tensor":
+    """The rows of all processes by rank, which have equally many; has a gradient. Collective."""
+    if count() == 1:
+        return value
+    import torch
+    import torch.distributed as dist
+
+    class Gathered(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: "Tensor") -> "Tensor":
+            parts = [torch.empty_like(x) for _ in range(count())]
+            dist.all_gather(parts, x.contiguous())
+            return torch.cat(parts)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: "Tensor") -> "Tensor":
+            whole = grads[0].contiguous()
+            dist.all_reduce(whole)  # each process uses the rows of all
+            return whole.chunk(count())[rank()]
+
+    rows: Tensor = Gathered.apply(value)  # type: ignore[no-untyped-call]
+    return rows
+
+
 def most(value: int, device: "torch.device") -> int:
     """The largest number over the processes. Collective."""
     if count() == 1:

@@ -33,7 +33,7 @@ from razorctl.ops import kernels
 from razorctl.ops.cpu.gemm import makes_products
 from razorctl.ops.gemm import has_vnni
 from razorctl.planning import detect
-from razorctl.step import ForwardBackward, by_logits, forward_backward
+from razorctl.step import ForwardBackward, ByLogits, forward_backward
 from razorctl.surgery.sparsify import sparsify
 from razorctl.system import c_compiler, folders, hub
 from razorctl.training.cuda_graphs import WARM_UPS, CapturedPasses
@@ -304,7 +304,7 @@ def graphs(device: torch.device) -> Check:
     torch.manual_seed(0)
     model, captured = _small_vit().to(device).train(), CapturedPasses()
     sparsify(model, RECIPES[0])
-    losses = by_logits(lambda net, images: net(images), job)
+    losses = ByLogits(lambda net, images: net(images), job)
     scaler = torch.amp.GradScaler(device.type, enabled=False)
 
     def gradient(run: ForwardBackward, images: Tensor) -> Tensor:

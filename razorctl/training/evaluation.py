@@ -54,7 +54,7 @@ def evaluate(
 
     model.eval()
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    scoring = SCORINGS[job.task or "classification"]
+    scoring = _scoring(job, classes)
     figures = MetricCollection(scoring.metrics(classes)).to(device)
     losses = MeanMetric(nan_strategy=math.inf).to(device)  # the default ignores NaN
     for (inputs, labels), counts in _in_step(batches, device):
@@ -62,12 +62,15 @@ def evaluate(
             output = logits(model, inputs)
             if job.task not in LANGUAGE:
                 output = output.float()
-            loss = losses_of(output, labels, job, "sum") if counts else None
+            loss = losses_of(output, labels, job, "sum") if counts and scoring.of_batches else None
+        if counts:
+            figures.update(*scoring.guesses(output, labels))
         if loss is not None:
             count = counted(labels)
             losses.update(loss.float() / count.clamp(min=1), count)
-            figures.update(*scoring.guesses(output, labels))
-    values: dict[str, Tensor] = {"loss": losses.compute(), **figures.compute()}
+    values: dict[str, Tensor] = figures.compute()
+    if "loss" not in values:
+        values = {"loss": losses.compute(), **values}
     parts: dict[str, Any] = {
         name.removeprefix(BY_CLASS): value.tolist()
         for name, value in values.items()
@@ -98,12 +101,33 @@ class Scoring:
         guesses: (logits, labels) of a batch -> arguments of the metrics.
         undefined: figures that are 0 if they are NaN, as correlations of equal guesses are.
         macro: figures that are means over the classes of the labels.
+        of_batches: whether the loss is a mean over batches; otherwise it is among the metrics.
     """
 
     metrics: Callable[[Sequence[str]], dict[str, Any]]
     guesses: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     undefined: Sequence[str] = ()
     macro: Sequence[str] = ()
+    of_batches: bool = True
+
+
+def _scoring(job: Job, classes: Sequence[str]) -> Scoring:
+    """The figures of a job; an embedding with one class, its scores, ranks nothing."""
+    if job.task != "embedding":
+        return SCORINGS[job.task or "classification"]
+    if len(classes) == 1:
+        return Scoring(
+            _of_scores,
+            lambda output, labels: (output.prod(1).sum(-1), labels),
+            ("pearson", "spearman"),
+        )
+
+    def ranks(_: Sequence[str]) -> dict[str, Any]:
+        from razorctl.training.retrieval import Retrieval
+
+        return {"ranks": Retrieval(job.temperature, job.symmetric)}
+
+    return Scoring(ranks, lambda output, labels: (output, labels), of_batches=False)
 
 
 def _macro(counts: Tensor, names: Sequence[str]) -> dict[str, float]:
@@ -128,6 +152,11 @@ def _of_classes(classes: Sequence[str]) -> dict[str, Any]:
     if count > TOP:
         figures["top5_accuracy"] = MulticlassAccuracy(count, top_k=TOP, average="micro")
     return {**figures, **_by_class(count)}
+
+
+def _of_scores(_: Sequence[str]) -> dict[str, Any]:
+    numbers = _of_numbers(())
+    return {name: numbers[name] for name in ("pearson", "spearman")}
 
 
 def _of_numbers(_: Sequence[str]) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def write_finished(run: PreparedRun) -> None:
     Raises RazorError if files cannot be written.
     """
     out, job, best = run.out, run.job, run.best()
-    family = models.find(job.model, job.task, job.packing)
+    family = models.of_job(job)
 
     def save(model: nn.Module, folder: Path) -> None:
         family.save(model, run.classes, job.input_size, folder)
@@ -143,12 +143,14 @@ def _write(save: Callable[[Path], object], folder: Path) -> list[Path]:
             number = re.search(r"os error (\d+)", str(error))
             code = int(number[1]) if number else errno.EIO
             raise OSError(code, os.strerror(code)) from error
-        files = sorted(temporary.iterdir(), key=lambda file: (file.name == WEIGHTS, file.name))
+        every = (file.relative_to(temporary) for file in temporary.rglob("*") if file.is_file())
+        files = sorted(every, key=lambda file: (file.name == WEIGHTS, file))
         for file in files:
-            with atomic_file(folder / file.name, replace=True) as target:
-                file.replace(target)
+            (folder / file).parent.mkdir(exist_ok=True)
+            with atomic_file(folder / file, replace=True) as target:
+                (temporary / file).replace(target)
     sync(folder)
-    return [folder / file.name for file in files]
+    return [folder / file for file in files]
 
 
 def summary_of(run: PreparedRun) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 from razorctl.config.job import Job
 from razorctl.optimizer import build_optimizer
-from razorctl.step import by_logits, forward_backward, refuse_infinite, train_step
+from razorctl.step import ByLogits, forward_backward, refuse_infinite, train_step
 from razorctl.system import processes
 from razorctl.training import parallel, state
 from razorctl.training.averaging import Average
@@ -44,7 +44,7 @@ class Learner:
     ) -> None:
         self.model, self.job = model, job
         self.average = None if job.ema is None else Average(model, job.ema)
-        losses = by_logits(logits, job, class_weights)
+        losses = ByLogits(logits, job, class_weights)
         together, self._losses = parallel.parallel(model, losses, job, device)
         self.optimizer = build_optimizer(model, job)
         self._rates = [float(group["lr"]) for group in self.optimizer.param_groups]

@@ -99,7 +99,7 @@ class PreparedRun:
         if processes.first():
             files = family.files(not job.from_scratch)
             self.pretrained_document = run_files.pretrained(out, models.place(job.model), files)
-        splits = sequenced(source.load(progress), family.fed(job.packing), job, progress)
+        splits = sequenced(source.load(progress), family.fed(job), job, progress)
         self.sample = None
         if source.conversations:
             rows: Any = splits.train
@@ -139,7 +139,7 @@ class PreparedRun:
             self.checkpoints.newest.refuse_others(out, job, recipe)
             relieved = self.checkpoints.newest.marker["relieved"]
         self.recovery = Recovery(job, recipe, relieved)
-        self._build(family.fed(self.job.packing), splits, progress, asked)
+        self._build(family.fed(self.job), splits, progress, asked)
 
     def _build(
         self,
@@ -158,7 +158,7 @@ class PreparedRun:
         space.check_host(family, job, self.recipe, len(splits.classes))
         build, head = family.bare, None
         if not job.from_scratch:
-            named = job.task != "regression" and splits.classes and not begun
+            named = job.task not in ("regression", "embedding") and splits.classes and not begun
             build, head = family.build, kept_head.read(family.files(True)) if named else None
         with models.told_before() if begun or head else nullcontext():
             self.model = build(len(splits.classes), job.input_size)
@@ -171,14 +171,14 @@ class PreparedRun:
         self._check_output(family)
         if job.packing and not keeps_apart(self.model, self.logits):
             self.job = job = text_lengths.without_joining(job, asked)
-            family = family.fed(job.packing)
+            family = family.fed(job)
         self.feed = Feed(self.model, job, family, splits, self.device)
         self.shown = partial(shown, splits.train, family, self.model, job, splits.classes)
         if self.feed.standard.head:
             self._standardize()
         progress("tracing what a step stores")
         # For the largest micro-batch, so that no step stores more.
-        self._forward = JobForward(family, job)
+        self._forward = JobForward(family, job, len(splits.classes))
         inputs = self._forward.inputs(self.model, self.device)
         self.full_saved_bytes = traced_bytes(self.model, inputs, **self._forward.options)
         self.sparsify(self.recovery.recipe)

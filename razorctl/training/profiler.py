@@ -29,7 +29,7 @@ from razorctl.models import Model
 from razorctl.ops import kernels
 from razorctl.optimizer import build_optimizer
 from razorctl.planning import job_trace as tracing
-from razorctl.step import by_logits, forward_backward, precision, train_step
+from razorctl.step import ByLogits, forward_backward, precision, train_step
 from razorctl.surgery.byte_budget import sparsify_within
 from razorctl.system import devices
 from razorctl.system.atomic import atomic_file, check_room, scratch, writing
@@ -218,7 +218,7 @@ class TimedTraining:
         with clock.phase("step"):
             train_step(
                 model,
-                by_logits(self.family.logits, self.job),
+                ByLogits(self.family.logits, self.job),
                 batch(),
                 self._updates,
                 self.job,
@@ -297,11 +297,11 @@ def _load(job: Job, progress: Callable[[str], None]) -> tuple[Model, data.Splits
     """The model's family, the splits of the data set, and the resolved job."""
     family, source = data.pair(job)
     progress(f"loading {job.dataset}")
-    splits = sequenced(source.load(progress), family.fed(job.packing), job, progress)
+    splits = sequenced(source.load(progress), family.fed(job), job, progress)
     job = job.resolved(family.defaults, len(splits.train))
     if text_lengths.has_texts_apart(job, source):
         job, _ = text_lengths.of_rows(splits.train, family, job).resolve(job)
-    return family.fed(job.packing), splits, job
+    return family.fed(job), splits, job
 
 
 def _profile(

@@ -32,6 +32,10 @@ def _row(family: models.Model, inputs: Any, label: Any, job: Job, classes: Seque
     if family.modality == "image":
         shape = " x ".join(map(str, inputs.shape))
         return f"image of {shape} -> {_label(torch.as_tensor(label), job, classes)}"
+    if job.task == "embedding":
+        texts = [_text(family, each) for each in inputs.values()]
+        score = f" -> {label:g}" if torch.as_tensor(label).is_floating_point() else ""
+        return f"{' | '.join(texts)}{score}"
     ids = inputs["input_ids"]
     if "attention_mask" in inputs:
         ids = ids[inputs["attention_mask"].bool()]
@@ -43,7 +47,12 @@ def _row(family: models.Model, inputs: Any, label: Any, job: Job, classes: Seque
             family.decode([token]).strip() + (f"/{classes[tag]}" if tag != NO_LABEL else "")
             for token, tag in pairs
         )
-    return f"{family.decode(ids.tolist())} -> {_label(torch.as_tensor(label), job, classes)}"
+    return f"{_text(family, inputs)} -> {_label(torch.as_tensor(label), job, classes)}"
+
+
+def _text(family: models.Model, inputs: Any) -> str:
+    """The text of padded tokens."""
+    return family.decode(inputs["input_ids"][inputs["attention_mask"].bool()].tolist())
 
 
 def _label(label: Tensor, job: Job, classes: Sequence[str]) -> str:

@@ -18,7 +18,8 @@ ROWS = {
     (
         "classification",
         "text",
-    ): "`classification`, `regression`, `multi-label` and `token-classification` of texts",
+    ): "`classification`, `regression`, `multi-label`, `token-classification` and `embedding` of "
+    "texts",
     ("masked-lm", "text"): "`masked-lm`, as BERT is trained",
     ("causal-lm", "text"): "`causal-lm`, the next token",
 }

@@ -49,7 +49,7 @@ from razorctl.planning import gpus
 from razorctl.planning import job_trace as tracing
 from razorctl.planning.candidates import Predicted
 from razorctl.planning.times import on_card
-from razorctl.step import DTYPES, by_logits, train_step
+from razorctl.step import DTYPES, ByLogits, train_step
 from razorctl.surgery.byte_budget import sparsify_within
 from razorctl.surgery.sparsify import sparsify
 
@@ -143,7 +143,7 @@ class Training:
             for _ in range(self.job.accumulate):
                 yield self.batch
 
-        losses = by_logits(self.logits, self.job)
+        losses = ByLogits(self.logits, self.job)
         train_step(self.model, losses, micro_batches(), self.updates, self.job, self.scaler)
 
     @property

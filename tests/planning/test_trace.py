@@ -28,7 +28,7 @@ from razorctl.optimizer import build_optimizer
 from razorctl.planning import gpus
 from razorctl.planning import job_trace as tracing
 from razorctl.planning.times import step_seconds
-from razorctl.step import autocast, by_logits, train_step
+from razorctl.step import autocast, ByLogits, train_step
 from razorctl.surgery.byte_budget import sparsify_within
 from razorctl.surgery.freezing import freeze_weights
 from scripts.bench import planning
@@ -107,7 +107,7 @@ def test_the_traced_step_is_the_real_one_to_the_byte(
 
     def take() -> None:
         total = None if job.of_rows else torch.ones(())
-        losses = by_logits(family.logits, job)
+        losses = ByLogits(family.logits, job)
         train_step(model, losses, micro_batches(), updates, job, scaler, total=total)
 
     take()  # makes the optimizer's state
@@ -338,7 +338,7 @@ def test_calls_are_those_of_a_real_step(method, small):
 
     for watch in (nullcontext(), Watch()):  # the first step makes the optimizer's state
         with watch:
-            train_step(model, by_logits(family.logits, job), [rows] * 2, updates, job, scaler)
+            train_step(model, ByLogits(family.logits, job), [rows] * 2, updates, job, scaler)
     assert traced.calls == (found["aten"], found["ops"])
     assert (traced.calls.ops > 0) == (method == "razor")
     # Each further micro-batch calls the same; what follows the last one is the optimizer's.

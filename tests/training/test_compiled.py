@@ -18,7 +18,7 @@ from razorctl.errors import UsageError
 from razorctl.models.timm.micro import VIT_MICRO
 from razorctl.ops.op import OPS
 from razorctl.optimizer import build_optimizer
-from razorctl.step import by_logits, train_step
+from razorctl.step import ByLogits, train_step
 from razorctl.training.compiled import EAGER, JUDGED, Compiled, Trial
 from razorctl.training.payoff import Payoff
 from razorctl.training.profiler import profile
@@ -262,7 +262,7 @@ class TestGraphs:
             job = replace(job, precision="fp32").resolved({}, 1000)
             micro = rows[: job.accumulate]
             optimizer = build_optimizer(model, job)
-            train_step(model, by_logits(lambda net, x: net(x), job), micro, optimizer, job, scaler)
+            train_step(model, ByLogits(lambda net, x: net(x), job), micro, optimizer, job, scaler)
             held[bool(job.cuda_graphs), job.accumulate] = model.weight.grad is not None
             optimizer.zero_grad()
         assert held == {(True, 2): True, (False, 2): False, (True, 1): False}

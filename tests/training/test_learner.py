@@ -10,7 +10,7 @@ from torch import nn
 from razorctl.config.job import Job
 from razorctl.errors import DivergedError
 from razorctl.optimizer import build_optimizer
-from razorctl.step import by_logits, refuse_infinite, train_step
+from razorctl.step import ByLogits, refuse_infinite, train_step
 
 JOB = Job("m", "d", steps=2, precision="fp32", learning_rate=0.1, weight_decay=0.0)
 
@@ -22,7 +22,7 @@ def take(net: nn.Module, scale: float | None, grow: float = 1.0) -> torch.amp.Gr
     net.weight.register_hook(lambda grad: grad * grow)
     train_step(
         net,
-        by_logits(lambda net, x: net(x), job),
+        ByLogits(lambda net, x: net(x), job),
         [(torch.randn(5, 4), torch.randint(3, (5,)))],
         build_optimizer(net, job),
         job,

@@ -149,10 +149,15 @@ CASES = {
 }
 CHATS = {"model": "llama", "dataset": "chats.jsonl", "batch_size": 8, "learning_rate": 0.01}
 CHATS |= {"packing": True, "input_size": 64}
-PACKED = {
+PAIRS = {"model": "llama", "dataset": "pairs.jsonl", "task": "embedding", "symmetric": True}
+PAIRS |= {"batch_size": 8, "learning_rate": 0.01, "input_size": 16}
+# Of texts: an answer's token weighs the same, and negatives are of all processes.
+TEXTS = {
     "packed ddp": (Recipe("full"), {**CHATS, "strategy": "ddp", "accumulate": 2}),
+    "embedding ddp": (Recipe("full"), {**PAIRS, "strategy": "ddp"}),
+    "embedding fsdp": (Recipe("full"), {**PAIRS, "strategy": "fsdp"}),
 }
-CASES |= PACKED
+CASES |= TEXTS
 RUN = ("finetune", "vit-micro", "digits", "--device", "cpu", "--json")
 
 
@@ -167,8 +172,8 @@ def together(ranks: list[int]) -> None:
         fail(ranks)
 
 
-def write_chats(folder: Path) -> None:
-    """A decoder, and conversations whose answers have from 1 to 30 words."""
+def write_texts(folder: Path) -> None:
+    """A decoder, conversations whose answers have from 1 to 30 words, and pairs of texts."""
     kinds.decoders(folder)
     draw = random.Random(0)
     said = [" ".join(draw.choices(kinds.WORDS, k=draw.choice((1, 2, 30)))) for _ in range(40)]
@@ -176,6 +181,8 @@ def write_chats(folder: Path) -> None:
         {"prompt": f"w1 w2 w{row % 9}", "completion": answer} for row, answer in enumerate(said)
     ]
     (folder / "chats.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    pairs = [{"anchor": f"w1 w{row}", "positive": f"w2 w{row}"} for row in range(40)]
+    (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
 
 
 def exchange() -> None:
@@ -245,7 +252,7 @@ def alone(recipe: Recipe, out: Path, **settings) -> dict[str, torch.Tensor]:
 def both(tmp_path_factory):
     """A folder where two processes have trained, and the results of their commands."""
     folder = tmp_path_factory.mktemp("processes")
-    write_chats(folder)
+    write_texts(folder)
     command = (*RUN, "--out", "run", "--strategy", "fsdp", "--ratio", "0.5")
     command += ("--steps", "2", "--batch-size", "128")
     return folder, ended(start(train_all, *command, folder=folder))
@@ -282,7 +289,7 @@ def test_two_processes_train_as_one(both, shallow, monkeypatch):
         assert labels[0] == labels[1]
         assert results[0]["loss"] == pytest.approx(results[1]["loss"], rel=1e-3)
     monkeypatch.chdir(tmp_path)
-    for name, (recipe, settings) in PACKED.items():  # each answer's token weighs the same
+    for name, (recipe, settings) in TEXTS.items():
         alone(recipe, Path("one", name), **{**settings, "accumulate": 1})
         one, two = (
             [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -75,6 +75,12 @@ def several_format(classes: Sequence[str], every: bool) -> RowFormat:
     return RowFormat(["file", "row", "labels", *ends], cells, entry)
 
 
+def vectors_format() -> RowFormat:
+    """The format of embeddings; a cell of CSV has the numbers as JSON."""
+    columns = ("file", "row", "vector")
+    return RowFormat(columns, lambda row: [row.file, row.row, documents.text(row.vector)], asdict)
+
+
 def report_progress(rows: Iterable[Row], done: Callable[[int], None]) -> Iterator[Row]:
     """Yields the rows, and calls `done` with their number so far."""
     for number, row in enumerate(rows, 1):

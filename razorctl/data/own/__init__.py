@@ -79,7 +79,7 @@ def _described(
         test_examples=(validation if test is None else test) or held_out,
         load=load,
         details=(f"{name}: {details}", _learned(task, classes), ", ".join(parts)),
-        metric="accuracy" if _names_no_entities(task, classes) else None,
+        metric=_metric(task, classes),
         task=task,
         validated=validation is not None or bool(held_out),
         evaluated_examples=validation or held_out or test,
@@ -91,9 +91,15 @@ def _described(
     return replace(source, train_examples=None, test_examples=None, evaluated_examples=None)
 
 
-def _names_no_entities(task: Task, classes: Sequence[str]) -> bool:
-    """Whether tags are per token, such as parts of speech, and not of entities (B-, I-)."""
-    return task == "token-classification" and not any(map(ENTITY_TAG.fullmatch, classes))
+def _metric(task: Task, classes: Sequence[str]) -> str | None:
+    """The figure of data that their task's usual one does not suit; None for others.
+
+    Tags may be per token, such as parts of speech, and not of entities (B-, I-). An embedding with
+    one class learns scores.
+    """
+    if task == "token-classification" and not any(map(ENTITY_TAG.fullmatch, classes)):
+        return "accuracy"
+    return "spearman" if task == "embedding" and len(classes) == 1 else None
 
 
 def _learned(task: Task, classes: Sequence[str]) -> str:
@@ -101,6 +107,9 @@ def _learned(task: Task, classes: Sequence[str]) -> str:
     few = ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
     if task == "regression":
         return f"for regression: {few}"
+    if task == "embedding":
+        alike = "of pairs, by scores" if len(classes) == 1 else "that are alike"
+        return f"for embeddings of texts {alike}: {few}"
     if task == "token-classification":
         return f"for {units.count(len(classes), 'tag')} of tokens: {few}"
     if task == "multi-label":

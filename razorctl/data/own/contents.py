@@ -10,7 +10,7 @@ from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from razorctl.data.own.raw import COLUMNS, content
+from razorctl.data.own.raw import content, inputs_in
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,7 +38,7 @@ def row_contents(rows: "Dataset") -> "np.ndarray[Any, Any]":
     """The content [n], int64, of each row of images and masks, texts or conversations."""
     import numpy as np
 
-    names = [name for name in COLUMNS if name in rows.column_names]
+    names = inputs_in(rows)
     plain = rows.select_columns(names).with_format("arrow")
     values = (
         row_content(row)

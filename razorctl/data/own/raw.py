@@ -10,14 +10,15 @@ from razorctl import units
 from razorctl.config.tasks import Task
 from razorctl.errors import DataError, raise_lack
 from razorctl.models import Modality
+from razorctl.models.rows import NEGATIVE as NEGATIVE
+from razorctl.models.rows import TEXT_COLUMNS as TEXT_COLUMNS
+from razorctl.models.rows import text_columns
 from razorctl.system.folders import spelled
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from datasets import Dataset
 
-TEXT_COLUMNS = ("text", "text_pair")
-COLUMNS = ("image", "mask", *TEXT_COLUMNS, "messages", "tokens")  # of inputs and masks
 # Never skipped: a table must not reach other files, or other machines.
 OUTSIDE = "outside the folder of its table"
 ADDRESS = "an address, not the path of a file"
@@ -102,7 +103,8 @@ class RawRows:
 
     A row has an `image`, or a `text` and sometimes a `text_pair`, and its label: `label` for
     classification, `number` for regression, `labels` for multi-label, or `flag.0`, `flag.1` and so
-    on for each class. For other tasks it has a `text` or `messages` alone, an `image` and a `mask`,
+    on for each class. For embedding it has a `text`, a `text_pair`, and `negative.0` and so on, or
+    a `number`, the score of the pair. For other tasks it has a `text` or `messages` alone, an `image` and a `mask`,
     or `tokens` and `tags`. An image is a path, bytes, or the struct of `datasets` with both. A row
     may also have a `place`, which names it, a `fault`, and a `name`, an image's path in its folder.
 
@@ -111,8 +113,8 @@ class RawRows:
         splits: the rows of `train`, and of `validation` and `test` if there are any.
         names: split -> its name in the data.
         details: the end of a sentence on the columns or folders that are used.
-        class_names: the names of classes by their numbers, or the name of a regression's number;
-            None if labels are names.
+        class_names: the names of classes by their numbers, the name of a regression's number or of
+            a score, or the names of the columns of texts of an embedding; None if labels are names.
         untyped: whether labels are text only because the file has no other type.
         root: the folder that image paths must not leave; None if they may.
         nowhere: faults that belong to no row, such as an empty class folder.
@@ -170,6 +172,12 @@ def content(image: Any) -> Any:
     if isinstance(image, dict):
         return image["path"] if image["bytes"] is None else image["bytes"]
     return image
+
+
+def inputs_in(rows: "Dataset") -> list[str]:
+    """The columns of rows that are inputs or masks, in the order of their digests."""
+    every = ("image", "mask", *text_columns(rows.column_names), "messages", "tokens")
+    return [name for name in every if name in rows.column_names]
 
 
 def is_text(kind: "pa.DataType") -> bool:

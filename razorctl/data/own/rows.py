@@ -7,7 +7,7 @@ from unicodedata import category, normalize
 from razorctl import units
 from razorctl.data.own.fields import field_of
 from razorctl.data.own.labels import WHOLE, Numbers, is_missing, no_labels
-from razorctl.data.own.raw import Faults, RawRows
+from razorctl.data.own.raw import TEXT_COLUMNS, Faults, RawRows
 from razorctl.data.own.request import DataRequest
 from razorctl.data.own.targets import Good, Targets
 from razorctl.errors import DataError
@@ -29,7 +29,12 @@ def faults(raw: RawRows, answered: bool = True) -> dict[str, dict[int, str]]:
 
     answered: as in `Field.faults`.
     """
-    return {split: _table_faults(rows.data, answered) for split, rows in raw.splits.items()}
+    every = {split: _table_faults(rows.data, answered) for split, rows in raw.splits.items()}
+    if raw.task == "embedding":
+        for split, rows in raw.splits.items():
+            for row in _alike(rows.data):
+                every[split].setdefault(row, "its two texts are the same")
+    return every
 
 
 def with_unlabeled(raw: RawRows, bad: Faults, targets: Targets) -> dict[str, dict[int, str]]:
@@ -55,6 +60,16 @@ def _table_faults(rows: "pa.Table", answered: bool) -> dict[int, str]:
             for row, reason in field.faults(rows.column(name), answered).items():
                 faults.setdefault(row, reason)
     return dict(sorted(faults.items()))
+
+
+def _alike(rows: "pa.Table") -> list[int]:
+    """The rows of an embedding whose two texts are the same."""
+    import pyarrow.compute as pc
+
+    if "text_pair" not in rows.column_names:
+        return []
+    texts, others = (pc.utf8_trim_whitespace(rows.column(name)) for name in TEXT_COLUMNS)
+    return _where(pc.fill_null(pc.equal(texts, others), False).to_numpy())
 
 
 def _where(mask: "np.ndarray[Any, Any]") -> list[int]:

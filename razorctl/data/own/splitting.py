@@ -8,7 +8,7 @@ from razorctl.data.catalog import place
 from razorctl.data.own import contents, images, masks, rows, targets
 from razorctl.data.own.images import Findings
 from razorctl.data.own.labels import no_labels
-from razorctl.data.own.raw import COLUMNS, Faults, RawRows, skip_or_refuse
+from razorctl.data.own.raw import Faults, RawRows, inputs_in, skip_or_refuse
 from razorctl.data.own.request import SPLIT_NAMES, DataRequest
 from razorctl.data.own.targets import Good, Targets
 from razorctl.data.source import Splits
@@ -57,7 +57,7 @@ def select_rows(
     from razorctl.data.own.decoding import as_images
 
     rows = raw.splits[split]
-    rows = rows.select_columns([name for name in COLUMNS if name in rows.column_names])
+    rows = rows.select_columns(inputs_in(rows))
     # Before rows are left out: they are copied when a column is added after that.
     for name, values in columns.items():
         rows = rows.add_column(

@@ -124,6 +124,20 @@ def _numbers(raw: RawRows, bad: Faults) -> Targets:
     return replace(_unlabeled(raw, bad), labels=values)
 
 
+def _scores(raw: RawRows, bad: Faults) -> Targets:
+    """The scores of pairs as cosines, if there are any: divided by the largest of good rows."""
+    if "number" not in raw.splits["train"].column_names:
+        return replace(_unlabeled(raw, bad), classes=raw.class_names or ())
+    targets = _numbers(raw, bad)
+    good = [n for s, of in targets.labels.items() for n in _used(of.tolist(), bad[s]) if n == n]
+    largest = max(map(abs, good), default=0.0)
+    if largest <= 1:
+        return targets
+    scaled = {split: values / largest for split, values in targets.labels.items()}
+    note = f"scores are learned as cosines, divided by {largest:g}, the largest of them."
+    return replace(targets, labels=scaled, notes=(note,))
+
+
 def _several(raw: RawRows, bad: Faults) -> Targets:
     """Labels [rows, classes], fp32, 0 or 1."""
     numbers = _unlabeled(raw, bad).numbers
@@ -325,4 +339,5 @@ READERS: Mapping[Task, Callable[[RawRows, Faults], Targets]] = {
     "regression": _numbers,
     "multi-label": _several,
     "token-classification": _tags,
+    "embedding": _scores,
 }

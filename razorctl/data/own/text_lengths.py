@@ -121,7 +121,7 @@ def sample_lengths(job: Job, family: Model, source: Source) -> TextLengths | Non
     rows: Any = source.load().train
     some = sample(rows)
     try:
-        made = family.fed(job.packing).sequences(some, job.input_size, lambda _: None)
+        made = family.fed(job).sequences(some, job.input_size, lambda _: None)
     except MissingError:
         return unknown
     return replace(of_rows(made, family, job), share=len(some) / len(rows))

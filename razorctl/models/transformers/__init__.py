@@ -9,6 +9,7 @@ from razorctl.config.tasks import LABELED, LANGUAGE, OF_ROWS, Task
 from razorctl.errors import UsageError
 from razorctl.models.model import Modality, Model, ModelEntry
 from razorctl.models.transformers.classification import TextClassifier
+from razorctl.models.transformers.embedding import TextEmbedder, pooling_of
 from razorctl.models.transformers.language import LanguageModel
 from razorctl.models.transformers.pretrained_files import PretrainedFiles
 from razorctl.models.transformers.repositories import ENCODER, REPOSITORIES
@@ -33,6 +34,7 @@ LANGUAGE_DEFAULTS = {
     "sgd": {"learning_rate": 0.01},
     "adamw": {"learning_rate": 2e-5, "weight_decay": 0.01},
 }
+EMBEDDING_DEFAULTS = {**TEXT_DEFAULTS, "batch_size": 64}
 VISION_DEFAULTS = {
     "batch_size": 16,
     "steps": 5000,
@@ -86,6 +88,8 @@ def tasks_of(pretrained: PretrainedFiles) -> tuple[Task, ...]:
         at = len(tasks) if own_task_first else 0
         tags = kind in auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES
         tasks[at:at] = LABELED if tags else OF_ROWS
+        if kind in auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
+            tasks.append("embedding")
     if getattr(pretrained.config, "is_encoder_decoder", False):
         tasks = [task for task in tasks if task == "masked-lm"]
     if not tasks:
@@ -130,19 +134,24 @@ def entry_of(
 
     def model(task: Task) -> Model:
         kind: Any = TextClassifier
+        defaults: dict[str, Any] = TEXT_DEFAULTS
+        more: dict[str, Any] = {}
         if modality == "image":
-            kind = VisionModel
+            kind, defaults = VisionModel, VISION_DEFAULTS
         elif task == "token-classification":
             kind = Tagger
         elif task in LANGUAGE:
-            kind = LanguageModel
-        defaults = VISION_DEFAULTS if modality == "image" else TEXT_DEFAULTS
+            kind, defaults = LanguageModel, LANGUAGE_DEFAULTS
+        elif task == "embedding":
+            more = {"pooling": pooling_of(pretrained, "causal-lm" in tasks)}
+            kind, defaults = TextEmbedder, {**EMBEDDING_DEFAULTS, **more}
         made: Model = kind(
             name=pretrained.name,
             summary=summary,
             task=task,
-            defaults=LANGUAGE_DEFAULTS if task in LANGUAGE else defaults,
+            defaults=defaults,
             pretrained=pretrained,
+            **more,
         )
         return made
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from razorctl.config.job import Job
 from razorctl.models import chats, tokens
 from razorctl.models.model import ANY, Model, RenderedChat, Shapes, Size, Transform
 from razorctl.models.rows import Progress
@@ -47,8 +48,9 @@ class LanguageModel(TextModel):
     def pads(self) -> bool:
         return self.packing is not None
 
-    def fed(self, packing: bool | None) -> Model:
-        return self if packing is None or not self.causal else replace(self, packing=packing)
+    def fed(self, job: Job) -> Model:
+        no_packing = job.packing is None or not self.causal
+        return self if no_packing else replace(self, packing=job.packing)
 
     def settings(self, classes: int) -> dict[str, Any]:
         return {}

@@ -278,7 +278,8 @@ class PretrainedFiles:
         return head | {name for name in absent if "pooler" in name.split(".")}
 
     def _tell(self, model: Any, new: set[str]) -> None:
-        """Warns which parts of a pretrained model are new, if any."""
+        """Warns which parts of a pretrained model are new, if any but the pooler of a body."""
+        new = {name for name in new if not name.startswith("pooler.")}
         if not new:
             return
         weights = {name for name, _ in model.named_parameters()}

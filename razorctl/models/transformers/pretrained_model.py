@@ -61,8 +61,12 @@ class PretrainedModel(Model):
 
     def load(self, folder: Path, input_size: Size = None) -> tuple["nn.Module", Transform]:
         saved = replace(self, pretrained=PretrainedFiles(str(folder), folder))
-        model = saved.pretrained.built(self.auto)
+        model = saved.restored()
         return model, saved.transform(model, input_size)
+
+    def restored(self) -> "nn.Module":
+        """The model whose weights `save` wrote, all of them."""
+        return self.pretrained.built(self.auto)
 
 
 @dataclass(frozen=True, kw_only=True)

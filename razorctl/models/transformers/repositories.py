@@ -7,8 +7,8 @@ from typing import Any
 
 from razorctl.config.tasks import LABELED, OF_ROWS, Task
 
-ENCODER: tuple[Task, ...] = (*LABELED, "masked-lm")
-DECODER: tuple[Task, ...] = ("causal-lm", *LABELED)
+ENCODER: tuple[Task, ...] = (*LABELED, "masked-lm", "embedding")
+DECODER: tuple[Task, ...] = ("causal-lm", *LABELED, "embedding")
 
 
 def qwen(

@@ -12,7 +12,7 @@ from razorctl.errors import UsageError
 from razorctl.memory.trace_cache import Cache, Trace
 from razorctl.planning.cached_traces import cached_trace, job_facts
 from razorctl.planning.plan import FLAGS
-from razorctl.training.comparing.comparison import BASELINES, recipe_by_name
+from razorctl.training.comparing.comparison import ACCUMULATING, BASELINES, recipe_by_name
 from razorctl.training.comparing.variants import GridRow
 
 if TYPE_CHECKING:
@@ -53,7 +53,13 @@ class Commands:
         method, recipe, job = row.method, self.recipes[row.name], self._of_row(row)
         settings: dict[str, Any] = {"method": recipe.method, "attention": recipe.attention}
         settings |= {"seed": seed, "strict": True, **BASELINES.get(method, {})}
-        if method == "accumulate":
+        if method in ACCUMULATING:
+            usual = ACCUMULATING[self.resolved.task == "embedding"]
+            if method != usual:
+                raise UsageError(
+                    f"{method} does not suit {self.resolved.task}, since negatives are of a whole "
+                    f"batch there or of none; compare {usual}."
+                )
             settings["accumulate"] = self._micro_batches(job)
         settings |= {**dict(row.values), "device": self.device}
         if BY_ROWS in self._facts["defaults"] and self.job.patience is None:
@@ -85,7 +91,7 @@ class Commands:
                 return count
         raise UsageError(
             f"accumulating over {units.count(batch, 'micro-batch')} still takes more than razor; "
-            "leave accumulate out."
+            f"leave {ACCUMULATING[job.task == 'embedding']} out."
         )
 
     def _peak(self, job: Job, accumulate: int, method: str) -> int:

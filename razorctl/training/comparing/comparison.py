@@ -23,11 +23,12 @@ from razorctl.training.rundir import RESULT, is_marked
 from razorctl.training.schemas import Failure, GridSettings
 
 # Baseline -> the settings of recipe and job that it changes. The default method is `full`, and the
-# micro-batches of `accumulate` depend on the model.
+# micro-batches of ACCUMULATING depend on the model.
 BASELINES: dict[str, dict[str, Any]] = {
     "full-stored": {"attention": "stored"},
     "full-flash": {"attention": "flash"},
     "accumulate": {},
+    "gradcache": {},
     "full-compiled": {"compile": True},
     "activation-memory-budget": {"compile": True, "activation_memory_budget": 0.1},
     "razor-compiled": {"method": "razor", "compile": True},
@@ -37,6 +38,7 @@ BASELINES: dict[str, dict[str, Any]] = {
     "razor-int8-forward": {"method": "razor", "int8_forward": True},
 }
 NAMES = (*METHODS, *BASELINES)
+ACCUMULATING = ("accumulate", "gradcache")  # of which an embedding has the second, others the first
 # Files in the directory of a grid, and in the directory of a failed run.
 SETTINGS, FAILURE = "comparison.toml", "failure.json"
 MARK = re.compile(rb"^\[runs\]\s*$", re.MULTILINE)  # in SETTINGS
@@ -148,7 +150,7 @@ def of_grid(
             except RazorError as error:
                 entry.failures[seed] = error
         changes = {**BASELINES.get(row.method, {}), **entry.values}
-        if row.method == "accumulate" and entry.runs:
+        if row.method in ACCUMULATING and entry.runs:
             changes["accumulate"] = entry.job["accumulate"]
         entries.append(replace(entry, command=command(Job(**job), recipe, changes)))
     return Comparison(job["model"], job["dataset"], entries)

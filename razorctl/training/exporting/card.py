@@ -34,6 +34,7 @@ PIPELINES = {
     ("text", "token-classification"): "token-classification",
     ("text", "causal-lm"): "text-generation",
     ("text", "masked-lm"): "fill-mask",
+    ("text", "embedding"): "sentence-similarity",
 }
 AUTO = {
     "image-classification": "ImageClassification",
@@ -46,7 +47,12 @@ AUTO = {
 # Figure -> its name on the hub, if it has another one there.
 METRICS = {"matthews": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}
 # Task -> the word for its classes, if it has another one.
-NAMES = {"regression": "value", "multi-label": "labels", "token-classification": "tags"}
+NAMES = {
+    "embedding": "texts",
+    "regression": "value",
+    "multi-label": "labels",
+    "token-classification": "tags",
+}
 
 
 def text(trained: Trained, name: str, to: str, graph: Mapping[str, Any] | None) -> str:
@@ -199,6 +205,9 @@ def _use(*code: str) -> str:
 
 def _loading(library: str, pipeline: str | None, name: str) -> str:
     """Code that loads the model; empty if its library has no single call for that."""
+    if pipeline == "sentence-similarity":
+        code = f'model = SentenceTransformer("{name}")'
+        return _use("from sentence_transformers import SentenceTransformer", "", code)
     if library == "timm":
         place = f"hf-hub:{name}" if "/" in name else f"local-dir:{name}"
         code = f'model = timm.create_model("{place}", pretrained=True)'

@@ -4,12 +4,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from razorctl.models.transformers import pretrained_files
+from razorctl.models.transformers import embedding, pretrained_files
 from razorctl.training.exporting import card, onnx_model
 from razorctl.training.predicting.inference import Trained
 
 # Patterns of the files that the libraries read; no other file of a run directory is exported.
-WEIGHTS, SETTINGS = (pretrained_files.WEIGHTS, pretrained_files.INDEX), pretrained_files.SETTINGS
+WEIGHTS = (pretrained_files.WEIGHTS, pretrained_files.INDEX)
+SETTINGS = (*pretrained_files.SETTINGS, *embedding.FILES)
 
 
 def write(
@@ -25,13 +26,17 @@ def write(
         name: the repository or the folder, for the model card.
     """
     patterns = (*SETTINGS, *WEIGHTS) if to == "safetensors" else SETTINGS
-    every = sorted(trained.weights.parent.iterdir())  # raises for a folder that cannot be read
-    files = {file.name: file for pattern in patterns for file in every if file.match(pattern)}
+    top = trained.weights.parent
+    sorted(top.iterdir())  # raises for a folder that cannot be read
+    every = sorted(file for pattern in patterns for file in top.glob(pattern))
+    files = {file.relative_to(top).as_posix(): file for file in every}
     if copy:
-        files = {each: Path(shutil.copyfile(file, folder / each)) for each, file in files.items()}
+        for each, file in files.items():
+            (folder / each).parent.mkdir(exist_ok=True)
+            files[each] = Path(shutil.copyfile(file, folder / each))
     graph = onnx_model.write(trained, folder) if to == "onnx" else None
     (folder / card.FILE).write_text(card.text(trained, name, to, graph), "utf-8")
-    files |= {file.name: file for file in sorted(folder.iterdir())}
+    files |= {file.name: file for file in sorted(folder.iterdir()) if file.is_file()}
     return dict(sorted(files.items())), graph
 
 

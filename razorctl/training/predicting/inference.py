@@ -76,7 +76,7 @@ class Trained:
 
         if self.job.task in LANGUAGE:
             # From the weights of the run, since its pretrained model may be deleted.
-            family = models.find(str(self.weights.parent), self.job.task, self.job.packing)
+            family = models.of_job(replace(self.job, model=str(self.weights.parent)))
             rows = family.sequences(rows, self.job.input_size, lambda _: None)
         with self.in_memory():
             return evaluate(self.model, logits, batches(), self.classes, self.job)
@@ -121,7 +121,7 @@ def load(
         raise UsageError(f"unknown weights {weights!r}; choose one of {', '.join(CHOICES)}.")
     result, job = run_files.finished_run(run)
     file = run / _file(result, weights or "best")
-    family, place = models.find(job.model, job.task), devices.find(device)
+    family, place = models.of_job(job), devices.find(device)
     if not file.exists():
         raise MissingError(f"{file} is missing; {rundir.AGAIN}.")
     run_files.check_files(run, result, _loaded(run, file, result))

@@ -35,7 +35,7 @@ class Prediction(RowOfFile):
 
 def predict_labels(classifier: "Trained", parts: Iterable["UnlabeledRows"]) -> Iterator[Prediction]:
     """The predictions of a classifier for the rows of files, in their order."""
-    for place, logits in _placed(classifier, parts):
+    for place, logits in placed_logits(classifier, parts):
         yield Prediction(*place, classifier.classes, tuple(logits.softmax(-1).tolist()))
 
 
@@ -49,7 +49,7 @@ class LabelSet(RowOfFile):
 
 def predict_several(trained: "Trained", parts: Iterable["UnlabeledRows"]) -> Iterator[LabelSet]:
     """The labels of a multi-label model for the rows of files, in their order."""
-    for place, logits in _placed(trained, parts):
+    for place, logits in placed_logits(trained, parts):
         chances = dict(zip(trained.classes, logits.sigmoid().tolist(), strict=True))
         yield LabelSet(*place, tuple(name for name, p in chances.items() if p >= HALF), chances)
 
@@ -63,7 +63,7 @@ class Estimate(RowOfFile):
 
 def predict_numbers(trained: "Trained", parts: Iterable["UnlabeledRows"]) -> Iterator[Estimate]:
     """The numbers of a regression for the rows of files, in their order."""
-    for place, logits in _placed(trained, parts):
+    for place, logits in placed_logits(trained, parts):
         yield Estimate(*place, logits.item())
 
 
@@ -80,7 +80,7 @@ def logits_of(trained: "Trained", rows: "Dataset") -> Iterator[Tensor]:
             yield logits.float().cpu()
 
 
-def _placed(
+def placed_logits(
     trained: "Trained", parts: Iterable["UnlabeledRows"]
 ) -> Iterator[tuple[tuple[str, int | None], Tensor]]:
     """The place and the logits of each row of files; raises DataError for NaN and infinity."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from razorctl import models, units
 from razorctl.config.tasks import LANGUAGE, OF_ROWS, Task
 from razorctl.data.own.raw import TEXT_COLUMNS
-from razorctl.data.own.read import conversations, tagged
+from razorctl.data.own.read import conversations, pairs, tagged
 from razorctl.data.own.read.column import Column, Columns, normalized
 from razorctl.data.own.read.refused import ONE_TEXT, refuse_table
 from razorctl.data.own.read.table import LABELS, TEXTS, Table, parts_of
@@ -30,6 +30,7 @@ WORDS = {
     "prompt": "prompts and answers",
     "tags": "tokens with a tag each",
     "mask": "images with masks",
+    "text_pair": "alike texts",
 }
 
 
@@ -279,7 +280,7 @@ def unlabeled_columns(request: DataRequest, columns: Columns, modality: Modality
         return chat
     elif request.task == "token-classification" and (tokens := tokens_of(table)):
         return TableColumns.of(tokens=tokens)
-    elif request.task in LANGUAGE:
+    elif request.task in (*LANGUAGE, "embedding"):
         text = single_text(table)
         texts = () if text is None else (text,)
     else:
@@ -294,6 +295,7 @@ def unlabeled_columns(request: DataRequest, columns: Columns, modality: Modality
 
 # In this order; each finds the columns of its tasks, or None.
 FINDERS: Sequence[Callable[[Table], TableColumns | None]] = (
+    pairs.columns_of,
     conversations.columns_of,
     _tokens_and_tags,
     _image_and_mask,

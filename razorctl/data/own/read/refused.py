@@ -83,7 +83,8 @@ KINDS = (
          CONVERT),
     Kind("prompts without answers (reinforcement learning: GRPO, PPO)",
          f"prompt:only_texts !{ANSWERS}", CONVERT),
-    Kind("alike texts (pairs or triplets for embeddings)", "anchor positive", ONE_TEXT),
+    Kind("alike texts (pairs or triplets for embeddings)", "anchor:unlearned positive",
+         f"choose a model of texts with --task embedding, or {ONE_TEXT}"),
     Kind("questions on a context (extractive question answering, SQuAD)",
          "question context answers|answer", CONVERT),
     Kind("a token on each row",
@@ -131,6 +132,7 @@ FITS: Mapping[str, Callable[[Table, Column], bool]] = {
     "only_texts": lambda table, column: (
         [each for each in table.columns.values() if each.varied] == [column]
     ),
+    "unlearned": lambda table, _: "embedding" not in table.request.tasks,
     "unasked": lambda table, _: not table.request.columns and table.request.task not in LANGUAGE,
     "lists": lambda table, column: column.has_lists(),
     "objects": _most(lambda value: isinstance(value, Mapping)),

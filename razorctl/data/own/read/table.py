@@ -116,10 +116,11 @@ class Table:
 
     @property
     def text_options(self) -> tuple[Column, ...]:
-        """The one or two columns that --text-column names."""
+        """The one or two columns that --text-column names; of an embedding also more."""
         names = self.request.text_column
         parts = parts_of(names, self.columns)
-        if len(parts) > 2 or len(set(parts)) < len(parts):
+        several = self.request.task == "embedding"  # which has negatives, too
+        if (len(parts) > 2 and not several) or len(set(parts)) < len(parts):
             raise UsageError(
                 f"text column {names!r} does not name one or two columns; give a or a,b."
             )

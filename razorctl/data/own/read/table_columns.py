@@ -10,6 +10,7 @@ from razorctl.data.own.raw import RawRows
 from razorctl.data.own.read.column import Column
 from razorctl.data.own.request import DataRequest
 from razorctl.models import Modality
+from razorctl.models.rows import text_columns
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -27,6 +28,7 @@ FLAG = "flag."  # begins the roles of columns of 0 and 1, one for each label
 WORDS = {
     "text_pair": "text",
     "messages": "conversations",
+    "negative": "text",
     **dict.fromkeys(("number", "labels", "flag"), "label"),
 }
 
@@ -56,8 +58,12 @@ class TableColumns:
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
-        """The columns of a regression's number, or of 0 and 1; None for other tasks."""
+        """The columns of a number, of 0 and 1, or else of an embedding's texts; None for others."""
         names = [column for role, column in self.roles if role == "number" or role.startswith(FLAG)]
+        if self.task == "embedding" and not names:
+            names = [
+                column for role, column in self.roles if role in text_columns(dict(self.roles))
+            ]
         return tuple(names) or None
 
     @property

@@ -1,0 +1,34 @@
+"""The embeddings of texts."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from razorctl.training.predicting.inference import RowOfFile
+from razorctl.training.predicting.labels import placed_logits
+
+if TYPE_CHECKING:
+    from razorctl.data.own.whole import UnlabeledRows
+    from razorctl.training.predicting.inference import Trained
+
+
+@dataclass(frozen=True)
+class Vector(RowOfFile):
+    """The embedding of a text, of norm 1."""
+
+    vector: tuple[float, ...]
+
+
+def predict_vectors(trained: "Trained", parts: Iterable["UnlabeledRows"]) -> Iterator[Vector]:
+    """The embeddings of the texts of files, in their order."""
+    for place, vector in placed_logits(trained, parts):
+        yield Vector(*place, tuple(vector.tolist()))
+
+
+def write_array(file: Path, rows: Iterable[Vector]) -> None:
+    """Writes the embeddings as an array of NumPy [rows, d], fp32."""
+    import numpy as np
+
+    with file.open("wb") as stream:
+        np.save(stream, np.asarray([row.vector for row in rows], np.float32))

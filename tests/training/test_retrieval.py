@@ -1,0 +1,40 @@
+"""Figures of retrieval, against torchmetrics' over the whole matrix."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torchmetrics import retrieval as kinds
+
+from razorctl.training import retrieval
+from razorctl.training.retrieval import Retrieval
+
+
+@pytest.mark.parametrize("part", [retrieval.PART, 40])
+def test_figures_are_those_of_torchmetrics(part, monkeypatch):
+    monkeypatch.setattr(retrieval, "PART", part)
+    ids = torch.arange(1, 91).view(30, 3)
+    ids[7, 0] = ids[2, 0]  # finds two texts
+    ids[9, 1] = ids[3, 1]  # found by two
+    ids[11, 2] = ids[4, 1]  # a negative of one row is to be found by another
+    table = F.normalize(torch.randn(91, 6), dim=-1)
+    metric = Retrieval(0.05, symmetric=True)
+    for rows in ids.split(13):
+        metric.update(table[rows], rows)
+    figures = metric.compute()
+    queries, texts = ids[:, 0].unique(), ids[:, 1:].unique()
+    relevant = {(int(row[0]), int(row[1])) for row in ids}
+    target = torch.tensor([[(int(q), int(t)) in relevant for t in texts] for q in queries])
+    flat = {
+        # Above 0, since torchmetrics takes others for not found.
+        "preds": 2 + (table[queries] @ table[texts].T).flatten(),
+        "target": target.flatten(),
+        "indexes": torch.arange(len(queries)).repeat_interleave(len(texts)),
+    }
+    wanted = {
+        "mrr": kinds.RetrievalMRR(),
+        "ndcg_at_10": kinds.RetrievalNormalizedDCG(top_k=10),
+        **{f"recall_at_{cut}": kinds.RetrievalRecall(top_k=cut) for cut in (1, 5, 10)},
+    }
+    for name, kind in wanted.items():
+        torch.testing.assert_close(figures[name], kind(**flat), msg=name)
+    assert figures.keys() == {*wanted, "loss"}
