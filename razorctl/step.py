@@ -113,7 +113,7 @@ def train_step(
     shares = []
     with shared_by(job.accumulate):
         if job.cached_embeddings:
-            micro_batches, batches = (), [*micro_batches]
+            batches, micro_batches = list(micro_batches), ()
             shares = [cached_step(model, losses, batches, job, scaler, phase)]  # type: ignore[arg-type]
         for number, (inputs, labels) in enumerate(micro_batches, 1):
             with nullcontext() if number == job.accumulate else unsynced(model):
@@ -166,7 +166,7 @@ def cached_step(
     loss = losses_of(whole, torch.cat([labels for _, labels in batches]), job)
     scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
     assert whole.grad is not None
-    parts = whole.grad.split([len(part) for part in first])
+    parts = torch.split(whole.grad, [len(part) for part in first])
     after = _random_states(device)
     for (inputs, _), state, grad in zip(batches, states, parts, strict=True):
         _set_random_states(device, state)
@@ -228,8 +228,8 @@ def losses_of(
 ) -> Tensor:
     """The cross-entropy of logits, as `Model.logits` returns them; NO_LABEL does not count.
 
-    Embedding: `embedding_loss`. Regression: squared error, labels [rows]. Multi-label: binary cross-entropy, labels 0/1 [rows,
-    classes]; the mean is over all entries.
+    Embedding: `embedding_loss`. Regression: squared error, labels [rows]. Multi-label: binary
+    cross-entropy, labels 0/1 [rows, classes]; the mean is over all entries.
 
     Args:
         output: may be a `lazy_tensor.Lazy`, which computes logits when they are needed.

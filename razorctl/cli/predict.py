@@ -226,8 +226,8 @@ def _check_task(ctx: typer.Context, run: Path, job: "Job", out: Path | None) -> 
             )
     if _is_array(out) and (task != "embedding" or ctx.params["json"]):
         raise UsageError(
-            f"{out} would be an array of NumPy, which has only vectors of an embedding; name another "
-            "file."
+            f"{out} would be an array of NumPy, which has vectors of an embedding alone; name "
+            "another file."
         )
     if task == "segmentation" and out is None:
         raise UsageError(f"{run} predicts masks; name a new directory for them with --out.")

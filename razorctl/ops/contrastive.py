@@ -97,19 +97,15 @@ def ranking_loss(
     owners = torch.zeros_like(numbers[:, 1:])
     owners[:, 0] = queries
 
-    def loss(of: Tensor, candidates: Tensor, *numbers: Tensor) -> Tensor:
-        ranked: Tensor = _Ranking.apply(  # type: ignore[no-untyped-call]
-            of, candidates, _Ids(*numbers, own), temperature
-        )
-        return ranked
-
     # Column by column, so that `own` is the place of a row's second text.
     flat = every[:, 1:].transpose(0, 1).flatten(0, 1)
-    columns = (each.T.flatten() for each in (numbers[:, 1:], owners))
-    forward = loss(embeddings[:, 0], flat, ids[:, 0], *columns)
+    of_flat = _Ids(ids[:, 0], numbers[:, 1:].T.flatten(), owners.T.flatten(), own)
+    forward: Tensor = _Ranking.apply(embeddings[:, 0], flat, of_flat, temperature)
     if not symmetric:
         return forward
-    return (forward + loss(embeddings[:, 1], every[:, 0], ids[:, 1], queries, found)) / 2
+    of_first = _Ids(ids[:, 1], queries, found, own)
+    backward: Tensor = _Ranking.apply(embeddings[:, 1], every[:, 0], of_first, temperature)
+    return (forward + backward) / 2
 
 
 def embedding_loss(

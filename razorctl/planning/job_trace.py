@@ -27,7 +27,7 @@ from razorctl.memory.saved import traced_bytes, tracing
 from razorctl.memory.trace_cache import Trace
 from razorctl.ops.kernels import assumed
 from razorctl.optimizer import cast_weights, traceable_optimizer
-from razorctl.step import autocast, ByLogits, train_step, unit_weights
+from razorctl.step import ByLogits, autocast, train_step, unit_weights
 from razorctl.surgery import freezing
 from razorctl.surgery.blocks import blocks, parameter_bytes
 from razorctl.surgery.byte_budget import sparsify_within

@@ -304,7 +304,7 @@ def gathered(value: "Tensor") -> "Tensor":
             dist.all_reduce(whole)  # each process uses the rows of all
             return whole.chunk(count())[rank()]
 
-    rows: Tensor = Gathered.apply(value)  # type: ignore[no-untyped-call]
+    rows: Tensor = Gathered.apply(value)
     return rows
 
 

@@ -33,7 +33,7 @@ from razorctl.ops import kernels
 from razorctl.ops.cpu.gemm import makes_products
 from razorctl.ops.gemm import has_vnni
 from razorctl.planning import detect
-from razorctl.step import ForwardBackward, ByLogits, forward_backward
+from razorctl.step import ByLogits, ForwardBackward, forward_backward
 from razorctl.surgery.sparsify import sparsify
 from razorctl.system import c_compiler, folders, hub
 from razorctl.training.cuda_graphs import WARM_UPS, CapturedPasses

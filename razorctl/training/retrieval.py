@@ -40,8 +40,8 @@ class Retrieval(Metric):
     def compute(self) -> dict[str, Tensor]:
         vectors, numbers = (_joined(each) for each in (self.vectors, self.numbers))
         figures: dict[str, list[Tensor]] = {}
-        queries, of_rows = numbers[:, 0].unique(return_inverse=True)
-        texts, places = numbers[:, 1:].unique(return_inverse=True)
+        queries, of_rows = torch.unique(numbers[:, 0], return_inverse=True)
+        texts, places = torch.unique(numbers[:, 1:], return_inverse=True)
         corpus = vectors.new_empty(len(texts), vectors.shape[-1])
         corpus[places.flatten()] = vectors[:, 1:].flatten(0, 1)
         searching = vectors.new_empty(len(queries), vectors.shape[-1])

@@ -30,7 +30,7 @@ ROWS = 40
 
 def texts(word: str) -> list[str]:
     """Texts that are all unlike."""
-    return [f"{word} {'cat sat dog a'.split()[row % 4]} {row}" for row in range(ROWS)]
+    return [f"{word} {['cat', 'sat', 'dog', 'a'][row % 4]} {row}" for row in range(ROWS)]
 
 
 DATA = {

@@ -28,7 +28,7 @@ from razorctl.optimizer import build_optimizer
 from razorctl.planning import gpus
 from razorctl.planning import job_trace as tracing
 from razorctl.planning.times import step_seconds
-from razorctl.step import autocast, ByLogits, train_step
+from razorctl.step import ByLogits, autocast, train_step
 from razorctl.surgery.byte_budget import sparsify_within
 from razorctl.surgery.freezing import freeze_weights
 from scripts.bench import planning

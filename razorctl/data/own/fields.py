@@ -224,8 +224,7 @@ class Words(Several):
         return dict.fromkeys(pc.indices_nonzero(pc.equal(counts, 0)).to_pylist(), "no tokens")
 
 
-_FIELDS = [Picture("image"), Picture("mask")]
-_FIELDS += [Field("text"), Field("text_pair"), Field("negative")]
+_FIELDS = [Picture("image"), Picture("mask"), Field("text"), Field("text_pair"), Field("negative")]
 _FIELDS += [Messages("messages"), Number("number"), Several("labels"), Flag("flag")]
 _FIELDS += [Words("tokens", "token"), Several("tags", "tag")]
 FIELDS = {field.name: field for field in _FIELDS}

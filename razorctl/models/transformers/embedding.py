@@ -99,10 +99,10 @@ def embedded_texts(tokenizer: Any, tokens: int, shapes: Shapes, rows: Rows) -> R
     return {"inputs": each, "labels": [torch.tensor(row) for row in ids]}
 
 
-def _without_pooler(model: Any) -> Any:
+def _without_pooler(model: "nn.Module") -> "nn.Module":
     """The model without a pooler, if that is optional: its weights would get no gradient."""
     if "add_pooling_layer" in inspect.signature(type(model)).parameters:
-        model.pooler = None
+        model.pooler = None  # type: ignore[assignment]
     return model
 
 
