@@ -270,6 +270,7 @@ def test_no_network():
 MADE = {
     "data/own/read/hub.py:_origin",
     "models/image_model.py:write",
+    "models/transformers/embedding.py:save",
     "models/transformers/vision.py:save",
     "training/exporting/folder.py:write",
     "training/state.py:write",

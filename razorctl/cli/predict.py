@@ -4,7 +4,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeGuard
 
@@ -136,24 +135,11 @@ def predict(
             run, weights=weights, device=device, batch_size=given.get("batch_size")
         )
     evaluation.note_skipped(skipped)
-    write: Callable[..., None] = partial(view.write_csv, spreadsheet=spreadsheet)
-    if json:
-        write = partial(view.write_json, document=_document(model, skipped))
     file = None if job.task == "segmentation" else out
     total = sum(len(part.good) for part in parts)
-    if _is_array(out):
-        from razorctl.system import atomic
-        from razorctl.training.predicting import vectors
-
-        with (
-            atomic.writing(out, "file"),
-            atomic.atomic_file(out) as path,
-            progress.count_rows("predicting", total) as done,
-        ):
-            vectors.write_array(path, _predictions(model, parts, ctx.params, done)[1])
-        return
     with _opened(file) as stream, progress.count_rows("predicting", total) as done:
         row_format, rows = _predictions(model, parts, ctx.params, done)
+        write = _writer(out, _document(model, skipped) if json else None, spreadsheet)
         write(stream, rows, row_format)
 
 
@@ -197,6 +183,15 @@ def _predictions(
         row_format = view.labels_format(model.classes, options["top"] or 1, every)
         rows = labels.predict_labels(model, parts)
     return row_format, view.report_progress(rows, done)
+
+
+def _writer(
+    out: Path | None, document: Mapping[str, Any] | None, spreadsheet: bool
+) -> Callable[..., None]:
+    """The function that writes rows; document: of JSON, None without it."""
+    if document is not None:
+        return partial(view.write_json, document=document)
+    return view.write_array if _is_array(out) else partial(view.write_csv, spreadsheet=spreadsheet)
 
 
 def _document(model: "Trained", skipped: Sequence[str]) -> dict[str, Any]:
@@ -280,6 +275,6 @@ def _opened(out: Path | None) -> Iterator[Any]:
     with (
         atomic.writing(out, "file"),
         atomic.atomic_file(out) as path,
-        path.open("w", encoding="utf-8", newline="") as file,
+        path.open("wb") if _is_array(out) else path.open("w", encoding="utf-8", newline="") as file,
     ):
         yield file

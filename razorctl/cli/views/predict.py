@@ -3,13 +3,14 @@
 import csv
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO, TypeVar
 
 from razorctl.cli.views.terminal import Lines
 from razorctl.system import documents
 
 if TYPE_CHECKING:
     from razorctl.training.predicting.labels import LabelSet, Prediction
+    from razorctl.training.predicting.vectors import Vector
 
 Row = TypeVar("Row")
 BETWEEN = "|"  # between the labels in a cell
@@ -100,6 +101,13 @@ def write_csv(
     for row in rows:
         cells = row_format.cells(row)
         writer.writerow(map(_inert, cells) if spreadsheet else cells)
+
+
+def write_array(stream: BinaryIO, rows: Iterable["Vector"], _: RowFormat) -> None:
+    """Writes embeddings as an array of NumPy [rows, d], fp32."""
+    import numpy as np
+
+    np.save(stream, np.asarray([row.vector for row in rows], np.float32))
 
 
 def _inert(cell: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from razorctl.training.predicting.inference import RowOfFile
@@ -24,11 +23,3 @@ def predict_vectors(trained: "Trained", parts: Iterable["UnlabeledRows"]) -> Ite
     """The embeddings of the texts of files, in their order."""
     for place, vector in placed_logits(trained, parts):
         yield Vector(*place, tuple(vector.tolist()))
-
-
-def write_array(file: Path, rows: Iterable[Vector]) -> None:
-    """Writes the embeddings as an array of NumPy [rows, d], fp32."""
-    import numpy as np
-
-    with file.open("wb") as stream:
-        np.save(stream, np.asarray([row.vector for row in rows], np.float32))
