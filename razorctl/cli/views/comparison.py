@@ -19,6 +19,8 @@ _SHARES = {"f1": "F1", "micro_f1": "micro F1", "mean_average_precision": "mAP"}
 _SHARES |= {"mean_iou": "mean IoU", "top5_accuracy": "top-5 accuracy"}
 _SHARES |= {name: name for name in ("accuracy", "precision", "recall")}
 _SHARES |= {name: name.replace("_", " ") for name in ("balanced_accuracy", "exact_match")}
+_SHARES |= {"mrr": "MRR", "ndcg_at_10": "nDCG@10"}
+_SHARES |= {f"recall_at_{rank}": f"recall@{rank}" for rank in (1, 5, 10)}
 _CORRELATIONS = {"pearson": "Pearson r", "spearman": "Spearman r", "matthews": "Matthews"}
 SCORES = {  # figure -> as in Columns
     "perplexity": ("perplexity", 1.0, "{:.2f}"),
