@@ -49,6 +49,7 @@ def plan(settings: Settings, place: "torch.device | None" = None, *, quiet: bool
     from razorctl.planning import detect, gpus
     from razorctl.planning import plan as planner
     from razorctl.planning.batch import largest_batch
+    from razorctl.planning.candidates import label
 
     given = settings.given
     index = 0 if place is None else place.index or 0
@@ -73,6 +74,8 @@ def plan(settings: Settings, place: "torch.device | None" = None, *, quiet: bool
             tried = recipe or Recipe("full" if prefer == "exact" else "razor")
             size = largest_batch(job, gpu, tried, budget, report=report)
             job = replace(job, batch_size=size)
+            if not quiet:
+                views.note(f"{size:,} is the largest batch of {label(tried, 1)} in one pass.")
         return planner.plan(
             *(job, gpu, recipe), budget=budget, prefer=prefer, host_memory=host, report=report
         )
