@@ -18,6 +18,7 @@ SMALL = {
     "cifar100": "digits",
     "50": "2",
     "4": "1",
+    "512": "8",
 }
 SETTINGS = {"STEPS": 2, "BATCH_SIZE": 4, "EVALUATE_EVERY": 2, "DEVICE": "cpu"}
 SETTINGS |= {"MAX_RATIO": 0.5, "OPTIMIZER": "sgd"}  # fewer ways to trace
@@ -43,6 +44,11 @@ def test_commands_run_as_printed(kinds, runs_here, monkeypatch):
         "file_name,age",
     )
     texts(Path("reviews.csv"), 24)
+    table(
+        Path("pairs.csv"),
+        [f"text {n},other {n},no {n}" for n in range(24)],
+        "anchor,positive,negative",
+    )
     rows = [{"instruction": f"Count to {n}.", "output": "one " * n} for n in range(1, 25)]
     Path("alpaca.json").write_text(json.dumps(rows))
     table(Path("stsb.csv"), [f"{'good ' * (1 + n % 5)},{n % 5 + 0.5}" for n in range(24)])

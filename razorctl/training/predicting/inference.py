@@ -121,7 +121,8 @@ def load(
         raise UsageError(f"unknown weights {weights!r}; choose one of {', '.join(CHOICES)}.")
     result, job = run_files.finished_run(run)
     file = run / _file(result, weights or "best")
-    family, place = models.of_job(job), devices.find(device)
+    family = models.of_job(replace(job, packing=None))  # texts are answered one by one
+    place = devices.find(device)
     if not file.exists():
         raise MissingError(f"{file} is missing; {rundir.AGAIN}.")
     run_files.check_files(run, result, _loaded(run, file, result))
