@@ -13,6 +13,7 @@ import razorctl
 from razorctl.cli.app import app
 from razorctl.config.job import Job
 from razorctl.config.recipe import Recipe
+from razorctl.system import documents
 
 NAMED = ["vit-micro", "digits"]
 
@@ -68,7 +69,6 @@ def write(
         "metrics": figures(accuracies[-1], figure, other),
         "best_metrics": figures(accuracies[-1], figure, other),
         "by_class": None,
-        "checksums": {},
         "saved_bytes": saved,
         "full_saved_bytes": 10 * saved,
         "peak_bytes": peak,
@@ -88,8 +88,10 @@ def write(
     out.mkdir(parents=True)
     (out / "config.toml").write_text(tomli_w.dumps({"environment": environment}))
     (out / "metrics.jsonl").write_text(metrics(accuracies, step, figure, other))
-    (out / "result.json").write_text(json.dumps(result))
     (out / "split.json").write_text('{"digests": {}}')
+    files = ("metrics.jsonl", "split.json")
+    result["checksums"] = {file: documents.size_and_checksum(out / file) for file in files}
+    (out / "result.json").write_text(json.dumps(documents.sealed(result)))
     return out
 
 

@@ -17,6 +17,7 @@ import tomli_w
 from razorctl.cli.views import classes, plots, report
 from razorctl.training.comparing.curves import Curve
 from tests.comparing import compare, write
+from tests.training.runs import edit_result
 
 TEXT = "{http://www.w3.org/2000/svg}text"
 NASTY = """<b>&"it's"$x$[bold]</b>"""
@@ -227,9 +228,8 @@ def test_the_classes_of_each_row_and_what_their_labels_were_taken_for(no_plots):
         f1 = [right / 10, 0.5]
         by_class = {"labels": [10, 2], "precision": f1, "recall": f1, "f1": f1}
         by_class["confusion"] = [[right, 10 - right], [1, 1]]
-        file = write(f"f{seed}", seed=seed) / "result.json"
-        content = json.loads(file.read_text()) | {"classes": ["<b>", "dog"], "by_class": by_class}
-        file.write_text(json.dumps(content))
+        more = {"classes": ["<b>", "dog"], "by_class": by_class}
+        edit_result(write(f"f{seed}", seed=seed), lambda result, more=more: result.update(more))
         names.append(f"f{seed}")
     page(*names)
     found = Page(Path("report.html").read_text("utf-8"))
