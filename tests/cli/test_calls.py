@@ -92,7 +92,7 @@ def test_the_function_and_the_command_take_the_same(name):
 
 def test_the_settings_are_those_of_a_job_and_a_recipe():
     settings = TrainingSettings.__annotations__
-    assert settings.keys() == SETTINGS.keys() - {"model", "dataset"} | {"lr"}
+    assert settings.keys() == SETTINGS.keys() - {"model", "dataset", "streaming"} | {"lr"}
     for name in settings.keys() - {"lr"}:
         assert kinds(SETTINGS[name]) - {NoneType} <= kinds(settings[name]), name
         assert NoneType in types_in(settings[name]), name

@@ -205,6 +205,8 @@ def test_a_stdout_that_takes_no_more_ends_every_command(words, end, capsys, monk
     with os.fdopen(opened(), "w") as stream:
         monkeypatch.setattr(sys, "stdout", stream)
         monkeypatch.setattr(views.err, "_file", None)
+        # What could not be written would be printed by the next test.
+        monkeypatch.setattr(views, "out", type(views.out)())
         with pytest.raises(SystemExit) as stop:
             app(words)
         assert sys.stdout is stream

@@ -304,6 +304,7 @@ RESULTS = {
     "quantize": "copy",
     "quantize_images": "copy",
     "residual_add": "equal float float",
+    "row_operands": "int8 float int8 float",
     "scaled_gemm": "float",
     "slope_bits": "equal",
     "slope_grad": "equal",

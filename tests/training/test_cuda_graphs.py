@@ -257,9 +257,10 @@ def test_texts_have_few_shapes(
     found = {}
     for kind in ("plain", "padded", "graphs"):
         family, source = data.pair(job)
-        splits = sequenced(source.load(), family.fed(packing), job, lambda _: None)
+        fed = family.fed(replace(job, packing=packing))
+        splits = sequenced(source.load(), fed, job, lambda _: None)
         own = replace(job, cuda_graphs=kind != "plain").resolved(family.defaults, 64)
-        family = family.fed(packing)
+        family = fed
         torch.manual_seed(0)
         net = family.bare(len(splits.classes), 192)
         for module in net.modules():
