@@ -110,6 +110,8 @@ def reliefs(job: Job, recipe: Recipe) -> Iterator[Relief]:
         yield Relief()
     whole = job.micro_batch
     counts = [count for count in range(2, whole + 1) if whole % count == 0]
+    if job.optimizer_in_backward:  # which needs the whole batch in one pass
+        counts = []
     yield from map(Relief, counts)
     last = Relief(max(counts, default=1))
     for ratio in _ratios(job, recipe):

@@ -154,6 +154,8 @@ def test_what_a_run_may_change():
     job = SMALL.resolved({}, 100)
     assert list(reliefs(replace(job, processes=2), RAZOR)) == []
     assert [r.ratio for r in reliefs(job, RAZOR) if r.ratio][-1] == job.max_ratio
+    within = reliefs(replace(job, optimizer_in_backward=True), RAZOR)
+    assert {relief.parts for relief in within} == {1}
     adapted = reliefs(job, Recipe(ratio=0.5, lora=True))
     fixed = {*reliefs(job, Recipe("lora")), *adapted, *reliefs(replace(job, compile=True), FULL)}
     assert fixed == {Relief(2), Relief(4), Relief(8)}

@@ -37,9 +37,10 @@ WORDS = {
 def table_columns(request: DataRequest, columns: Columns) -> TableColumns:
     """The task of a table with these columns, and the columns that this task uses.
 
-    --task names it. Otherwise it is the first of these that table and model allow: causal-lm for
-    conversations, token-classification for tokens with tags, segmentation for images with
-    masks, the model's language task for texts alone, and a task with a label for each row.
+    --task names it. Otherwise it is the first of these that table and model allow: embedding for
+    texts in a column called positive, causal-lm for conversations, token-classification for tokens
+    with tags, segmentation for images with masks, the model's language task for texts alone, and a
+    task with a label for each row.
     For a language model, only names and types of columns mark labels, and not their values.
     Raises what `Table` raises, and UsageError if the table does not serve the task or is of a kind
     that no model is for.
