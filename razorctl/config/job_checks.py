@@ -152,8 +152,11 @@ def check_pairs(job: Any) -> None:
         )
     if job.class_weights is not None:
         weight_numbers(job.class_weights)
-    if job.task == "embedding" and job.accumulate > 1:
-        _check_cached(job)
+    if job.cached_embeddings and job.processes > 1:
+        raise UsageError(
+            "micro-batches of embeddings share a loss, which several processes do not; leave "
+            "accumulate out."
+        )
     if job.optimizer_in_backward:
         _check_in_backward(job)
     if job.optimizer_state == "host":
@@ -173,21 +176,6 @@ def _check_in_backward(job: Any) -> None:
             "an optimizer in the backward pass cannot skip overflowed steps of fp16; "
             "choose --precision bf16 or fp32, or leave --optimizer-in-backward out."
         )
-
-
-def _check_cached(job: Any) -> None:
-    """Raises UsageError for settings that micro-batches with one loss do not take."""
-    for what, asked in {
-        "several processes": job.processes > 1,
-        "compiled steps": job.compile,
-        "CUDA graphs": bool(job.cuda_graphs),
-        "fp16, whose scale may change between the passes": job.precision == "fp16",
-    }.items():
-        if asked:
-            raise UsageError(
-                f"micro-batches of embeddings share a loss, which does not go with {what}; change "
-                "that, or leave accumulate out."
-            )
 
 
 def _check_host_state(job: Any) -> None:
@@ -225,7 +213,7 @@ def check_batch(job: Any, examples: int | None) -> None:
             f"batch size {job.batch_size // job.processes} cannot be split into "
             f"{job.accumulate} equal micro-batches; accumulate over a number that divides it."
         )
-    if job.task == "embedding" and job.batch_size // job.processes == 1:
+    if job.task == "embedding" and job.batch_size == 1:
         raise UsageError(
             "the other rows of a batch are the negatives of a row, and a batch of 1 has none; give "
             "a larger --batch-size."

@@ -38,7 +38,7 @@ def resolve(job: Job, recipe: Recipe, device: torch.device) -> tuple[Job, str]:
     if device.type != "cuda":
         note = "CUDA graphs need a CUDA device; steps run without." if job.cuda_graphs else ""
         return replace(job, cuda_graphs=False), note
-    if job.cuda_graphs is not None:
+    if job.cuda_graphs is not None and not (job.cuda_graphs and job.cached_embeddings):
         return job, ""
     why = job.eager_reason(recipe.joint_budget)
     note = "" if why is None or job.compile else f"CUDA graphs are not used, since {why}."

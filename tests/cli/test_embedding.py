@@ -164,6 +164,8 @@ def test_settings_that_are_refused(kinds):
     data, model = written(DATA["pairs"]), str(kinds / "bert")
     one = razorctl("finetune", model, data, *QUICK, "--batch-size", "1")
     assert_ends_with_an_error(one, "a batch of 1 has none")
+    two = razorctl("finetune", model, data, *QUICK, "--accumulate", "2", "--processes", "2")
+    assert_ends_with_an_error(two, "share a loss, which several processes do not")
     flat = razorctl("finetune", model, data, *QUICK, "--temperature", "0")
     assert_ends_with_an_error(flat, "temperature 0")
     done("finetune", model, data, *QUICK, "--out", "run")

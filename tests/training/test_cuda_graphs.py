@@ -381,6 +381,8 @@ def test_doctor_tries_a_graph(wrong, state, found, monkeypatch):
         ({"processes": 2}, 1.0, "several processes"),
         ({"optimizer_in_backward": True}, 1.0, "in the backward pass"),
         ({}, 0.5, "a joint budget"),
+        ({"task": "embedding", "accumulate": 2}, 1.0, "share a loss"),
+        ({"task": "embedding", "accumulate": 2, "cuda_graphs": True}, 1.0, "share a loss"),
     ],
 )
 def test_graphs_are_the_default_on_a_card(job, joint_budget, why):
