@@ -13,7 +13,7 @@ from razorctl.config.recipe import Recipe
 from razorctl.errors import UsageError
 from razorctl.planning.search import ADAPTERS, Search
 from razorctl.planning.searches import Searches
-from razorctl.planning.states import State, leaner, states
+from razorctl.planning.states import State, leaner
 
 WIDER: dict[Prefer, tuple[Prefer, ...]] = {  # preferences that allow more ways
     "exact": ("balanced", "fast"),
@@ -29,8 +29,7 @@ def needed_bytes(searches: Searches, prefer: Prefer) -> int:
     Raises UsageError if no way can be traced.
     """
     least = math.inf
-    for state in reversed(list(states(searches.job, searches.asked.job, prefer))):
-        search = searches.of(state)
+    for search in searches.leanest(prefer):
         if search.least < least and searches.hosts(search):
             least = min([least, *_sizes(search, prefer)])
     if least == math.inf:

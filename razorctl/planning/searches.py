@@ -50,9 +50,14 @@ class Searches:
 
     def possible(self, prefer: Prefer) -> Iterator[Search]:
         """The searches in which a way may fit, the leanest first."""
-        for state in reversed(list(states(self.job, self.asked.job, prefer))):
-            if self.impossible(self.of(state)) is None:
-                yield self.of(state)
+        for search in self.leanest(prefer):
+            if self.impossible(search) is None:
+                yield search
+
+    def leanest(self, prefer: Prefer) -> list[Search]:
+        """The searches for all states of a preference, by the bytes of weights and state."""
+        searches = map(self.of, states(self.job, self.asked.job, prefer))
+        return sorted(searches, key=lambda search: search.least)
 
     def like(self, recipe: Recipe | None, **changes: Any) -> "Searches":
         """Searches on the same card for a changed job."""

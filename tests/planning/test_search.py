@@ -296,8 +296,10 @@ def test_states_that_a_plan_may_choose(cache, job, flags):
     assert {word for state in found for word in WORDS if word in state.label} == flags
     exact = [*states(job, asked.job, "exact")][1:]
     assert all(state.exact for state in exact)
-    least = [state.least(100, 100) for state in found]
-    assert all(least[0] >= each for each in least)
+    masters = [state.on_host or state.weights == "fp32" for state in found]
+    assert masters == sorted(
+        masters, reverse=True
+    )  # weights that are rounded without any come last
 
 
 WORDS = ("adamw8bit", "bf16", "backward", "host")
