@@ -100,6 +100,7 @@ def pair(job: Job) -> tuple[models.Model, Source]:
             f"{job.dataset} is for {source.task}, and only texts of a causal-lm are packed; leave "
             "--packing out."
         )
+    _check_embedding(job, source)
     if source.name not in DATASETS:
         own_defaults = dict(family.own_defaults)
         times = max(own_defaults.pop("times", 1), FROM_SCRATCH if job.from_scratch else 1)
@@ -115,6 +116,23 @@ def pair(job: Job) -> tuple[models.Model, Source]:
         common = {name: value for name, value in defaults.items() if name not in LENGTH}
         defaults = {**common, **own_defaults, BY_ROWS: by_rows}
     return replace(family, defaults=defaults), source
+
+
+def _check_embedding(job: Job, source: Source) -> None:
+    """Raises UsageError for settings of embeddings that do not apply to a data set."""
+    ranks = source.task == "embedding" and source.classes > 1
+    asked = {
+        "pooling": job.pooling is not None and source.task != "embedding",
+        "temperature": job.temperature != Job.temperature and not ranks,
+        "symmetric": job.symmetric and not ranks,
+    }
+    for name in (name for name, given in asked.items() if given):
+        scored = source.task == "embedding"
+        what = "has pairs with scores" if scored else f"is for {source.task}"
+        raise UsageError(
+            f"{name} is of embeddings{' of pairs without scores' * (name != 'pooling')}, and "
+            f"{job.dataset} {what}; leave --{name} out."
+        )
 
 
 def _check_class_weights(job: Job, source: Source) -> None:
@@ -147,7 +165,7 @@ def check(job: Job) -> Source:
             f"{job.model} takes {family.modality}s, which are not augmented; leave --augment, "
             "--mixup and --cutmix out."
         )
-    if job.label_smoothing and source.task in ("regression", "multi-label"):
+    if job.label_smoothing and source.task in ("regression", "multi-label", "embedding"):
         raise UsageError(
             f"label smoothing spreads a label over classes, and {job.dataset} is for "
             f"{source.task}; leave it out."

@@ -9,7 +9,6 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -169,7 +168,7 @@ class _Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             hook.remove()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is _DEVICE and isinstance(args[0], FakeTensor):  # most calls
+        if func is _DEVICE and hasattr(args[0], "fake_device"):  # most calls
             return args[0].fake_device
         # TorchFunctionModes have already seen this call; they must not see the tracker's own.
         with torch._C.DisableTorchFunction():

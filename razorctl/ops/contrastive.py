@@ -85,7 +85,8 @@ def ranking_loss(
         embeddings: unit vectors [rows, texts, d] of the first text of each row, of the one that it
             finds, and of any negatives.
         ids: [rows, texts], int64, equal for equal texts and never 0.
-        symmetric: whether the loss is the mean with that of finding first texts by second ones.
+        symmetric: whether first texts are found by second ones too; the loss is then the mean of
+            both directions.
         shared: whether the rows of all processes are candidates, which is collective.
     """
     rows, first = len(embeddings), processes.rank() * len(embeddings) * shared

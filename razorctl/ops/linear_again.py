@@ -73,8 +73,8 @@ def row_operands(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The operands of the product f(x) W^T, for some rows of it at a time.
 
-    Returns the codes and scales of f(x), [rows, columns] and [rows, 1], and those of the weight,
-    [out, columns] and [out]. The arguments are those of `linear_again`.
+    Returns the codes [rows, columns] and the scales [rows, 1] of f(x), then the codes
+    [out, columns] and the scales [out] of the weight. It takes the arguments of `linear_again`.
     """
     copy, weight = evened(copy, function, weight)
     outputs, out_scale, *_ = int8_rows.body(weight)

@@ -166,6 +166,13 @@ def test_settings_that_are_refused(kinds):
     assert_ends_with_an_error(one, "a batch of 1 has none")
     two = razorctl("finetune", model, data, *QUICK, "--accumulate", "2", "--processes", "2")
     assert_ends_with_an_error(two, "share a loss, which several processes do not")
+    scored = razorctl(
+        *("finetune", model, written(DATA["scores"], name="b"), *QUICK, "--task", "embedding"),
+        "--symmetric",
+    )
+    assert_ends_with_an_error(scored, "has pairs with scores; leave --symmetric out")
+    other = razorctl("finetune", "vit-micro", "digits", *QUICK, "--pooling", "first")
+    assert_ends_with_an_error(other, "digits is for classification; leave --pooling out")
     flat = razorctl("finetune", model, data, *QUICK, "--temperature", "0")
     assert_ends_with_an_error(flat, "temperature 0")
     done("finetune", model, data, *QUICK, "--out", "run")

@@ -3,9 +3,10 @@
 x -- gate, up -- a = f(gate) * up -- down -- y
 
 It needs gate, up, a and the gradients of all three, each as large as a. The layer `down` computes
-them, a tile at a time. As a whole exist a in codes, and the gradients of gate and up, on a card in
-int8. They reach the node of a as a `HeldGradient`. All numbers are those of whole tensors, but sums
-over rows are added in another order. As `down` is no output layer, no cost of int8 is measured.
+them, a tile at a time. Whole are only a, in codes, and the gradients of gate and up, on a card in
+int8. The gradients reach the node of a as a `HeldGradient`. All numbers equal the ones of whole
+tensors, but sums over rows are added in another order. As `down` is no output layer, no cost of
+int8 is measured.
 """
 
 import math
@@ -50,7 +51,7 @@ class Gradients(NamedTuple):
 
 
 def parts_of(dy: Tensor, gate: Packed) -> tuple[Tensor, ...]:
-    """The gradients of gate and up, if dy has those of this gate; else nothing."""
+    """The gradients of gate and up that dy holds for this gate; nothing if it holds none."""
     form = dy.form if isinstance(dy, HeldGradient) else None
     return form.parts if isinstance(form, Gradients) and form.gate is gate.cell else ()  # type: ignore[attr-defined]
 

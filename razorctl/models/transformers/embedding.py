@@ -163,7 +163,7 @@ class TextEmbedder(TextModel):
     ) -> tuple[Any, "Tensor"]:
         """`classes` texts in each row, at least a pair; scores of 0 if it is 1, else unlike texts.
 
-        The names of the classes are those of the texts of a row, or that of its score.
+        The classes have the names of the columns of texts, or the name of the score alone.
         """
         import torch
 
