@@ -9,6 +9,7 @@ Task = Literal[
     "multi-label",
     "token-classification",
     "segmentation",
+    "detection",
     "causal-lm",
     "masked-lm",
     "embedding",
@@ -33,6 +34,9 @@ FIGURES: dict[Task, tuple[str, ...]] = {
     "multi-label": ("mean_average_precision", "f1", "micro_f1", "exact_match", "loss"),
     "token-classification": ("f1", "precision", "recall", "accuracy", "loss"),
     "segmentation": ("mean_iou", "accuracy", "loss"),
+    "detection": (
+        *("map", "map_50", "map_75", "map_small", "map_medium", "map_large", "mar_100", "loss"),
+    ),
     "causal-lm": _OF_TOKENS,
     "masked-lm": _OF_TOKENS,
     "embedding": (

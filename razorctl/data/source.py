@@ -24,6 +24,9 @@ class Splits:
     - token-classification: `tokens`; the label is a list with the number of each tag.
     - segmentation: an `image` and a `mask` of the same size, with values as in `models.masks`;
       sometimes `mask_classes` as there.
+    - detection: an `image` and its `boxes`, a list of [left, top, right, bottom] in pixels of the
+      upright image, fp64; the label is a list with the class of each box. Sometimes `crowd`, a list
+      with 1 for each box that evaluation ignores, and 0 for others. The lists may be empty.
     - language models: a `text`, or `messages` as in `own.chats`; no classes.
 
     Images may have a `white`, the level of white in their set, as in `models.images`.

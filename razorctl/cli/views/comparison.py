@@ -21,6 +21,8 @@ _SHARES |= {name: name for name in ("accuracy", "precision", "recall")}
 _SHARES |= {name: name.replace("_", " ") for name in ("balanced_accuracy", "exact_match")}
 _SHARES |= {"mrr": "MRR", "ndcg_at_10": "nDCG@10"}
 _SHARES |= {f"recall_at_{rank}": f"recall@{rank}" for rank in (1, 5, 10)}
+_SHARES |= {"map": "box mAP", "map_50": "box mAP@50", "map_75": "box mAP@75", "mar_100": "mAR@100"}
+_SHARES |= {f"map_{size}": f"mAP {size}" for size in ("small", "medium", "large")}
 _CORRELATIONS = {"pearson": "Pearson r", "spearman": "Spearman r", "matthews": "Matthews"}
 SCORES = {  # figure -> as in Columns
     "perplexity": ("perplexity", 1.0, "{:.2f}"),
