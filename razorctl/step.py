@@ -163,7 +163,7 @@ def cached_step(
         # With a graph, which is freed at once, since layers draw more numbers if they store copies.
         first.append(embeddings(inputs).detach().clone())
     whole = torch.cat(first).requires_grad_()
-    loss = losses_of(whole, torch.cat([labels for _, labels in batches]), job)
+    loss = losses.of_output(model, whole, torch.cat([labels for _, labels in batches]), "mean")
     scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
     assert whole.grad is not None
     parts = torch.split(whole.grad, [len(part) for part in first])
@@ -215,7 +215,17 @@ class ByLogits:
     class_weights: Tensor | None = None
 
     def __call__(self, model: nn.Module, inputs: Any, labels: Tensor, reduction: str) -> Tensor:
+        return self.scored(model, inputs, labels, reduction)[1]
+
+    def scored(
+        self, model: nn.Module, inputs: Any, labels: Tensor, reduction: str
+    ) -> tuple[Tensor, Tensor]:
+        """The logits of inputs, and their loss."""
         output = self.logits(model, inputs)
+        return output, self.of_output(model, output, labels, reduction)
+
+    def of_output(self, model: nn.Module, output: Tensor, labels: Tensor, reduction: str) -> Tensor:
+        """The loss of logits; model: for losses with parameters of their own."""
         return losses_of(output, labels, self.job, reduction, self.class_weights)
 
 

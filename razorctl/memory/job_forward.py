@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map_only
 from razorctl.config.job import Job
 from razorctl.memory.saved import Forward
 from razorctl.models import Model
-from razorctl.step import DTYPES, losses_of, unit_weights
+from razorctl.step import DTYPES, unit_weights
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,5 @@ class JobForward:
     def loss(self, model: nn.Module, batch: tuple[Any, Tensor]) -> Tensor:
         """The loss of a batch of inputs and labels."""
         inputs, labels = batch
-        output = self.family.logits(model, inputs)
-        weights = unit_weights(self.job, output.shape[1], labels.device)
-        return losses_of(output, labels, self.job, class_weights=weights)
+        weights = unit_weights(self.job, self.classes, labels.device)
+        return self.family.losses(self.job, weights)(model, inputs, labels, "mean")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from razorctl.models.transformers.writing import Writer
+    from razorctl.step import ByLogits
 
 Modality = Literal["image", "text"]
 Size = int | None  # pixels of an image's side, or tokens of a text; None is the model's own
@@ -102,6 +103,12 @@ class Model(ABC):
         For regression they are numbers [batch, 1], for segmentation [batch, classes, height, width]
         in the size of the images, for a language model [batch, tokens, vocabulary].
         """
+
+    def losses(self, job: Job, class_weights: "Tensor | None" = None) -> "ByLogits":
+        """The losses of its micro-batches; class_weights: as in `step.losses_of`."""
+        from razorctl.step import ByLogits
+
+        return ByLogits(self.logits, job, class_weights)
 
     @abstractmethod
     def save(

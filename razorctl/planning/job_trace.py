@@ -27,7 +27,7 @@ from razorctl.memory.saved import traced_bytes, tracing
 from razorctl.memory.trace_cache import Trace
 from razorctl.ops.kernels import assumed
 from razorctl.optimizer import cast_weights, traceable_optimizer
-from razorctl.step import ByLogits, autocast, train_step, unit_weights
+from razorctl.step import autocast, train_step, unit_weights
 from razorctl.surgery import freezing
 from razorctl.surgery.blocks import blocks, parameter_bytes
 from razorctl.surgery.byte_budget import sparsify_within
@@ -238,7 +238,7 @@ def _prepared(
             if job.buckets and parameter.requires_grad:
                 parameter.grad = torch.zeros_like(parameter)
         train_step(
-            *(model, ByLogits(family.logits, job, weights), micro_batches, optimizer, job, scaler),
+            *(model, family.losses(job, weights), micro_batches, optimizer, job, scaler),
             keep_gradients=job.buckets,
             total=None if job.of_rows else torch.ones(()),
         )

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from razorctl.config.job import Job
 from razorctl.config.tasks import LANGUAGE, NO_LABEL
 from razorctl.errors import FigureError
 from razorctl.layers.heads.lazy_tensor import lazily
-from razorctl.step import counted, losses_of, scored
+from razorctl.step import ByLogits, counted, scored
 from razorctl.system import processes
 from razorctl.training.metrics import MOST, ByClass
 
@@ -37,10 +37,9 @@ class Evaluation:
 @torch.no_grad()
 def evaluate(
     model: nn.Module,
-    logits: Callable[[nn.Module, Any], Tensor],
+    losses: ByLogits,
     batches: Iterable[Batch],
     classes: Sequence[str],
-    job: Job,
 ) -> Evaluation:
     """Runs the model in eval mode over batches of inputs and labels, on their device. Collective.
 
@@ -53,24 +52,27 @@ def evaluate(
     from torchmetrics import MeanMetric, MetricCollection  # takes seconds
 
     model.eval()
+    job, logits = losses.job, losses.logits
+    if job.task not in LANGUAGE:
+        losses = replace(losses, logits=lambda model, inputs: logits(model, inputs).float())
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     scoring = _scoring(job, classes)
     figures = MetricCollection(scoring.metrics(classes)).to(device)
-    losses = MeanMetric(nan_strategy=math.inf).to(device)  # the default ignores NaN
+    mean = MeanMetric(nan_strategy=math.inf).to(device)  # the default ignores NaN
     for (inputs, labels), counts in _in_step(batches, device):
         with scored(device, job), lazily(model):
-            output = logits(model, inputs)
-            if job.task not in LANGUAGE:
-                output = output.float()
-            loss = losses_of(output, labels, job, "sum") if counts and scoring.of_batches else None
+            if counts and scoring.of_batches:
+                output, loss = losses.scored(model, inputs, labels, "sum")
+            else:
+                output, loss = losses.logits(model, inputs), None
         if counts:
             figures.update(*scoring.guesses(output, labels))
         if loss is not None:
             count = counted(labels)
-            losses.update(loss.float() / count.clamp(min=1), count)
+            mean.update(loss.float() / count.clamp(min=1), count)
     values: dict[str, Tensor] = figures.compute()
     if "loss" not in values:
-        values = {"loss": losses.compute(), **values}
+        values = {"loss": mean.compute(), **values}
     parts: dict[str, Any] = {
         name.removeprefix(BY_CLASS): value.tolist()
         for name, value in values.items()

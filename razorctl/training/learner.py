@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from razorctl.config.job import Job
 from razorctl.optimizer import build_optimizer
 from razorctl.step import ByLogits, forward_backward, refuse_infinite, train_step
 from razorctl.system import processes
@@ -34,17 +33,10 @@ class Learner:
     whether a step failed while it changed the weights.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        job: Job,
-        logits: Callable[[nn.Module, Any], Tensor],
-        device: torch.device,
-        class_weights: Tensor | None = None,
-    ) -> None:
-        self.model, self.job = model, job
+    def __init__(self, model: nn.Module, losses: ByLogits, device: torch.device) -> None:
+        self.model, self.job = model, losses.job
+        job = losses.job
         self.average = None if job.ema is None else Average(model, job.ema)
-        losses = ByLogits(logits, job, class_weights)
         together, self._losses = parallel.parallel(model, losses, job, device)
         self.optimizer = build_optimizer(model, job)
         self._rates = [float(group["lr"]) for group in self.optimizer.param_groups]

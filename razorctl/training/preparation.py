@@ -24,7 +24,7 @@ from razorctl.models import kept_head
 from razorctl.models.joined_texts import keeps_apart
 from razorctl.optimizer import cast_weights
 from razorctl.planning.job_trace import blueprint
-from razorctl.step import autocast, precision
+from razorctl.step import ByLogits, autocast, precision
 from razorctl.surgery import freezing
 from razorctl.surgery.byte_budget import sparsify_within
 from razorctl.surgery.excess import LEAST, uncompressed
@@ -75,6 +75,7 @@ class PreparedRun:
     predicted: dict[str, Any] | None
     model: nn.Module
     logits: Callable[[nn.Module, Any], Tensor]
+    losses: ByLogits
     trial: Trial
     metrics: Metrics | None
 
@@ -167,6 +168,7 @@ class PreparedRun:
         cast_weights(self.model, job)
         freezing.freeze_weights(self.model, job, self.recipe.part)
         self.model.to(self.device)
+        self.losses = family.losses(job, self.class_weights)
         self.logits = family.logits
         self._check_output(family)
         if job.packing and not keeps_apart(self.model, self.logits):
@@ -261,7 +263,8 @@ class PreparedRun:
         """
         batches = map(self.feed.moved, self.feed.evaluated if rows is None else rows)
         logits = self.feed.standard.logits(self.logits)
-        return evaluate(self.evaluated_model, logits, batches, self.classes, self.job)
+        losses = replace(self.losses, logits=logits, class_weights=None)
+        return evaluate(self.evaluated_model, losses, batches, self.classes)
 
     @property
     def evaluated_model(self) -> nn.Module:

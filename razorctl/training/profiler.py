@@ -29,7 +29,7 @@ from razorctl.models import Model
 from razorctl.ops import kernels
 from razorctl.optimizer import build_optimizer
 from razorctl.planning import job_trace as tracing
-from razorctl.step import ByLogits, forward_backward, precision, train_step
+from razorctl.step import forward_backward, precision, train_step
 from razorctl.surgery.byte_budget import sparsify_within
 from razorctl.system import devices
 from razorctl.system.atomic import atomic_file, check_room, scratch, writing
@@ -218,7 +218,7 @@ class TimedTraining:
         with clock.phase("step"):
             train_step(
                 model,
-                ByLogits(self.family.logits, self.job),
+                self.family.losses(self.job),
                 batch(),
                 self._updates,
                 self.job,
@@ -275,7 +275,7 @@ def profile(
     tracing.blueprint(job, classes)
     net = family.bare(classes, job.input_size).to(place)
     feed = None if splits is None else Feed(net, job, family, splits, place)
-    rows = _sparsified_rows(net, recipe, JobForward(family, job), place)
+    rows = _sparsified_rows(net, recipe, JobForward(family, job, classes), place)
     training = TimedTraining(family, net, job, place, feed)  # after `sparsify` adds adapters
     result = _profile(training, recipe, classes, rows)
     _record(training.step, trace, snapshot)

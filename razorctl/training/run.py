@@ -69,7 +69,7 @@ class Run(PreparedRun, Iterator[Step]):
         newest = self.checkpoints.newest
         if len({each and each.step for each in processes.every(newest)}) > 1:
             raise UsageError(f"not all machines see {out}; name a directory that they share.")
-        self.learner = Learner(self.model, self.job, self.logits, device, self.class_weights)
+        self.learner = Learner(self.model, self.losses, device)
         self.learner.relieve(self.recovery.relief)
         self.trial = self.learner.trial
         self.threads = torch.get_num_threads()  # at the begin of the run

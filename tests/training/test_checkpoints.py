@@ -22,7 +22,8 @@ from razorctl.config.recipe import Recipe
 from razorctl.errors import RazorError, UsageError
 from razorctl.models.timm import micro
 from razorctl.optimizer.slices import Slices
-from razorctl.training import evaluation, preparation, run_files, rundir
+from razorctl.step import ByLogits
+from razorctl.training import preparation, run_files, rundir
 from razorctl.training import run as trainer
 from razorctl.training.checkpoints import MARKER
 from razorctl.training.feed import Feed
@@ -414,13 +415,14 @@ class TestSpoiledWeights:
 def test_a_last_evaluation_that_is_not_finite_writes_no_result(tmp_path, monkeypatch):
     job = Job("vit-micro", str(photos(tmp_path / "d" / "train", 8).parent), batch_size=4, steps=2)
     photos(tmp_path / "d" / "test", 2)
-    out, losses = tmp_path / "run", evaluation.losses_of
+    out, scored = tmp_path / "run", ByLogits.scored
     run = begin(out, job, steps=2)
 
     def infinite(*args: Any) -> Any:
-        return losses(*args) * torch.inf
+        output, loss = scored(*args)
+        return output, loss * torch.inf if args[-1] == "sum" else loss
 
-    monkeypatch.setattr(evaluation, "losses_of", infinite)
+    monkeypatch.setattr(ByLogits, "scored", infinite)
     with pytest.raises(RazorError, match="loss of the evaluation is not finite; train again with"):
         next(run)
     assert steps(out)[-1] == 2

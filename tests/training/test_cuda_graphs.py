@@ -59,7 +59,7 @@ def learner(job: Job, recipe: Recipe, drop: float = 0.0) -> Learner:
     model = family.bare(10, None)
     model.head = nn.Sequential(nn.Dropout(drop), nn.BatchNorm1d(128), model.head)
     sparsify(model, recipe)
-    return Learner(model, job, family.logits, torch.device("cpu"))
+    return Learner(model, family.losses(job), torch.device("cpu"))
 
 
 def batches(job: Job, step: int, rows: int | None = None) -> list[tuple[torch.Tensor, ...]]:
@@ -268,7 +268,8 @@ def test_texts_have_few_shapes(
                 module.p = 0.0
         sparsify(net, recipe)
         feed = Feed(net, own, family, splits, torch.device("cpu"))
-        it = Learner(net, replace(own, cuda_graphs=kind == "graphs"), family.logits, feed.device)
+        of = replace(own, cuda_graphs=kind == "graphs")
+        it = Learner(net, family.losses(of), feed.device)
         shapes, losses, steps = set(), [], feed.loading.batches()
         for _ in range(24):
             batches = [*next(steps)]
@@ -472,7 +473,7 @@ def test_dropout_inside_attention_is_not_captured(stand_in, caplog, tmp_path, mo
             if isinstance(module, nn.Dropout) and "attention.self" not in name:
                 module.p = 0.0
         sparsify(net, RAZOR)
-        it = Learner(net, job, family.logits, torch.device("cpu"))
+        it = Learner(net, family.losses(job), torch.device("cpu"))
         ids = torch.arange(8 * 16).view(8, 16) % 40
         batch = {"input_ids": ids, "attention_mask": (ids < 30).long()}, torch.arange(8)
         found.append(torch.tensor([it.step([batch]) for _ in range(STEPS)]))

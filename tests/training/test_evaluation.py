@@ -11,9 +11,14 @@ from razorctl import Recipe, sparsify
 from razorctl.config.job import Job
 from razorctl.errors import FigureError
 from razorctl.layers.heads.pixel_logits import Enlarged
+from razorctl.step import ByLogits
 from razorctl.training.evaluation import SCORINGS, evaluate
 
 JOB = Job("m", "d", precision="fp32")
+
+
+def call(model, inputs):
+    return model(inputs)
 
 
 def names(count):
@@ -25,9 +30,8 @@ def of(output, labels, *, size=3, job=JOB):
     rows = torch.arange(len(labels))
     batches = [(part, labels[part]) for part in rows.split(size)]
     model = nn.Dropout()
-    evaluation = evaluate(
-        model, lambda model, rows: output[rows], batches, names(output.shape[1]), job
-    )
+    losses = ByLogits(lambda model, rows: output[rows], job)
+    evaluation = evaluate(model, losses, batches, names(output.shape[1]))
     assert not model.training
     return evaluation
 
@@ -113,7 +117,7 @@ def test_years_are_scored_in_more_than_16_bits():
     nn.init.ones_(layer.weight)
     nn.init.constant_(layer.bias, 1990.0)
     labels = torch.tensor([1990.0, 1993.5])
-    figures = evaluate(layer, lambda model, x: model(x), [(rows, labels)], ["year"], job).figures
+    figures = evaluate(layer, ByLogits(call, job), [(rows, labels)], ["year"]).figures
     assert figures["mse"] == 0.125
     assert figures["r2"] == pytest.approx(1 - 0.25 / 6.125)
 
@@ -143,10 +147,10 @@ def test_a_segmentation_model_is_evaluated_without_enlarged_logits(monkeypatch):
     def logits(model, inputs):
         return nn.functional.interpolate(model(inputs), scale_factor=2, mode="bilinear")
 
-    want = evaluate(model, logits, batches, names(3), job)
+    want = evaluate(model, ByLogits(logits, job), batches, names(3))
     sparsify(model, Recipe("head"))
     monkeypatch.setattr(Enlarged, "values", lambda self: pytest.fail("logits were enlarged"))
-    found = evaluate(model, logits, batches, names(3), job)
+    found = evaluate(model, ByLogits(logits, job), batches, names(3))
     assert found.figures == pytest.approx(want.figures)
     assert found.by_class == want.by_class
     assert sum(found.by_class.labels) == 5 * 6 * 6  # without those of no class

@@ -79,7 +79,8 @@ class Trained:
             family = models.of_job(replace(self.job, model=str(self.weights.parent)))
             rows = family.sequences(rows, self.job.input_size, lambda _: None)
         with self.in_memory():
-            return evaluate(self.model, logits, batches(), self.classes, self.job)
+            losses = replace(self.family.losses(self.job), logits=logits)
+            return evaluate(self.model, losses, batches(), self.classes)
 
     def batches(self, rows: "Dataset", transform: Any) -> Iterator[dict[str, Any]]:
         """The batches of transformed rows, on the device."""
