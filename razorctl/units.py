@@ -10,7 +10,7 @@ def count(number: float, noun: str) -> str:
     """A number of things: 1 step, 2,000 steps, 8 micro-batches, 1.5 epochs."""
     shown = f"{number:,.0f}" if number == round(number) else f"{number:,g}"
     if number != 1:
-        noun += "es" if noun.endswith(("s", "tch")) else "s"
+        noun += "es" if noun.endswith(("s", "x", "tch")) else "s"
     return f"{shown} {noun}"
 
 

@@ -53,6 +53,34 @@ def masked(
         mask.save(file)
 
 
+def boxed(count: int, of: int = 3) -> dict[str, Any]:
+    """A COCO document of images of 60 x 40 pixels with 0 to 2 boxes each, of `of` classes."""
+    images, annotations = [], []
+    for i in range(count):
+        images.append({"id": i, "file_name": f"{i}.jpg", "width": 60, "height": 40})
+        for box in range(i % 3):
+            mark = {"id": len(annotations) + 1, "image_id": i, "category_id": 1 + (i + box) % of}
+            annotations.append({**mark, "bbox": [2 + box, 3, 20 + i % 9, 10], "iscrowd": 0})
+    categories = [{"id": 1 + i, "name": name} for i, name in enumerate(CLASSES[:of])]
+    return {"images": images, "annotations": annotations, "categories": categories}
+
+
+def coco(
+    top: str,
+    json_file: str = "annotations/all.json",
+    images: str = "images",
+    document: dict[str, Any] | None = None,
+    count: int = 12,
+) -> dict[str, Any]:
+    """A folder with the images of a COCO document, of `boxed` by default, which it returns."""
+    document = document or boxed(count)
+    for number, entry in enumerate(document["images"]):
+        picture(Path(top, images, entry["file_name"].replace("\\", "/")), 9 * number, (60, 40))
+    Path(top, json_file).parent.mkdir(parents=True, exist_ok=True)
+    Path(top, json_file).write_text(json.dumps(document))
+    return document
+
+
 def table(file: Path, rows: Sequence[str], header: str = "text,label") -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("\n".join([header, *rows]) + "\n", "utf-8")

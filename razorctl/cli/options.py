@@ -174,6 +174,7 @@ JOB = NAMES | _typed(
         "Values of masks that are classes: 0,255=car, or 0-20.", "those that occur", "VALUES"
     ),
     mask_colors=_data("Colors of masks that are classes: 000000,ff0000=car.", "none", "COLORS"),
+    box_format=_data("Order of the numbers of a box in tables.", "detected"),
     split=_data("Splits to use: train,validation,test.", "detected", "NAMES"),
     validation=_data(
         "Share of training rows to hold out, without a validation split.", "0.1", "SHARE"

@@ -20,6 +20,8 @@ Strategy = Literal["ddp", "fsdp"]
 Weights = Literal["fp32", "bf16"]
 OptimizerState = Literal["card", "host"]
 Pooling = Literal["mean", "first", "last"]
+BoxFormat = Literal["xywh", "xyxy", "cxcywh"]
+BOX_FORMATS: tuple[BoxFormat, ...] = get_args(BoxFormat)
 # Defaults for models without measured ones: for all optimizers, and by optimizer.
 GENERAL = {"batch_size": 64, "steps": 1000, "augment": "none"}
 # What a plan may choose of the weights and of the optimizer's state, unless the user does.
@@ -45,6 +47,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "augment": AUGMENT,
     "task": TASKS,
     "pooling": get_args(Pooling),
+    "box_format": BOX_FORMATS,
     "metric": EVERY_FIGURE,
 }
 
@@ -134,6 +137,8 @@ class Job:
             255 is no class unless it is listed. None takes the values in the training masks.
         mask_colors: the colors of masks that are classes, with names: `000000,ff0000=car`. A color
             or a value with the name `ignore` is no class.
+        box_format: the order of a box's numbers in tables: `xywh` for left, top, width and height,
+            `xyxy` for corners, `cxcywh` for the center, width and height. None detects it.
         split: the names of the splits to use, `train,validation,test`. One that is omitted at the
             end, or is empty, is not used; None detects them.
         validation: share of the training rows that is held out if there is no validation split.
@@ -190,6 +195,7 @@ class Job:
     label_column: str | None = None
     mask_values: str | None = None
     mask_colors: str | None = None
+    box_format: BoxFormat | None = None
     split: str | None = None
     validation: float | None = None
     skip_bad: bool = False

@@ -7,7 +7,15 @@ None leaves a setting to the preset, the model or the method. A sequence is a te
 from collections.abc import Sequence
 from typing import Literal, TypedDict
 
-from razorctl.config.job import OptimizerName, OptimizerState, Pooling, Precision, Strategy, Weights
+from razorctl.config.job import (
+    BoxFormat,
+    OptimizerName,
+    OptimizerState,
+    Pooling,
+    Precision,
+    Strategy,
+    Weights,
+)
 from razorctl.config.recipe import Joint
 from razorctl.config.tasks import Task
 from razorctl.methods import Attention
@@ -49,6 +57,7 @@ class DataSettings(TypedDict, total=False):
     label_column: Names | None
     mask_values: Names | None
     mask_colors: Names | None
+    box_format: BoxFormat | None
     split: Names | None
     skip_bad: bool | None
     precision: Precision | None

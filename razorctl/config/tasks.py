@@ -19,6 +19,8 @@ TASKS: tuple[Task, ...] = get_args(Task)
 OF_ROWS: tuple[Task, ...] = ("classification", "regression", "multi-label")
 # Tasks whose rows have labels, instead of labels made from the rows.
 LABELED: tuple[Task, ...] = (*OF_ROWS, "token-classification")
+# Tasks whose rows name classes, by which a finished run is evaluated on other data.
+CLASSED: tuple[Task, ...] = (*LABELED, "detection")
 LANGUAGE: tuple[Task, ...] = ("causal-lm", "masked-lm")  # tasks that learn from texts alone
 # Tag of a token in an entity: its position (begins, inside or in the middle, ends or last, single),
 # and the type.

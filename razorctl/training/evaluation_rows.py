@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl import data, models
 from razorctl.config.job import Job
-from razorctl.config.tasks import LABELED
+from razorctl.config.tasks import CLASSED
 from razorctl.data import own
 from razorctl.data.own import whole
 from razorctl.data.own.labels import renumbered
@@ -72,7 +72,7 @@ def rows_of_job(
         return LabeledRows(_renumbered(job.dataset, splits, name, result["classes"]), name)
     job = replace(job, split=split)
     white = run_files.read_split(Path(run)).get("white")
-    if job.task not in (None, *LABELED):
+    if job.task not in (None, *CLASSED):
         labeled = _evaluated(job, trained, result["classes"], progress)
         return replace(labeled, rows=whole.whitened(labeled.rows, white))
     modality = models.named(job.model).modality

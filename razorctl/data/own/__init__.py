@@ -6,7 +6,7 @@ from dataclasses import replace
 from razorctl import units
 from razorctl.config.job import Job
 from razorctl.config.tasks import ENTITY_TAG, LANGUAGE, Task
-from razorctl.data.own import read
+from razorctl.data.own import boxes, read
 from razorctl.data.own.raw import RawRows
 from razorctl.data.own.read import hub
 from razorctl.data.own.read.table_columns import TableColumns
@@ -37,7 +37,8 @@ def find(job: Job, trained: Job | None = None, classes: Sequence[str] = ()) -> S
 def _of_rows(rows: SplitRows) -> Source:
     name, raw = rows.request.name, rows.raw
     columns = raw.splits["train"].column_names
-    return _described(name, raw, raw.details, rows.classes, rows.counts(), columns, rows.load)
+    details = raw.details + (boxes.counted(raw) if raw.task == "detection" else "")
+    return _described(name, raw, details, rows.classes, rows.counts(), columns, rows.load)
 
 
 def _of_card(request: DataRequest, card: hub.DatasetCard) -> Source:
@@ -112,6 +113,8 @@ def _learned(task: Task, classes: Sequence[str]) -> str:
         return f"for embeddings of texts {alike}: {few}"
     if task == "token-classification":
         return f"for {units.count(len(classes), 'tag')} of tokens: {few}"
+    if task == "detection":
+        return f"{units.count(len(classes), 'class')} of objects: {few}"
     if task == "multi-label":
         return f"for {units.count(len(classes), 'label')} of a row each: {few}"
     return f"{units.count(len(classes), 'class')}: {few}" if classes else f"for {task}"

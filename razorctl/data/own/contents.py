@@ -66,6 +66,13 @@ def image_content(image: str | bytes) -> int:
     return row_content([{"bytes": image if isinstance(image, bytes) else None, "path": image}])
 
 
+def labels_in(rows: "Dataset") -> Any:
+    """The labels of rows as in `Splits`, with boxes if there are any; empty without labels."""
+    names = [name for name in ("label", "boxes", "crowd") if name in rows.column_names]
+    columns = [rows[name][:] for name in names]
+    return [*zip(*columns, strict=True)] if len(names) > 1 else columns[0] if names else ()
+
+
 def _plain(labels: Any) -> list[Any]:
     """Labels as numbers and lists of Python."""
     return list(labels.tolist() if hasattr(labels, "tolist") else labels)

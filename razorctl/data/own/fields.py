@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from razorctl.data.own import chats
+from razorctl.data.own import chats, objects
 from razorctl.data.own.labels import COMMA, MARKED, UNSAID, as_list, halved, is_missing
 from razorctl.data.own.raw import ADDRESS, NEVER_SKIPPED, OUTSIDE, Reasons, is_text
 from razorctl.errors import DataError
@@ -224,9 +224,26 @@ class Words(Several):
         return dict.fromkeys(pc.indices_nonzero(pc.equal(counts, 0)).to_pylist(), "no tokens")
 
 
+class Objects(Field):
+    """A column of boxes with a class each."""
+
+    def kind(self) -> "pa.DataType":
+        return objects.kind()
+
+    def of_line(self, value: Any, column: str, folder: Path) -> tuple[Any, str | None]:
+        return objects.of_value(value, column)
+
+    def of_array(self, values: "pa.Array", folder: Path) -> tuple["pa.Array", Reasons | None]:
+        return self.of_each(values, self.name, folder)
+
+    def faults(self, values: "pa.ChunkedArray", answered: bool = True) -> Mapping[int, str]:
+        """No faults: `boxes` finds them when the format is known."""
+        return {}
+
+
 _FIELDS = [Picture("image"), Picture("mask"), Field("text"), Field("text_pair"), Field("negative")]
 _FIELDS += [Messages("messages"), Number("number"), Several("labels"), Flag("flag")]
-_FIELDS += [Words("tokens", "token"), Several("tags", "tag")]
+_FIELDS += [Words("tokens", "token"), Several("tags", "tag"), Objects("objects")]
 FIELDS = {field.name: field for field in _FIELDS}
 
 

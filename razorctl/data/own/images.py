@@ -25,6 +25,7 @@ BATCH = 256  # images between two reports of the progress
 THREADS = min(32, os.cpu_count() or 1)
 ONE_BYTE = ("1", "L", "P")  # modes of PIL with a byte for a pixel; others have up to 4
 VALUES = 12  # more bytes for a pixel whose value is looked at
+See = Callable[[Any, tuple[int, int]], str | None]  # sees a decoded image and its size
 Findings = Mapping[str, Mapping[int, Any]]  # split -> row -> the result for its image or mask
 
 
@@ -54,15 +55,15 @@ DECODED = Room(256 << 20)  # for all images that are decoded at once
 
 
 def findings(raw: RawRows, faults: Faults, progress: Callable[[str], None]) -> Findings:
-    """For each image its fault or "", its content, and its highest value.
+    """For each image its fault or "", its content, its highest value, and its size.
 
     Rows with a fault are left out. Content is as `contents.image_content` returns it, or 0 of a bad
-    image. The highest value is None for modes that are not WIDE.
+    image. The highest value is None for modes that are not WIDE. The size is [width, height], or
+    None of a bad image.
     """
     look = partial(_look, raw.root)
-    return Inspector(raw, faults, ("image",), look, tuple[str, int, float | None]).findings(
-        progress
-    )
+    kind = tuple[str, int, float | None, list[int] | None]
+    return Inspector(raw, faults, ("image",), look, kind).findings(progress)
 
 
 def image_faults(findings: Findings) -> dict[str, dict[int, str]]:
@@ -75,26 +76,52 @@ def image_faults(findings: Findings) -> dict[str, dict[int, str]]:
 
 def highest(findings: Mapping[int, Any]) -> float | None:
     """The highest value of the images of a split in WIDE modes; None without such images."""
-    return max((top for *_, top in findings.values() if top is not None), default=None)
+    return max((top for _, _, top, _ in findings.values() if top is not None), default=None)
 
 
-def _look(root: Path | None, image: Any) -> tuple[str, int, float | None]:
-    top = None
+def size_of(root: Path | None, image: str | bytes | None) -> tuple[int, int] | None:
+    """The width and height of an image by its EXIF orientation; None if it cannot be read.
 
-    def see(opened: Any) -> str | None:
-        nonlocal top
+    root: as in `image_fault`.
+    """
+    from razorctl.data.own import decoding
+
+    if place_fault(root, image) is not None:
+        return None
+    try:
+        with decoding.opened(image) as opened:  # type: ignore[arg-type]
+            return _upright(opened, opened.size)
+    except Exception as error:  # PIL raises many kinds; `content_fault` reports them
+        raise_lack(error)
+        return None
+
+
+def _upright(image: Any, size: tuple[int, int]) -> tuple[int, int]:
+    """The size as it is when the image is turned as its EXIF orientation demands."""
+    from PIL.ExifTags import Base
+
+    turned = image.getexif().get(Base.Orientation) in (5, 6, 7, 8)
+    return size[::-1] if turned else size
+
+
+def _look(root: Path | None, image: Any) -> tuple[str, int, float | None, list[int] | None]:
+    top, size = None, None
+
+    def see(opened: Any, upright: tuple[int, int]) -> str | None:
+        nonlocal top, size
+        size = [*upright]
         if opened.mode in WIDE:
             top = float(opened.getextrema()[1])
         return _unconvertible(opened)
 
     fault = image_fault(root, image, see)
     if fault:
-        return fault, 0, None
+        return fault, 0, None, None
     try:
-        return "", contents.image_content(image), top
+        return "", contents.image_content(image), top, size
     except OSError as error:  # Inspector has read it
         raise_lack(error)
-        return error.strerror or str(error), 0, None
+        return error.strerror or str(error), 0, None, None
 
 
 def _unconvertible(opened: Any) -> str | None:
@@ -208,7 +235,7 @@ class Inspector:
 def image_fault(
     root: Path | None,
     image: str | bytes | None,
-    see: Callable[[Any], str | None] | None = None,
+    see: See | None = None,
     values: bool = False,
 ) -> str | None:
     """The fault of an image by its path or its bytes; None if there is none.
@@ -257,13 +284,12 @@ def _unreadable(image: str) -> str | None:
     return None if size else "zero bytes"
 
 
-def content_fault(
-    image: Any, see: Callable[[Any], str | None] | None = None, values: bool = False
-) -> str | None:
+def content_fault(image: Any, see: See | None = None, values: bool = False) -> str | None:
     """The fault of the content of an image by its path or its bytes; None if there is none.
 
-    Waits until there is room in DECODED. see: called with the decoded image, unless it is bad;
-    returns a fault too. values: whether `see` looks at the value of each pixel.
+    Waits until there is room in DECODED. see: called with the decoded image, unless it is bad,
+    and with its size, upright; returns a fault too. values: whether `see` looks at the value of
+    each pixel.
     """
     import PIL.Image
 
@@ -274,7 +300,7 @@ def content_fault(
     limit = PIL.Image.MAX_IMAGE_PIXELS
     try:
         with decoding.opened(image) as opened:
-            width, height = opened.size
+            width, height = whole = opened.size
             if limit is not None and width * height > limit:
                 return f"{width} x {height} pixels, more than PIL's limit of {limit:,}"
             # A JPEG is then decoded at an eighth of its size, but all of it is read.
@@ -287,7 +313,7 @@ def content_fault(
                 try:
                     opened.load()
                     decoding.upright(opened)
-                    return _not_finite(opened) or (see and see(opened))
+                    return _not_finite(opened) or (see and see(opened, _upright(opened, whole)))
                 finally:
                     opened.close()  # frees the pixels before others are decoded
                     if THREADS * size > DECODED.size:

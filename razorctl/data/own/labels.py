@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from razorctl import units
 from razorctl.config.tasks import NO_LABEL
 from razorctl.data.own.raw import Faults, RawRows
 from razorctl.errors import DataError, raise_lack
@@ -300,11 +301,11 @@ def refuse_unknown(name: str, unknown: Sequence[str], classes: Sequence[str]) ->
         )
 
 
-def class_names_in(folder: Path) -> tuple[str, ...] | None:
+def class_names_in(folder: Path, least: int = 2) -> tuple[str, ...] | None:
     """The names of the classes by a file in the folder; None without such a file.
 
     classes.txt has a name on each line, from the value 0 on; id2label.json is an object of values
-    and names. Raises DataError if it cannot be used.
+    and names. Raises DataError if it cannot be used, or names fewer classes than `least`.
     """
     file = folder / NAMES
     if not file.exists():
@@ -324,6 +325,7 @@ def class_names_in(folder: Path) -> tuple[str, ...] | None:
         raise DataError(f"{file} cannot be read ({error.strerror}); {mend}.") from None
     except (ValueError, AttributeError, KeyError):
         raise DataError(f"{file} does not name the values from 0 on; {mend}.") from None
-    if len(set(names)) < max(len(names), 2):
-        raise DataError(f"{file} does not name two or more classes, each once; {mend}.")
+    if len(set(names)) < max(len(names), least):
+        few = units.count(least, "class")
+        raise DataError(f"{file} does not name {few} or more, each once; {mend}.")
     return tuple(names)

@@ -14,7 +14,7 @@ from razorctl.data.own import contents, images, rows
 from razorctl.data.own.images import Findings
 from razorctl.data.own.raw import NEVER_SKIPPED, SHOWN, Faults, RawRows, skip_or_refuse
 from razorctl.data.own.request import DataRequest
-from razorctl.errors import DataError, raise_lack
+from razorctl.errors import DataError
 from razorctl.models import Progress, masks
 
 BINARY = [0, IGNORED]  # values that are two classes where masks have no others
@@ -162,12 +162,12 @@ def _check_palettes(raw: RawRows, looked: Findings) -> None:
 def _look(root: Path | None, image: Any, mask: Any) -> tuple[str, str, int]:
     words: list[str] = []
 
-    def see(opened: Any) -> str | None:
+    def see(opened: Any, _: tuple[int, int]) -> str | None:
         if opened.format in ("JPEG", "MPO"):
             return "a JPEG, which changes values: save it as PNG"
         if opened.mode not in masks.MODES + masks.COLORS:
             return f"of mode {opened.mode}: save one channel whose values are classes, as PNG"
-        size = None if images.place_fault(root, image) else _size(image)
+        size = images.size_of(root, image)
         if size not in (None, opened.size):
             sizes = (f"{width} x {height}" for width, height in (opened.size, size))
             return " pixels, and its image ".join(sizes)
@@ -196,19 +196,3 @@ def _words(opened: Any, values: Sequence[int]) -> list[str]:
         colors = [bytes(palette[3 * value : 3 * value + 3]).hex() for value in values]
         return [f"{value}#{color:0>6}" for value, color in zip(values, colors, strict=True)]
     return [f"{value}{'' if opened.mode == 'L' else '#'}" for value in values]
-
-
-def _size(image: Any) -> tuple[int, int] | None:
-    """The width and height of an image by its EXIF orientation; None if it cannot be read."""
-    from PIL.ExifTags import Base
-
-    from razorctl.data.own import decoding
-
-    try:
-        with decoding.opened(image) as opened:
-            width, height = opened.size
-            turned = opened.getexif().get(Base.Orientation) in (5, 6, 7, 8)
-    except Exception as error:  # PIL raises many kinds; `content_fault` reports them
-        raise_lack(error)
-        return None
-    return (height, width) if turned else (width, height)

@@ -104,12 +104,11 @@ class RawRows:
     A row has an `image`, or a `text` and sometimes a `text_pair`, and its label: `label` for
     classification, `number` for regression, `labels` for multi-label, or `flag.0`, `flag.1` and so
     on for each class. For embedding it has a `text`, a `text_pair`, and `negative.0` and so on, or
-    a `number`, the score of the pair. For detection it has an `image`, `boxes` as in `Splits`, and
-    `objects`, the class of each box, by its name or by its number if there are `class_names`;
-    sometimes `crowd` as there. For other tasks it has a `text` or `messages` alone, an `image` and
-    a `mask`, or `tokens` and `tags`. An image is a path, bytes, or the struct of `datasets` with
-    both. A row may also have a `place`, which names it, a `fault`, and a `name`, an image's path in
-    its folder.
+    a `number`, the score of the pair. For detection it has an `image` and `objects` as in
+    `own.objects`, and sometimes the `size` of the image that boxes were drawn in, [width, height].
+    For other tasks it has a `text` or `messages` alone, an `image` and a `mask`, or `tokens` and
+    `tags`. An image is a path, bytes, or the struct of `datasets` with both. A row may also have a
+    `place`, which names it, a `fault`, and a `name`, an image's path in its folder.
 
     Args:
         name: the name of the data.
@@ -129,6 +128,8 @@ class RawRows:
         sorted: whether every label is a class, as where labels are folders: "NA" is one, too.
         mask_classes: the classes of the values of masks, as `mask_classes.parse` reads them; "" if
             values are numbers of classes.
+        box_format: the order of a box's numbers, as `Job.box_format` calls it; "" if not known yet.
+        shares: whether the numbers of boxes are shares of the image's width and height, not pixels.
     """
 
     name: str
@@ -145,6 +146,8 @@ class RawRows:
     blanks: bool = False
     sorted: bool = False
     mask_classes: str = ""
+    box_format: str = ""
+    shares: bool = False
 
     @property
     def modality(self) -> Modality:

@@ -41,6 +41,7 @@ class DataRequest:
     label_column: str | None = None
     mask_values: str | None = None
     mask_colors: str | None = None
+    box_format: str | None = None
     split: str | None = None
     validation: float | None = None
     skip_bad: bool = False
@@ -73,6 +74,15 @@ class DataRequest:
     def language(self) -> Task | None:
         """The first of the tasks that models language; None if there is none."""
         return next((task for task in self.tasks if task in LANGUAGE), None)
+
+    @cached_property
+    def most_objects(self) -> int | None:
+        """The most objects that the model finds in an image; None for no limit."""
+        try:
+            model = models.find(self.model, "detection")
+        except UsageError:
+            return None
+        return getattr(model, "most_objects", None)
 
     @property
     def columns(self) -> bool:

@@ -9,7 +9,7 @@ from razorctl.data.own.fields import field_of
 from razorctl.data.own.labels import WHOLE, Numbers, is_missing, no_labels
 from razorctl.data.own.raw import TEXT_COLUMNS, Faults, RawRows
 from razorctl.data.own.request import DataRequest
-from razorctl.data.own.targets import Good, Targets
+from razorctl.data.own.targets import Good, Targets, flat
 from razorctl.errors import DataError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Contents = Mapping[str, "np.ndarray[Any, Any]"]  # split -> the content of each row
 # Split of `Splits` -> the split of `RawRows` with its rows, and the numbers of these there.
 Parts = Mapping[str, tuple[str, "np.ndarray[Any, Any]"]]
-LABELS = ("label", "number", "labels", "flag", "tags")  # columns of `RawRows`
+LABELS = ("label", "number", "labels", "flag", "tags", "objects")  # columns of `RawRows`
 WITHOUT = ", without {}, which has no labels"
 
 
@@ -131,7 +131,8 @@ def check_enough(raw: RawRows, targets: Targets, good: Good) -> None:
     """Raises DataError if the good rows cannot be trained on and evaluated.
 
     No split may be empty. The training rows of a classifier must have several classes, of which
-    one has several rows, and all classes of the other splits.
+    one has several rows. Those of a classifier and of detection must have all classes of the other
+    splits, and those of detection a box.
     """
     import numpy as np
 
@@ -140,6 +141,11 @@ def check_enough(raw: RawRows, targets: Targets, good: Good) -> None:
     for split in raw.splits:
         if not len(good[split]):
             raise empty(raw.name, split)
+    if raw.task == "detection":
+        used = {split: flat(targets.labels[split], of) for split, of in good.items()}
+        if not len(used["train"]):
+            raise DataError(f"no training image of {raw.name} has a box; give some.")
+        _check_classes(raw, classes, used)
     if raw.task != "classification":
         return
     trained = np.unique(numbers["train"][good["train"]])
@@ -155,8 +161,15 @@ def check_enough(raw: RawRows, targets: Targets, good: Good) -> None:
             f"each training row of {raw.name} has a label of its own; choose another column with "
             f"--label-column{mend}."
         )
-    for split in raw.splits:
-        untrained = np.setdiff1d(numbers[split][good[split]], trained)
+    _check_classes(raw, classes, {split: numbers[split][of] for split, of in good.items()})
+
+
+def _check_classes(raw: RawRows, classes: Sequence[str], used: Numbers) -> None:
+    """Raises DataError if a split has classes that no training row has; used: by splits."""
+    import numpy as np
+
+    for split, numbers in used.items():
+        untrained = np.setdiff1d(numbers, used["train"])
         if len(untrained):
             few = ", ".join(classes[number] for number in untrained[:5])
             count = units.count(len(untrained), "class")

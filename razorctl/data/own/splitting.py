@@ -1,11 +1,12 @@
 """Checks rows and makes `Splits`; holds training rows out where there is no validation split."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from razorctl.config.tasks import LABELED, LANGUAGE
+from razorctl.config.tasks import CLASSED, LANGUAGE
 from razorctl.data.catalog import place
-from razorctl.data.own import contents, images, masks, rows, targets
+from razorctl.data.own import boxes, contents, images, masks, rows, targets
 from razorctl.data.own.images import Findings
 from razorctl.data.own.labels import no_labels
 from razorctl.data.own.raw import Faults, RawRows, inputs_in, skip_or_refuse
@@ -18,6 +19,7 @@ from razorctl.models.images import white
 
 if TYPE_CHECKING:
     import numpy as np
+    from datasets import Dataset
 
 
 def held_out_count(rows: int, share: float) -> int:
@@ -51,20 +53,26 @@ def stratified(labels: "np.ndarray[Any, Any]", share: float, seed: int) -> "np.n
 
 
 def select_rows(
-    raw: RawRows, split: str, numbers: "np.ndarray[Any, Any]", **columns: "np.ndarray[Any, Any]"
-) -> Any:
-    """The rows with these numbers, as in `Splits`; columns: further columns, for all rows."""
+    raw: RawRows, split: str, numbers: "np.ndarray[Any, Any]", **columns: Any
+) -> "Dataset":
+    """The rows with these numbers, as in `Splits`; columns: further columns, for all rows.
+
+    A column is of NumPy, with an array or a list for each row, or of Arrow.
+    """
     from razorctl.data.own.decoding import as_images
 
     rows = raw.splits[split]
     rows = rows.select_columns(inputs_in(rows))
     # Before rows are left out: they are copied when a column is added after that.
     for name, values in columns.items():
-        rows = rows.add_column(
-            name, values if values.ndim == 1 and values.dtype != object else list(values)
-        )
+        rows = rows.add_column(name, values if _is_flat(values) else list(values))
     rows = as_images(rows)
     return rows if len(numbers) == len(rows) else rows.select(numbers)
+
+
+def _is_flat(values: Any) -> bool:
+    """Whether a column is of Arrow, or of one number for each row."""
+    return not hasattr(values, "ndim") or (values.ndim == 1 and values.dtype != object)
 
 
 @dataclass(frozen=True)
@@ -72,13 +80,16 @@ class Inspection:
     """The faults of rows after all images and masks were read.
 
     skipped: a line for each row that is left out. images, masks: the results of `images.findings`
-    and `masks.findings`; empty for rows without any.
+    and `masks.findings`; empty for rows without any. boxes: split -> the boxes of each row, and
+    crowds of these: as in `Splits`.
     """
 
     faults: Faults
     skipped: tuple[str, ...]
     images: Findings
     masks: Findings
+    boxes: Mapping[str, Any] = field(default_factory=dict)
+    crowds: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def white(self) -> int | None:
@@ -96,7 +107,7 @@ class Inspection:
         if split not in self.images:
             return contents.row_contents(rows)
         values = np.zeros(len(rows), np.int64)
-        for row, (_, content, _) in self.images[split].items():
+        for row, (_, content, *_) in self.images[split].items():
             values[row] = content
         return values
 
@@ -107,10 +118,12 @@ class Inspection:
         contents_of: rows.Contents,
         labels: Targets,
     ) -> str:
-        """The digest of rows by their contents, and by their labels or the contents of masks."""
+        """The digest of rows by their contents, and by their labels, boxes or masks' contents."""
         values: Any = labels.labels.get(split, labels.numbers[split])[numbers]
         if split in self.masks:
             values = [self.masks[split][row][2] for row in numbers]
+        for column in (of[split] for of in (self.boxes, self.crowds) if of):
+            values = [*zip(values, column.take(numbers).to_pylist(), strict=True)]
         return contents.digest(contents_of[split][numbers], values)
 
 
@@ -181,10 +194,16 @@ class SplitRows:
             on_masks = masks.findings(self.raw, self.faults, progress)
             for split, bad in masks.mask_faults(self.raw, on_masks).items():
                 faults[split] = dict(sorted({**bad, **faults[split]}.items()))
+        in_pixels: Mapping[str, Any] = {}
+        if self.raw.task == "detection":
+            bad_boxes, in_pixels = boxes.in_pixels(self.raw, on_images)
+            for split, bad in bad_boxes.items():
+                faults[split] = dict(sorted({**bad, **faults[split]}.items()))
         lines = [*self.raw.nowhere, *self.raw.with_places(faults)]
         every = sum(map(len, self.raw.splits.values())) + len(self.raw.nowhere)
         skipped = skip_or_refuse(self.raw.name, lines, self.request.skip_bad, every)
-        return Inspection(faults, skipped, on_images, on_masks)
+        crowds = boxes.crowds(self.raw) if in_pixels else {}
+        return Inspection(faults, skipped, on_images, on_masks, in_pixels, crowds)
 
     def load(self, progress: Progress = lambda _: None) -> Splits:
         """The splits; raises DataError for bad rows, and if too few rows are good."""
@@ -200,7 +219,7 @@ class SplitRows:
         contents_of = {
             split: inspection.contents(split, of) for split, of in self.raw.splits.items()
         }
-        data = {part: self._data(*of, inspection.white) for part, of in parts.items()}
+        data = {part: self.data(*of, inspection) for part, of in parts.items()}
         changed = bool(len(held_out) or inspection.skipped)
         return Splits(
             train=data["train"],
@@ -221,13 +240,17 @@ class SplitRows:
             ),
         )
 
-    def _data(self, split: str, numbers: "np.ndarray[Any, Any]", white: int | None) -> Any:
+    def data(
+        self, split: str, numbers: "np.ndarray[Any, Any]", inspection: Inspection
+    ) -> "Dataset":
+        """The rows of a split with these numbers, as in `Splits`."""
         import numpy as np
 
-        columns = {"label": labels[split]} if (labels := self.targets.labels) else {}
+        of = {"label": self.targets.labels, "boxes": inspection.boxes, "crowd": inspection.crowds}
+        columns = {name: values[split] for name, values in of.items() if values}
         count = len(self.raw.splits[split])
-        if white is not None:
-            columns["white"] = np.full(count, white)
+        if inspection.white is not None:
+            columns["white"] = np.full(count, inspection.white)
         if self.raw.mask_classes:
             columns["mask_classes"] = np.full(count, self.raw.mask_classes)
         return select_rows(self.raw, split, numbers, **columns)
@@ -254,12 +277,13 @@ def check_rows(request: DataRequest, raw: RawRows) -> SplitRows:
             raise DataError(f"{name} of {raw.name} has no rows; add some, or name other splits.")
     if raw.task != "segmentation" and (request.mask_values or request.mask_colors):
         raise UsageError(f"{raw.name} has no masks; leave --mask-values and --mask-colors out.")
+    raw = boxes.settled(raw, request)
     if raw.task in LANGUAGE:
         raw = _divided(request, raw)
     elif raw.task == "segmentation":
         raw = masks.with_classes(raw, request)
     findings: Findings = {}
-    if request.skip_bad and raw.modality == "image" and raw.task in LABELED:
+    if request.skip_bad and raw.modality == "image" and raw.task in CLASSED:
         # Before labels are read, as labels of bad images make no classes.
         findings = images.findings(raw, rows.faults(raw), lambda _: None)
     checked_rows = SplitRows(request, raw, *read_labels(request, raw, findings), findings)
@@ -276,6 +300,9 @@ def read_labels(request: DataRequest, raw: RawRows, findings: Findings) -> tuple
     raw = replace(raw, sorted=raw.sorted or bool(no_labels(request.classes)))
     of_images = images.image_faults(findings)
     bad = {split: {**of_images.get(split, {}), **bad} for split, bad in rows.faults(raw).items()}
+    if raw.task == "detection":
+        for split, of_boxes in boxes.faults(raw, request.most_objects).items():
+            bad[split] = {**of_boxes, **bad[split]}
     labels = targets.targets_of(raw, bad)
     return labels, rows.with_unlabeled(raw, bad, labels)
 
@@ -324,6 +351,5 @@ def digested(splits: Splits) -> Splits:
         return splits
     digests = {}
     for split, data in splits.parts.items():
-        labels = data["label"][:] if "label" in data.column_names else ()
-        digests[split] = contents.digest(contents.row_contents(data), labels)
+        digests[split] = contents.digest(contents.row_contents(data), contents.labels_in(data))
     return replace(splits, digests=digests)

@@ -3,10 +3,12 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from razorctl import units
 from razorctl.config.tasks import NO_LABEL, TASKS, Task
+from razorctl.data.own import boxes
 from razorctl.data.own.labels import (
     WHOLE,
     Numbers,
@@ -65,7 +67,7 @@ def targets_of_run(raw: RawRows, targets: Targets, classes: Sequence[str], good:
     """
     if raw.task == "multi-label":
         return _several_of_run(raw, targets, classes, good)
-    if raw.task == "token-classification":
+    if raw.task in ("token-classification", "detection"):
         return _tags_of_run(raw, targets, classes, good)
     if raw.task != "classification":
         return replace(targets, classes=tuple(classes))
@@ -91,6 +93,8 @@ def check(raw: RawRows, targets: Targets, good: Good) -> None:
 
 def notes(raw: RawRows, targets: Targets, good: Good) -> list[str]:
     """Notes on labels of rows that are trained on."""
+    if raw.task == "detection":
+        return [*targets.notes, *_few_boxes(targets, good["train"])]
     if raw.task not in ("regression", "multi-label"):
         return [*targets.notes]
     values = targets.labels["train"][good["train"]]
@@ -181,6 +185,13 @@ def _used(rows: Sequence[Any], bad: Mapping[int, str]) -> Iterator[Any]:
     return (value for row, value in enumerate(rows) if row not in bad)
 
 
+def flat(labels: "np.ndarray[Any, Any]", rows: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+    """The labels of these rows in one array; each row has a list."""
+    import numpy as np
+
+    return np.fromiter(chain.from_iterable(labels[rows]), np.int64)
+
+
 def _flags(rows: "Dataset") -> "np.ndarray[Any, Any]":
     import numpy as np
 
@@ -237,6 +248,41 @@ def _unused(classes: Sequence[str], values: "np.ndarray[Any, Any]") -> list[str]
         return []
     few = ", ".join(unused[:5]) + (", ..." if len(unused) > 5 else "")
     return [f"{units.count(len(unused), 'label')} of {len(classes)} on no training row: {few}."]
+
+
+def _objects(raw: RawRows, bad: Faults) -> Targets:
+    """Labels that are lists of the number of each box's class."""
+    import numpy as np
+
+    columns = {split: boxes.labels_of(raw, split) for split in raw.splits}
+    counts = Counter(chain.from_iterable(o for s, of in columns.items() for o in _used(of, bad[s])))
+    spelled, _, notes = named_classes(replace(raw, sorted=True), counts)
+    names = raw.class_names or in_order({*spelled.values()})
+    keys = names if raw.class_names is None else tuple(map(str, range(len(names))))
+    numbers = {label: finder(keys)(name) for label, name in spelled.items()}
+    labels, faults = {}, dict[str, dict[int, str]]()
+    for split, rows in columns.items():
+        labels[split], faults[split] = np.empty(len(rows), object), {}
+        for row, of in enumerate(rows):
+            labels[split][row] = [numbers.get(label, -1) for label in of]
+            if -1 in labels[split][row]:
+                at = labels[split][row].index(-1)
+                what = f"the class {of[at]}, which is none of {units.count(len(names), 'class')}"
+                faults[split][row] = f"{boxes.mark(raw, split, row, at)}: {what}"
+    return Targets(names, _unlabeled(raw, bad).numbers, labels, faults, notes)
+
+
+def _few_boxes(targets: Targets, rows: "np.ndarray[Any, Any]") -> Iterator[str]:
+    """Notes on training images without boxes, and on classes without boxes there."""
+    import numpy as np
+
+    labels = targets.labels["train"]
+    if empty := sum(not labels[row] for row in rows):
+        yield f"{empty:,} of {units.count(len(rows), 'training image')} without boxes."
+    unused = np.setdiff1d(np.arange(len(targets.classes)), flat(labels, rows)).tolist()
+    if unused:
+        few = ", ".join(targets.classes[n] for n in unused[:5]) + ", ..." * (len(unused) > 5)
+        yield f"{units.count(len(unused), 'class')} of {len(targets.classes)} in no image: {few}."
 
 
 def _several_of_run(raw: RawRows, targets: Targets, classes: Sequence[str], good: Good) -> Targets:
@@ -340,4 +386,5 @@ READERS: Mapping[Task, Callable[[RawRows, Faults], Targets]] = {
     "multi-label": _several,
     "token-classification": _tags,
     "embedding": _scores,
+    "detection": _objects,
 }

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from razorctl.config.job import Job
-from razorctl.data.own import read, rows, targets
+from razorctl.data.own import boxes, read, rows, targets
 from razorctl.data.own.raw import Fault, RawRows, content, refusal
 from razorctl.data.own.request import STDIN, DataRequest
 from razorctl.data.own.splitting import Inspection, SplitRows, read_labels, select_rows
@@ -55,16 +55,16 @@ def labeled(
     if not len(raw.splits[split]):
         raise rows.empty(raw.name, raw.names[split])
     raw = replace(raw, splits={split: raw.splits[split]}, names={split: raw.names[split]})
+    raw = boxes.settled(raw, request)
     labels, faults = read_labels(request, raw, {})
     # Before images are read, so that unknown labels are refused at once.
     of_run = targets.targets_of_run(raw, labels, classes, rows.good(labels.numbers, faults))
-    inspection = SplitRows(request, raw, of_run, faults).inspect(progress)
+    checked = SplitRows(request, raw, of_run, faults)
+    inspection = checked.inspect(progress)
     good = rows.good(labels.numbers, inspection.faults)[split]
     if not len(good):
         raise DataError(f"{raw.name} has only bad rows; correct some.")
-    selected = select_rows(raw, split, good, label=of_run.labels[split])
-    data = whitened(selected, white or inspection.white)
-    return data, name, inspection.skipped
+    return whitened(checked.data(split, good, inspection), white), name, inspection.skipped
 
 
 def whitened(data: "Dataset", white: int | None) -> "Dataset":

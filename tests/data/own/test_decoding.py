@@ -5,6 +5,7 @@ import errno
 import os
 import subprocess
 import zlib
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 
@@ -100,7 +101,7 @@ def test_postscript_starts_nothing_wherever_it_lies():
     assert skipped == (f"eps.png ({UNREAD})",)
     assert len(rows[0].data[:]["image"]) == 1
     assert masks._look(None, str(Path("d/car/0.jpg")), EPS)[0] == f"mask: {UNREAD}"
-    assert masks._size(EPS) is None
+    assert images.size_of(None, EPS) is None
     with pytest.raises(PIL.UnidentifiedImageError):
         decoding.Decoded().decode_example({"bytes": EPS, "path": None})
 
@@ -216,7 +217,7 @@ def test_memory_that_runs_out_is_not_the_fault_of_an_image(monkeypatch):
         raise MemoryError
 
     monkeypatch.setattr(decoding, "opened", lacks)
-    for look in (images.content_fault, masks._size):
+    for look in (images.content_fault, partial(images.size_of, None)):
         with pytest.raises(MemoryError):
             look(b"an image")
     monkeypatch.undo()

@@ -43,7 +43,7 @@ TABLES = {
     "captions": ({"image": IMAGES, "caption": PROSE}, "images with captions"),
     "texts of images": ({"file_name": IMAGES, "text": PROSE}, "images with captions"),
     "questions on images": ({"image": IMAGES, "question": PROSE, "answer": FEW}, "on images"),
-    "boxes": ({"image": IMAGES, "objects": [{"bbox": [[1, 2, 3, 4]]}] * 8}, "object detection"),
+    "boxes": ({"image": IMAGES, "objects": [{"bbox": [[1, 2, 3, 4]]}] * 8}, "boxes of obj"),
     "a row for each box": (
         {
             "file": IMAGES[:4] * 2,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from razorctl.data.catalog import DATASETS
 from razorctl.data.own.raw import NOT_UTF8, RawRows
-from razorctl.data.own.read import folder, hub, layout, recognition, refused, tables, texts
+from razorctl.data.own.read import boxes, folder, hub, layout, recognition, refused, tables, texts
 from razorctl.data.own.read.column import SUFFIXES
 from razorctl.data.own.request import STDIN, DataRequest, role
 from razorctl.errors import DataError, UsageError, raise_lack
@@ -28,7 +28,8 @@ def raw(request: DataRequest) -> RawRows:
     path = Path(request.name).expanduser()
     _check_path(request.name, path)
     try:
-        return texts.of_file(request, path) or tables.at(request, path) or _of_folder(request, path)
+        found = texts.of_file(request, path) or boxes.of_file(request, path)
+        return found or tables.at(request, path) or _of_folder(request, path)
     except OSError as error:
         raise_lack(error)
         reason = error.strerror or str(error)
@@ -81,6 +82,9 @@ def _check_path(name: str, path: Path) -> None:
 def _of_folder(request: DataRequest, path: Path) -> RawRows:
     """The rows of a folder that has no tables: images with masks, texts, or class folders."""
     inside = folder.Folder.walked(path)
+    others = "detection" not in request.tasks and inside.has_masks
+    if not others and (found := boxes.of_folder(request, inside)):
+        return found
     if not inside.has_masks:
         refused.refuse_folder(request.name, inside)
     elif "segmentation" not in request.tasks and request.task is None:

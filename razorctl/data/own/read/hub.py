@@ -31,7 +31,7 @@ PREFIX = "hf:"
 NAME = re.compile(r"hf:([\w.-]+/[\w.-]+?)(?::([\w.-]+))?")
 CARD = "README.md"
 # Columns whose values change when they become rows.
-CONVERTED = (*chats.PARTS, "number", "labels", "flag", "tokens", "tags")
+CONVERTED = (*chats.PARTS, "number", "labels", "flag", "tokens", "tags", "objects")
 # The readers of `datasets` that load no pickles and unpack no archives.
 BUILDERS = ("parquet", "arrow", "csv", "json", "imagefolder")
 

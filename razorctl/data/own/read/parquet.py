@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from razorctl.data.own import chats
+from razorctl.data.own import chats, objects
 from razorctl.data.own.fields import field_of, worse
 from razorctl.data.own.raw import Reasons
 from razorctl.data.own.read.column import SAMPLE, Columns, columns_of
@@ -142,8 +142,11 @@ def types_of(features: "Features") -> dict[str, str]:
 
 
 def named_classes(kind: Any) -> tuple[str, ...] | None:
-    """The class names in a type of `datasets`, or in the type of its lists' items; else None."""
-    names = getattr(getattr(kind, "feature", kind), "names", None)
+    """The class names in a type of `datasets`, or of its lists' items or objects; else None."""
+    each = kind[0] if isinstance(kind, list) else getattr(kind, "feature", kind)
+    if isinstance(each, dict):  # of objects
+        return named_classes(objects.part(each, objects.CLASS))
+    names = getattr(each, "names", None)
     return None if names is None else tuple(names)
 
 

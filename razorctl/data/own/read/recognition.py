@@ -7,7 +7,7 @@ from dataclasses import replace
 from razorctl import models, units
 from razorctl.config.tasks import LANGUAGE, OF_ROWS, Task
 from razorctl.data.own.raw import TEXT_COLUMNS
-from razorctl.data.own.read import conversations, pairs, tagged
+from razorctl.data.own.read import box_columns, conversations, pairs, tagged
 from razorctl.data.own.read.column import Column, Columns, normalized
 from razorctl.data.own.read.refused import ONE_TEXT, refuse_table
 from razorctl.data.own.read.table import LABELS, TEXTS, Table, parts_of
@@ -30,6 +30,7 @@ WORDS = {
     "prompt": "prompts and answers",
     "tags": "tokens with a tag each",
     "mask": "images with masks",
+    "objects": "images with boxes of objects",
     "text_pair": "alike texts",
 }
 
@@ -60,8 +61,8 @@ def _columns_of(table: Table) -> TableColumns:
         raise unserved(request, f", only the columns {table.listed}")
     if columns.task not in request.tasks:
         what = next(words for role, words in WORDS.items() if columns.get(role))
-        masks = columns.task == "segmentation"
-        override = "name the column of classes with --label-column" if masks else ONE_TEXT
+        pictures = columns.get("image") is not None
+        override = "name the column of classes with --label-column" if pictures else ONE_TEXT
         raise for_other_models(request, what, columns.task, override)
     return columns
 
@@ -300,6 +301,7 @@ FINDERS: Sequence[Callable[[Table], TableColumns | None]] = (
     conversations.columns_of,
     _tokens_and_tags,
     _image_and_mask,
+    box_columns.columns_of,
     _text_alone,
     classifier_columns,
 )
@@ -346,6 +348,11 @@ def unserved(request: DataRequest, more: str = "") -> UsageError:
         return UsageError(
             f"{name} has no images with masks, which segmentation learns from{more}; give folders "
             "images and masks, or a table with --image-column and the masks in --label-column."
+        )
+    if task == "detection":
+        return UsageError(
+            f"{name} has no images with boxes, which detection learns from{more}; give a folder of "
+            "COCO, YOLO or Pascal VOC, or a table with an image and a column objects on each row."
         )
     lack, mend = "no single column or files of texts", "TXT files, or a table with --text-column"
     if task == "token-classification":

@@ -19,8 +19,6 @@ from razorctl.system import documents
 
 AUDIO = ("wav", "flac", "mp3", "ogg", "opus", "m4a", "aac")  # endings of files
 LARGEST = 256 << 20  # bytes of a JSON document that is read to tell what it has
-COCO = (rb'"images"\s*:', rb'"annotations"\s*:', rb'"(bbox|segmentation)"\s*:')
-YOLO = (rb"\A\s*\d+(\s+[\d.eE+-]+){4,}\s*(\n|\Z)",)
 CONVERT = (
     "write them as conversations in a column messages for a causal-lm, or name a column of texts "
     "with --text-column"
@@ -28,7 +26,6 @@ CONVERT = (
 TAGS = "write a CoNLL file, or lists of the tokens and the tags of each sentence"
 ONE_TEXT = "name a column of texts with --text-column"
 CLASSES = "name columns with --image-column and --label-column"
-GIVE_MASKS = "give folders images and masks, or a folder of images for each class"
 
 
 class Kind(NamedTuple):
@@ -62,13 +59,10 @@ KINDS = (
          f"{TALKS} image|images|video|videos|audio|audios:filled",
          "name conversations without them, or a column of texts with --text-column"),
     Kind("messages that are the nodes of trees (OASST)", "message_id parent_id text role", CONVERT),
-    Kind("one document of images, annotations and categories (COCO)",
-         "images annotations categories",
-         "give folders images and masks, or a table with an image and a label on each row"),
     Kind("sound", "*:sounds / audio:alike", f"{ONE_TEXT}, or choose other data"),
     Kind(BOXES, "*:repeated_image xmin|x_min|x1 ymin|y_min|y1 xmax|x_max|x2 ymax|y_max|y2",
          CLASSES),
-    Kind(BOXES, "*:image objects|bboxes|bbox|boxes|bounding_boxes|bounding_box:nested",
+    Kind(BOXES, "*:image bboxes|bbox|boxes|bounding_boxes|bounding_box:nested",
          CLASSES, unlabeled=True),
     Kind("questions on images (visual question answering)",
          "*:image question answer|answers|multiple_choice_answer", CLASSES),
@@ -181,15 +175,13 @@ def refuse_table(table: Table) -> None:
 
 
 def _refused(name: str, what: str, sign: str, mend: str) -> UsageError:
-    return UsageError(f"{name} has {what}, by {sign}, which razorctl has no task for; {mend}.")
+    return UsageError(f"{name} has {what}, by {sign}, which razorctl does not read; {mend}.")
 
 
 def refuse_document(request: DataRequest, file: Path) -> UsageError:
     """Raises UsageError for a JSON document of one of KINDS; returns the error for any other."""
     document: Any = None
-    if _has(file, COCO):
-        document = [{"images": [], "annotations": [], "categories": []}]
-    elif file.stat().st_size <= LARGEST:
+    if file.stat().st_size <= LARGEST:
         with suppress(ValueError):
             document = documents.parse(documents.read_bytes(file))
     if isinstance(document, dict) and isinstance(document.get("data"), list):
@@ -231,12 +223,6 @@ class FolderKind(NamedTuple):
 
 SPLITS = "|".join(name for names in SPLIT_NAMES.values() for name in names)
 FOLDERS = (
-    FolderKind("boxes or outlines of objects (COCO)", r".*\.(?i:json)", GIVE_MASKS, COCO),
-    FolderKind("boxes of objects (YOLO)",
-               rf"((.*/)?labels/.*|((.*/)?(?i:{SPLITS})/)?)[^/]*\.(?i:txt)", GIVE_MASKS, YOLO,
-               beside=True),
-    FolderKind("boxes of objects (Pascal VOC)",
-               r"(.*/)?(?i:(annotations?|labels|xmls?)/[^/]*\.xml)", GIVE_MASKS, (rb"<bndbox>",)),
     FolderKind("sound", rf".*\.(?i:{'|'.join(AUDIO)})", "choose other data", alone=True),
     FolderKind("images with captions", r"[^/]*\.(?i:txt)",
                "give a folder of images for each class", beside=True),
@@ -245,7 +231,7 @@ FOLDERS = (
 )  # fmt: skip
 
 
-def _has(file: Path, content: Sequence[bytes]) -> bool:
+def has(file: Path, content: Sequence[bytes]) -> bool:
     """Whether all patterns are in a file."""
     with (
         suppress(OSError, ValueError),  # it may be empty
@@ -256,13 +242,13 @@ def _has(file: Path, content: Sequence[bytes]) -> bool:
     return False
 
 
-def _sign(kind: FolderKind, folder: Folder) -> Path | None:
+def sign(kind: FolderKind, folder: Folder) -> Path | None:
     """The file, or the folder of a split, that shows the kind of a folder; None for others."""
     if (kind.alone and folder.images) or (kind.unsorted and not folder.unsorted):
         return None
     for file in islice(folder.matches(kind.file), SEEN):
         beside = not kind.beside or file.stem in folder.stems(folder.images_for(file))
-        if beside and (not kind.content or _has(file, kind.content)):
+        if beside and (not kind.content or has(file, kind.content)):
             return file.parent if kind.unsorted else file
     return None
 
@@ -270,5 +256,5 @@ def _sign(kind: FolderKind, folder: Folder) -> Path | None:
 def refuse_folder(name: str, folder: Folder) -> None:
     """Raises UsageError for a folder of one of FOLDERS."""
     for kind in FOLDERS:
-        if (sign := _sign(kind, folder)) is not None:
-            raise _refused(name, kind.what, str(sign.relative_to(folder.top)), kind.mend)
+        if (shown := sign(kind, folder)) is not None:
+            raise _refused(name, kind.what, str(shown.relative_to(folder.top)), kind.mend)

@@ -21,6 +21,7 @@ ROLES: Mapping[Task, str] = {
     "regression": "number",
     "multi-label": "labels",
     "token-classification": "tags",
+    "detection": "objects",
 }
 UNUSED = 10  # columns that are not used, in a sentence
 FLAG = "flag."  # begins the roles of columns of 0 and 1, one for each label
@@ -30,6 +31,7 @@ WORDS = {
     "messages": "conversations",
     "negative": "text",
     **dict.fromkeys(("number", "labels", "flag"), "label"),
+    "objects": "boxes",
 }
 
 
