@@ -37,8 +37,7 @@ def find(job: Job, trained: Job | None = None, classes: Sequence[str] = ()) -> S
 def _of_rows(rows: SplitRows) -> Source:
     name, raw = rows.request.name, rows.raw
     columns = raw.splits["train"].column_names
-    details = raw.details + (boxes.counted(raw) if raw.task == "detection" else "")
-    return _described(name, raw, details, rows.classes, rows.counts(), columns, rows.load)
+    return _described(name, raw, raw.details, rows.classes, rows.counts(), columns, rows.load)
 
 
 def _of_card(request: DataRequest, card: hub.DatasetCard) -> Source:
@@ -79,7 +78,7 @@ def _described(
         train_examples=counts["train"],
         test_examples=(validation if test is None else test) or held_out,
         load=load,
-        details=(f"{name}: {details}", _learned(task, classes), ", ".join(parts)),
+        details=(f"{name}: {details}", _learned(data, classes), ", ".join(parts)),
         metric=_metric(task, classes),
         task=task,
         validated=validation is not None or bool(held_out),
@@ -103,8 +102,9 @@ def _metric(task: Task, classes: Sequence[str]) -> str | None:
     return "spearman" if task == "embedding" and len(classes) == 1 else None
 
 
-def _learned(task: Task, classes: Sequence[str]) -> str:
+def _learned(data: RawRows | TableColumns, classes: Sequence[str]) -> str:
     """What is learned, for a sentence: the task, or its classes."""
+    task = data.task
     few = ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
     if task == "regression":
         return f"for regression: {few}"
@@ -113,8 +113,9 @@ def _learned(task: Task, classes: Sequence[str]) -> str:
         return f"for embeddings of texts {alike}: {few}"
     if task == "token-classification":
         return f"for {units.count(len(classes), 'tag')} of tokens: {few}"
-    if task == "detection":
-        return f"{units.count(len(classes), 'class')} of objects: {few}"
+    if isinstance(data, RawRows) and task == "detection":
+        boxed = units.count(boxes.total(data), "box")
+        return f"{units.count(len(classes), 'class')} of objects in {boxed}: {few}"
     if task == "multi-label":
         return f"for {units.count(len(classes), 'label')} of a row each: {few}"
     return f"{units.count(len(classes), 'class')}: {few}" if classes else f"for {task}"

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from razorctl import units
 from razorctl.config.job import BOX_FORMATS
 from razorctl.data.own import images
 from razorctl.data.own.images import Findings
@@ -257,10 +256,9 @@ def _other_sizes(raw: RawRows, split: str, sizes: "np.ndarray[Any, Any]") -> dic
     return bad
 
 
-def counted(raw: RawRows) -> str:
-    """The number of boxes, for the end of a sentence on the data."""
-    count = sum(len(Boxes.of(raw, split).values) for split in raw.splits)
-    return f", with {units.count(count, 'box')}"
+def total(raw: RawRows) -> int:
+    """The number of boxes in all splits."""
+    return sum(len(Boxes.of(raw, split).values) for split in raw.splits)
 
 
 def crowds(raw: RawRows) -> Mapping[str, "pa.Array"]:

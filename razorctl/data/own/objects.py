@@ -15,6 +15,7 @@ CLASS: Sequence[str] = (
     *("category", "categories", "label", "labels", "category_name", "class_name", "name"),
     *("category_id", "class", "class_id", "classes"),
 )
+LARGEST = 1 << 40  # of the numbers of a box; others are as bad as infinite ones
 CROWD = ("iscrowd", "is_crowd", "crowd")
 
 
@@ -37,6 +38,8 @@ def listed(box: Any, label: str | None, crowd: bool = False, mark: str | None = 
     numbers = [float("nan") if side is None else side for side in box]
     if any(isinstance(side, bool) or not isinstance(side, (int, float)) for side in numbers):
         raise ValueError("no box of four numbers")
+    if any(abs(side) > LARGEST for side in numbers):
+        numbers = [float("inf")] * 4  # which is reported
     return {"box": [*map(float, numbers)], "label": label, "crowd": crowd, "mark": mark}
 
 

@@ -38,8 +38,8 @@ def test_rows_with_boxes():
     coco("d")
     source = source_of()
     assert source.details == (
-        "d: boxes in annotations/all.json (COCO), with 12 boxes",
-        "3 classes of objects: bus, car, tram",
+        "d: boxes in annotations/all.json (COCO)",
+        "3 classes of objects in 12 boxes: bus, car, tram",
         "11 rows to train on, 1 held out for validation",
     )
     splits = source.load()
@@ -99,7 +99,7 @@ def test_splits_of_coco_by_files_and_folders():
     assert sizes(load("e/annotations/instances_val2017.json")) == [11, 1, None]
     coco("f", "test.json", "images", {**boxed(6), "annotations": []})
     coco("f", "train.json", "images")
-    assert ", without test, which has no labels, with 12 boxes" in source_of("f").details[0]
+    assert ", without test, which has no labels" in source_of("f").details[0]
 
 
 def test_ids_of_any_kind():
@@ -251,7 +251,7 @@ def yolo(top="d", splits=("train", "val"), described=YAML, images="images/{}", c
 def test_rows_of_yolo():
     yolo()
     source = source_of()
-    assert source.details[0] == "d: boxes in data.yaml (YOLO), with 12 boxes"
+    assert source.details[0] == "d: boxes in data.yaml (YOLO)"
     splits = source.load()
     assert sizes(splits) == [6, 6, None]
     assert splits.classes == CLASSES
@@ -366,7 +366,7 @@ def test_rows_of_voc():
     )
     picture(Path("d/SegmentationClass/1.png"))  # as VOC 2012 has, too
     source = source_of()
-    assert source.details[0] == "d: boxes in Annotations (Pascal VOC), with 6 boxes"
+    assert source.details[0] == "d: boxes in Annotations (Pascal VOC)"
     splits = source.load()
     assert sizes(splits) == [4, 2, None]
     assert of(splits) == (["cat"], [[1.0, 2.0, 30.0, 20.0]])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from razorctl.config.tasks import LANGUAGE
+from razorctl.data.own import objects
 from razorctl.data.own.read import conversations
 from razorctl.data.own.read.column import SAMPLE, Column, columns_of
 from razorctl.data.own.read.folder import SEEN, Folder
@@ -164,9 +165,12 @@ def _signs(kind: Kind, table: Table) -> Sequence[Column]:
 def refuse_table(table: Table) -> None:
     """Raises UsageError for a table of one of KINDS.
 
-    If options name columns or the names are clear, only spans are refused, the first of KINDS.
+    If options name columns, the names are clear, or there are boxes for a model that finds objects,
+    only spans are refused, the first of KINDS.
     """
     name, settled = table.request.name, table.request.columns or table.clear
+    if "detection" in table.request.tasks:
+        settled |= any(objects.are_in(column.present) for column in table.columns.values())
     for kind in KINDS[:1] if settled else KINDS:
         if columns := _signs(kind, table):
             sign = f"its column{'s' if len(columns) > 1 else ''} "

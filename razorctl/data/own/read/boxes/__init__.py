@@ -18,7 +18,7 @@ LINE = rb"\A(\xef\xbb\xbf)?\s*\d+(\.0+)?(\s+[\d.eE+-]+){4,}\s*(\n|\Z)"  # of YOL
 # The files that show each kind, and its reader. Files of the first two kinds may be named alone.
 KINDS: Sequence[tuple[FolderKind, Reader]] = (
     (FolderKind("boxes of objects (COCO)", r".*\.(?i:json)", GIVE_MASKS, coco.SIGNS), coco.rows),
-    (FolderKind("boxes of objects (YOLO)", r"[^/]*\.(?i:ya?ml)", GIVE_MASKS, yolo.SIGNS),
+    (FolderKind("boxes of objects (YOLO)", r"([^/]*/)?[^/]*\.(?i:ya?ml)", GIVE_MASKS, yolo.SIGNS),
      yolo.rows),
     (FolderKind("boxes of objects (YOLO)",
                 rf"((.*/)?(?i:labels)/.*|((.*/)?(?i:{SPLITS})/)?)[^/]*\.(?i:txt)", GIVE_MASKS,

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from razorctl.data.own import objects, rows
-from razorctl.data.own.raw import RawRows
+from razorctl.data.own.raw import RawRows, not_utf8
 from razorctl.data.own.read.column import SUFFIXES
 from razorctl.data.own.read.folder import Folder
 from razorctl.data.own.request import DataRequest, role
@@ -22,10 +22,11 @@ def row(
     image: Path | None, place: str, found: Sequence[Any], fault: str | None, size: Any = None
 ) -> dict[str, Any]:
     """A row of `RawRows`; size: [width, height] in the file, or None."""
+    fault = fault or not_utf8(place)
     return {
         "image": None if image is None else spelled(str(image)),
         "objects": found,
-        "size": size,
+        "size": size if size and max(size) <= objects.LARGEST else None,
         "place": spelled(place),
         "fault": fault,
     }
