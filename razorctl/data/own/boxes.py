@@ -183,7 +183,8 @@ def faults(raw: RawRows, most: int | None) -> dict[str, dict[int, str]]:
     every: dict[str, dict[int, str]] = {}
     for split in raw.splits:
         boxes, bad = Boxes.of(raw, split), dict[int, str]()
-        sides = boxes.values[:, 2:] - boxes.values[:, :2]
+        with np.errstate(invalid="ignore"):  # of infinite ones
+            sides = boxes.values[:, 2:] - boxes.values[:, :2]
         infinite = ~np.isfinite(boxes.values).all(1)
         causes = [
             (infinite, "a box that is not finite"),

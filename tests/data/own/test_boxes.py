@@ -69,6 +69,7 @@ PLACES = {
     "roboflow": ("train/_annotations.coco.json", "train"),
     "as coco": ("annotations/instances_train2017.json", "train2017"),
     "in images of a split": ("annotations/instances_train.json", "images/train"),
+    "in a folder of a split": ("annotations/train/instances.json", "train"),
     "labels": ("labels.json", "data"),
 }
 
@@ -215,7 +216,7 @@ def test_files_of_coco_that_cannot_be_used():
     )
     coco("f", "train.json", "images")
     coco("f", "val.json", "images", boxed(12, 2) | {"categories": [{"id": 1, "name": "car"}]})
-    bad("category 1 in val.json is car, and in another file bus; give all", "f")
+    bad("category 1 in .*/val.json is car, and bus elsewhere; give all", "f")
     document = coco("g", "val.json", "images")
     document["annotations"] = [each for each in document["annotations"] if each["category_id"] > 1]
     coco("g", "train.json", "images", document)
@@ -268,6 +269,7 @@ DESCRIBED = {
     "a test that is not there": ("images/{}", YAML + "test: images/test\n", [6, 6, None]),
     "an absolute path": ("images/{}", YAML.replace("../datasets", "/home/me"), [6, 6, None]),
     "of Windows": ("images/{}", "train: images\\train\nval: .\\images\\val\nnc: 4", [6, 6, None]),
+    "years": ("images/{}2017", "", [6, 6, None]),
     "beside": ("{}", "train: train\nval: val\nnames: [a, b, c, d]", [6, 6, None]),
 }  # fmt: skip
 
@@ -333,6 +335,8 @@ def test_folders_of_yolo_that_cannot_be_used():
     bad("data.yaml has 1 name, and nc is 3; correct it", "e")
     yolo("e", described="train: images/train\nnames: {a: b}\n")
     bad("names no classes by their numbers", "e")
+    yolo("e", described="train: images/train\nnames: [a]\nkpt_shape: [2, 3]")
+    bad("data.yaml is of keypoints", "e")
     yolo("e", described="train: images/train\nnames: [a\n")
     bad("data.yaml is not YAML", "e")
 
@@ -380,7 +384,11 @@ def test_folders_of_voc():
     assert sizes(load("a")) == [6, 6, 6]
     voc("b", "images", "annotations")
     picture(Path("b/images/7.jpg"), size=(60, 40))
-    assert ", without 1 image that no used XML file names" in source_of("b").details[0]
+    assert ", without 1 image that no XML file in use is for" in source_of("b").details[0]
+    voc("flat", ".", ".")  # as LabelImg writes them
+    assert sizes(load("flat")) == [5, 1, None]
+    voc("deep", "images", "annotations/xmls")
+    assert sizes(load("deep")) == [5, 1, None]
     voc("c/VOC2007", trainval="0123", test="45")
     assert sizes(load("c")) == [3, 1, 2]
     voc("c/VOC2012", trainval="0123")
@@ -398,7 +406,7 @@ OF_VOC = {
     "outside": (xml(box=(1, 2, 90, 20)), "object 1: a box from 1, 2 to 90, 20, outside of 60 x 40"),
     "swapped": (xml(box=(30, 2, 1, 20)), "object 1: a right or bottom side before the left or top"),
     "of another size": (xml(size=(600, 400)), "boxes for 600 x 400 pixels, and the image has 60"),
-    "the image of another": (xml("2.jpg"), "image is also in Annotations/1.xml"),
+    "the image of another": (xml("2.jpg"), "2.jpg is its filename, and 1.jpg has its name"),
 }
 
 
@@ -407,7 +415,7 @@ def test_bad_rows_of_voc(case):
     text, said = OF_VOC[case]
     voc()
     Path("d/Annotations/1.xml").write_text(text)
-    bad(rf"1 bad row: Annotations/[12].xml \(.*{said}")
+    bad(rf"1 bad row: Annotations/1.xml \(.*{said}")
     assert sizes(load(skip_bad=True)) == [4, 1, None]
 
 
@@ -452,3 +460,29 @@ def test_labels_of_a_run_and_images_without_labels():
         whole.labeled(job, "image", ("car", "bus"))
     parts, _ = whole.unlabeled(["d"], job, "image")
     assert len(parts[0].data) == 12
+
+
+ODD = {
+    "a long name": ("images", 1, {"file_name": "a" * 5000}, "File name too long"),
+    "a NUL": ("images", 1, {"file_name": "a\0.jpg"}, "no path"),
+    "large numbers": ("annotations", 0, {"bbox": [10**400, 1, 2, 3]}, "a box that is not finite"),
+    "half a character": ("annotations", 0, {"id": "\ud800"}, "half a character: a lone surrogate"),
+    "one name twice": ("categories", 0, {"name": "car"}, "d has two classes called car; rename"),
+    "no name": ("categories", 0, {"name": 3}, "a category in .*all.json has no id or no name"),
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_odd_values_are_refused(case):
+    part, number, keys, said = ODD[case]
+    change(part, number, **keys)
+    bad(said)
+
+
+def test_a_description_runs_nothing_and_has_no_bombs():
+    yolo(described="train: images/train\nnames: !!python/object/apply:os.system ['touch gone']")
+    bad("data.yaml is not YAML")
+    assert not Path("gone").exists()
+    rounds = "".join(f"l{i}: &l{i} [{', '.join([f'*l{i - 1}'] * 9)}]\n" for i in range(1, 9))
+    yolo(described=f"l0: &l0 [x]\n{rounds}train: images/train\nnames: *l8\n")
+    bad("names no classes by their numbers")

@@ -26,6 +26,8 @@ KINDS: Sequence[tuple[FolderKind, Reader]] = (
     (FolderKind("boxes of objects (Pascal VOC)",
                 rf"(.*/)?(?i:(annotations?|labels|xmls?|{SPLITS})/[^/]*\.xml)", GIVE_MASKS,
                 (rb"<bndbox>",)), voc.rows),
+    (FolderKind("boxes of objects (Pascal VOC)", r"[^/]*\.(?i:xml)", GIVE_MASKS, (rb"<bndbox>",),
+                beside=True), voc.rows),
 )  # fmt: skip
 
 
@@ -56,7 +58,9 @@ def of_file(request: DataRequest, file: Path) -> RawRows | None:
         if refused.has(file, kind.content):
             _check_model(request, kind, Path(file.name))
             inside = file.parent.name.casefold() in coco.FOLDERS
-            folder = Folder.walked(file.parent.parent if inside else file.parent)
+            top = file.parent.parent if inside else file.parent
+            # A JSON file may lie in any folder, such as a home, which is not walked.
+            folder = Folder(top, {}) if reader is coco.rows else Folder.walked(top)
             return reader(request, folder, file, True)
     return None
 

@@ -1,19 +1,20 @@
 """Boxes in JSON files of COCO: one for each split, with images, annotations and categories."""
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from razorctl.data.own import objects
 from razorctl.data.own.fields import Picture, file_at
+from razorctl.data.own.labels import halved
 from razorctl.data.own.raw import Fault, RawRows
 from razorctl.data.own.read import refused
 from razorctl.data.own.read.boxes import common
-from razorctl.data.own.read.folder import IMAGES, SEEN, Folder
-from razorctl.data.own.read.lines import CONSTANTS
+from razorctl.data.own.read.folder import IMAGES, SEEN, Folder, folders_in
+from razorctl.data.own.read.lines import CONSTANTS, ESCAPED
 from razorctl.data.own.request import DataRequest, role, role_in
 from razorctl.errors import DataError
 from razorctl.system.folders import spelled
@@ -22,68 +23,62 @@ SIGNS = (rb'"images"\s*:', rb'"annotations"\s*:', rb'"(bbox|segmentation)"\s*:')
 EMPTY = (SIGNS[0], rb'"annotations"\s*:\s*\[\s*\]')  # signs of a file without annotations
 FOLDERS = ("annotations", "annotation", "labels", "label")  # of JSON files beside folders of images
 UNREAD = ("segmentation", "keypoints")  # the largest parts of an annotation
-LISTS = ("images", "annotations", "categories")
-MISSING = "an annotation of an image that is not in the file"
+NAMES = ("images", "annotations", "categories")
+Lists = Mapping[str, Sequence[Mapping[str, Any]]]  # the entries of a file by NAMES
 
 
-@dataclass
-class Annotations:
-    """A JSON file: its images by their ids, annotations by the ids of images, and categories.
+def rows(request: DataRequest, folder: Folder, sign: Path, single: bool) -> RawRows:
+    """The rows of a folder with COCO files, or of the one file `sign` if it is `single`.
 
-    twice: the ids of several images, and of several annotations. nowhere: as in `RawRows`.
+    Segmentations are not read. Raises UsageError if it is not clear which files to use, and
+    DataError for a file that is no document of COCO.
     """
-
-    place: str
-    images: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
-    annotations: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
-    categories: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    twice: tuple[set[str], set[str]] = (set(), set())
-    nowhere: list[Fault] = field(default_factory=list)
-
-    @classmethod
-    def read(cls, file: Path, place: str) -> "Annotations":
-        """Raises DataError for a file that is no such document."""
-        lists = _lists(file)
-        document = cls(place)
-        for number, entry in enumerate(lists["images"]):
-            id_, name = _id(entry, "id"), entry.get("file_name")
-            if id_ is None or not isinstance(name, str) or not name.strip():
-                lack = "no id" if id_ is None else "no file_name"
-                document.nowhere.append(Fault(f"{place}, image {id_ or f'at {number}'}", lack))
-            else:
-                document.images.append((id_, entry))
-        for entry in lists["annotations"]:
-            document.annotations.setdefault(_id(entry, "image_id") or "", []).append(entry)
-        for entry in lists["categories"]:
-            id_, name = _id(entry, "id"), entry.get("name")
-            if id_ is None or not isinstance(name, str) or not name.strip():
-                raise DataError(f"a category in {file} has no id or no name; give it both.")
-            if document.categories.setdefault(id_, entry)["name"] != name:
-                raise DataError(f"two categories in {file} have the id {id_}; change one.")
-        ids = [id_ for id_, _ in document.images]
-        of_boxes = [_id(entry, "id") for entry in lists["annotations"]]
-        document.twice = _several(ids), _several(of_boxes)
-        for image in document.annotations.keys() - {*ids}:
-            for entry in document.annotations[image]:
-                document.nowhere.append(Fault(f"{place}, {_mark(entry)}", MISSING))
-        return document
+    files = {sign.stem: sign} if single else _files(folder)
+    names = {"train": sign.stem} if single else request.splits(list(files), single=True)
+    lists = {files[name]: _lists(files[name]) for name in names.values()}
+    classes, notes = _classes(lists)
+    nowhere: list[Fault] = []
+    splits = {
+        split: common.table(_rows(folder.top, files[name], lists[files[name]], classes, nowhere))
+        for split, name in names.items()
+    }
+    places = (spelled(str(file.relative_to(folder.top))) for file in lists)
+    more = {"class_names": tuple(classes.values()), "notes": notes, "nowhere": tuple(nowhere)}
+    details = f"boxes in {', '.join(places)} (COCO)"
+    return common.raw_rows(request, folder, splits, names, details, box_format="xywh", **more)
 
 
-def _lists(file: Path) -> dict[str, list[Mapping[str, Any]]]:
+def _files(folder: Folder) -> dict[str, Path]:
+    """Name of a split -> its file. If some files are called instances, these alone are used."""
+    every = folder.matches(r".*\.(?i:json)")
+    found = [file for file in every if any(refused.has(file, sign) for sign in (SIGNS, EMPTY))]
+    instances = [file for file in found if "instances" in file.stem.casefold()]
+    files: dict[str, Path] = {}
+    for file in instances or found:
+        above = [part for part in file.relative_to(folder.top).parts[:-1] if role(part)]
+        name = above[-1] if above and not role_in(file.stem) else file.stem
+        files[name if name not in files else str(file.relative_to(folder.top))] = file
+    return files
+
+
+def _lists(file: Path) -> Lists:
     """The images, annotations and categories of a file; raises DataError for others."""
+    text = common.text_of(file)
     try:
-        document = json.loads(
-            common.text_of(file), object_hook=_without_outlines, parse_constant=CONSTANTS.get
-        )
+        whole = json.loads(text, object_hook=_without_outlines, parse_constant=CONSTANTS.get)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{file} is not JSON ({error}); correct it.") from None
-    lists = {name: document.get(name) if isinstance(document, dict) else None for name in LISTS}
+    if ESCAPED.search(text) and (fault := halved(whole)):
+        raise DataError(f"{file} has {fault}; correct it.")
+    lists: dict[str, Any] = {
+        name: whole.get(name) if isinstance(whole, dict) else None for name in NAMES
+    }
     for name, entries in lists.items():
         if not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
             raise DataError(f"{file} has no list of objects called {name}; give it one.")
-    if lists["annotations"] and not any("bbox" in each for each in lists["annotations"] or ()):
+    if lists["annotations"] and not any("bbox" in each for each in lists["annotations"]):
         raise DataError(f"no annotation in {file} has a bbox; name a file of boxes (instances).")
-    return {name: entries or [] for name, entries in lists.items()}
+    return lists
 
 
 def _without_outlines(entry: dict[str, Any]) -> dict[str, Any]:
@@ -92,7 +87,7 @@ def _without_outlines(entry: dict[str, Any]) -> dict[str, Any]:
     return entry
 
 
-def _id(entry: Mapping[str, Any], name: str) -> str | None:
+def _id(entry: Mapping[str, Any], name: str = "id") -> str | None:
     """An id as a text, of 3.0 as of 3; None if there is none."""
     value = entry.get(name)
     if isinstance(value, float) and value.is_integer():
@@ -100,144 +95,116 @@ def _id(entry: Mapping[str, Any], name: str) -> str | None:
     return str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else None
 
 
-def _several(ids: Sequence[str | None]) -> set[str]:
-    return {id_ for id_, count in Counter(ids).items() if count > 1 and id_ is not None}
-
-
-def _mark(entry: Mapping[str, Any]) -> str:
-    return f"annotation {_id(entry, 'id') or 'without an id'}"
-
-
-def rows(request: DataRequest, folder: Folder, sign: Path, single: bool = False) -> RawRows:
-    """The rows of a folder with COCO files, or of the one file `sign` if it is `single`.
-
-    Segmentations are not read. Raises UsageError if it is not clear which files to use, and
-    DataError for a file that is no document of COCO.
-    """
-    files = {sign.stem: sign} if single else _files(folder)
-    names = {"train": sign.stem} if single else request.splits(list(files), single=True)
-    documents = {}
-    for split, name in names.items():
-        place = spelled(str(files[name].relative_to(folder.top)))
-        documents[split] = Annotations.read(files[name], place)
-    classes, notes = _classes(documents)
-    splits = {}
-    for split, document in documents.items():
-        splits[split] = common.table(_rows(folder, files[names[split]], document, classes))
-    nowhere = tuple(fault for document in documents.values() for fault in document.nowhere)
-    return common.raw_rows(
-        request,
-        folder,
-        splits,
-        names,
-        f"boxes in {', '.join(document.place for document in documents.values())} (COCO)",
-        class_names=tuple(classes.values()),
-        notes=notes,
-        nowhere=nowhere,
-        box_format="xywh",
-    )
-
-
-def _files(folder: Folder) -> dict[str, Path]:
-    """Name of a split -> its file. Of several for a split, those of instances are used."""
-    found = [
-        file
-        for file in folder.matches(r".*\.(?i:json)")
-        if refused.has(file, SIGNS) or refused.has(file, EMPTY)
-    ]
-    instances = [file for file in found if "instances" in file.stem.casefold()]
-    files = {}
-    for file in instances or found:
-        above = [part for part in file.relative_to(folder.top).parts[:-1] if role(part)]
-        name = above[-1] if above and not role_in(file.stem) else file.stem
-        files[name if name not in files else str(file.relative_to(folder.top))] = file
-    return files
-
-
-def _classes(documents: Mapping[str, Annotations]) -> tuple[dict[str, str], tuple[str, ...]]:
+def _classes(lists: Mapping[Path, Lists]) -> tuple[dict[str, str], tuple[str, ...]]:
     """The ids of categories, in order, with their names, and notes on those that are left out.
 
     Left out is a category without a box that only stands above all others, as Roboflow writes it.
-    Raises DataError if files give an id to categories of different names.
+    Raises DataError for an id with several names, and for a category without both.
     """
     every: dict[str, Mapping[str, Any]] = {}
-    for document in documents.values():
-        for id_, category in document.categories.items():
-            if every.setdefault(id_, category)["name"] != category["name"]:
+    for file, of in lists.items():
+        for category in of["categories"]:
+            id_, name = _id(category), category.get("name")
+            if id_ is None or not isinstance(name, str) or not name.strip():
+                raise DataError(f"a category in {file} has no id or no name; give it both.")
+            if (other := every.setdefault(id_, category)["name"]) != name:
                 raise DataError(
-                    f"category {id_} in {document.place} is {category['name']}, and in another "
-                    f"file {every[id_]['name']}; give all files the same categories."
+                    f"category {id_} in {file} is {name}, and {other} elsewhere; give all files "
+                    "the same categories."
                 )
     numbered = all(id_.lstrip("-").isdecimal() for id_ in every)
     ids = sorted(every, key=lambda id_: (int(id_) if numbered else 0, id_))
-    entries = [e for d in documents.values() for of in d.annotations.values() for e in of]
-    used = {_id(entry, "category_id") for entry in entries}
+    used = {_id(entry, "category_id") for of in lists.values() for entry in of["annotations"]}
     notes = []
     if len(ids) > 1 and ids[0] not in used:
-        name, others = every[ids[0]]["name"], [every[id_].get("supercategory") for id_ in ids[1:]]
-        if {*others} == {name}:
+        name = every[ids[0]]["name"]
+        if {every[id_].get("supercategory") for id_ in ids[1:]} == {name}:
             notes.append(f"the category {name} has no box and stands above the others: no class.")
             ids = ids[1:]
-    return {id_: str(every[id_]["name"]) for id_ in ids}, tuple(notes)
+    return {id_: every[id_]["name"] for id_ in ids}, tuple(notes)
 
 
 def _rows(
-    folder: Folder, file: Path, document: Annotations, classes: Mapping[str, str]
+    top: Path, file: Path, lists: Lists, classes: Mapping[str, str], nowhere: list[Fault]
 ) -> Iterator[dict[str, Any]]:
+    """The rows of a file. nowhere: faults of entries that belong to no image are added to it."""
     numbers = {id_: str(number) for number, id_ in enumerate(classes)}
-    bases = _bases(folder, file, [entry["file_name"] for _, entry in document.images])
+    place = spelled(str(file.relative_to(top)))
+    annotations: dict[str | None, list[Mapping[str, Any]]] = {}
+    for entry in lists["annotations"]:
+        annotations.setdefault(_id(entry, "image_id"), []).append(entry)
+    images, boxes = (Counter(map(_id, lists[name])) for name in NAMES[:2])
+    named = [str(entry.get("file_name")) for entry in lists["images"]]
+    bases = _bases(top, file, named)
     seen: dict[Path, str] = {}
-    for id_, entry in document.images:
-        image, fault = _image(bases, entry["file_name"])
+    for at, entry in enumerate(lists["images"]):
+        id_, name = _id(entry), entry.get("file_name")
+        if id_ is None or not isinstance(name, str):
+            lack = "no id" if id_ is None else "no file_name"
+            nowhere.append(Fault(f"{place}, image {id_ or f'at {at}'}", lack))
+            continue
+        image, fault = _image(bases, name)
         if seen.setdefault(image, id_) != id_:
             fault = fault or f"its file is also the file of image {seen[image]}"
-        if id_ in document.twice[0]:
+        if images[id_] > 1:
             fault = fault or f"two images of the id {id_}"
-        found, fault_of_boxes = [], None
-        for annotation in document.annotations.get(id_, ()):
+        found, of_boxes = [], None
+        for annotation in annotations.get(id_, ()):
             try:
-                found.append(_object(annotation, numbers, document.twice[1]))
+                found.append(_object(annotation, numbers, boxes))
             except ValueError as error:
-                fault_of_boxes = fault_of_boxes or f"{_mark(annotation)}: {error}"
-        place = str(image.relative_to(folder.top) if image.is_relative_to(folder.top) else image)
+                of_boxes = of_boxes or f"{_mark(annotation)}: {error}"
+        where = str(image.relative_to(top) if image.is_relative_to(top) else image)
         size = [entry.get("width"), entry.get("height")]
         known = all(isinstance(side, int) and side > 0 for side in size)
-        yield common.row(image, place, found, fault or fault_of_boxes, size if known else None)
+        yield common.row(image, where, found, fault or of_boxes, size if known else None)
+    for lost in annotations.keys() - images.keys():
+        for entry in annotations[lost]:
+            reason = "an annotation of an image that is not in the file"
+            nowhere.append(Fault(f"{place}, {_mark(entry)}", reason))
 
 
-def _object(entry: Mapping[str, Any], numbers: Mapping[str, str], twice: set[str]) -> Any:
-    """The object of an annotation; raises ValueError with its fault."""
-    category = _id(entry, "category_id")
+def _mark(entry: Mapping[str, Any]) -> str:
+    return f"annotation {_id(entry) or 'without an id'}"
+
+
+def _object(
+    entry: Mapping[str, Any], numbers: Mapping[str, str], ids: Mapping[str | None, int]
+) -> Any:
+    """The object of an annotation; raises ValueError with its fault. ids: id -> annotations."""
+    category, id_ = _id(entry, "category_id"), _id(entry)
     if category is None or category not in numbers:
         raise ValueError(f"the category {category}, which is not in the file")
-    if _id(entry, "id") in twice:
+    if id_ is not None and ids[id_] > 1:
         raise ValueError("the id of another annotation, too")
     crowd = bool(entry.get("iscrowd"))
     return objects.listed(entry.get("bbox"), numbers[category], crowd, _mark(entry))
 
 
-def _bases(folder: Folder, file: Path, names: Sequence[str]) -> list[Path]:
+def _bases(top: Path, file: Path, names: Sequence[str]) -> list[Path]:
     """The folders that names of images may be relative to, the likeliest first.
 
-    They are the folder of the file, the one around it, and folders there with names of images, of
-    the split, or with a name in the file's: train2017 for instances_train2017.json.
+    They are the folders around the file, and folders there with names of images, of the split, or
+    with a name in the file's: train2017 for instances_train2017.json.
     """
     split, stem = role_in(file.stem) or role_in(file.parent.name), file.stem.casefold()
 
-    def may_be(part: str) -> bool:
-        known = part.casefold() in IMAGES or (split and role_in(part) == split)
-        return bool(known) or part.casefold() in stem
+    def below(here: Path) -> Iterator[Path]:
+        yield here
+        for part in folders_in(here):
+            name = part.name.casefold()
+            if name in IMAGES or name in stem or (split and role_in(part.name) == split):
+                yield from below(part)
 
-    around = [here for here in (file.parent, file.parent.parent) if here in folder.inside]
-    bases = [
-        here
-        for near in around
-        for here in folder.inside
-        if here.is_relative_to(near) and all(map(may_be, here.relative_to(near).parts))
-    ]
+    around = [here for here in file.parents if here.is_relative_to(top)]
+    bases = dict.fromkeys(base for here in around for base in below(here))
     first = names[:SEEN]
-    hits = {base: sum(file_at(base, name).is_file() for name in first) for base in bases}
-    return sorted(dict.fromkeys(bases), key=lambda base: -hits[base])
+    hits = {base: sum(_is_file(file_at(base, name)) for name in first) for base in bases}
+    return sorted(bases, key=lambda base: -hits[base])
+
+
+def _is_file(path: Path) -> bool:
+    return os.path.isfile(path)  # noqa: PTH113 which raises for names that are too long
 
 
 def _image(bases: Sequence[Path], name: str) -> tuple[Path, str | None]:
@@ -245,5 +212,5 @@ def _image(bases: Sequence[Path], name: str) -> tuple[Path, str | None]:
     path, fault = Picture("image").of_line(name, "file_name", bases[0])
     if fault is None:
         files = (file_at(base, name.strip()) for base in bases)
-        path = next((file for file in files if file.is_file()), path)
+        path = next(filter(_is_file, files), path)
     return Path(path), fault

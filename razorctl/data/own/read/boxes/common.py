@@ -8,7 +8,7 @@ from razorctl.data.own import objects, rows
 from razorctl.data.own.raw import RawRows, not_utf8
 from razorctl.data.own.read.column import SUFFIXES
 from razorctl.data.own.read.folder import Folder
-from razorctl.data.own.request import DataRequest, role
+from razorctl.data.own.request import DataRequest, role_in
 from razorctl.data.own.store import batches_of
 from razorctl.errors import DataError, raise_lack
 from razorctl.system import documents
@@ -53,8 +53,12 @@ def raw_rows(
 ) -> RawRows:
     """The rows of splits in a folder; splits without any box are left out.
 
-    names: split -> its name in the data. more: fields of `RawRows`.
+    names: split -> its name in the data. more: fields of `RawRows`. Raises DataError if two classes
+    have one name.
     """
+    classes = more.get("class_names") or ()
+    if twice := [name for name in classes if classes.count(name) > 1]:
+        raise DataError(f"{request.name} has two classes called {twice[0]}; rename one.")
     details += rows.unlabeled_out(request, splits, names)
     more = {"root": folder.top.absolute(), "task": "detection", "sorted": True, **more}
     return RawRows(request.name, splits, names, details, **more)
@@ -74,7 +78,7 @@ def by_split(folder: Folder, files: Iterable[Path]) -> dict[str, list[Path]]:
     parts: dict[str, list[Path]] = {}
     for file in files:
         above = file.relative_to(folder.top).parts[:-1]
-        name = next((part for part in above if role(part)), "")
+        name = next((part for part in above if role_in(part)), "")
         parts.setdefault(name, []).append(file)
     if len(parts) > 1:
         parts.pop("", None)

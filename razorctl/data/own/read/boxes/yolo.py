@@ -1,7 +1,7 @@
 """Boxes in text files of YOLO: for each image a file with a line for each box."""
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,135 +12,126 @@ from razorctl.data.own.read.boxes import common
 from razorctl.data.own.read.folder import Folder
 from razorctl.data.own.request import DataRequest, role
 from razorctl.errors import DataError, first_line, lacks_memory
-from razorctl.system.folders import spelled
+from razorctl.system.folders import exists, spelled
 
 YAML = (".yaml", ".yml")
 SIGNS = (rb"(?m)^\s*train\s*:", rb"(?m)^\s*(names|nc)\s*:")  # of a data.yaml
 NO_LABELS = ("classes.txt", "labels.txt", "train.txt", "val.txt", "test.txt", "readme.txt")
 LARGEST = 1.01  # the largest share of an image, with what rounding adds
-Files = Mapping[str, Sequence[Path]]  # name of a split -> its images
 
 
-@dataclass(frozen=True)
-class Description:
-    """What a data.yaml says, as Ultralytics reads it.
-
-    file: its path. entries: its keys and values. top: the folder of the data, which paths must not
-    leave.
-    """
-
-    file: Path
-    entries: Mapping[str, Any]
-    top: Path
-
-    @classmethod
-    def read(cls, file: Path, top: Path) -> "Description":
-        """Raises DataError for a file that is no mapping."""
-        import yaml  # type: ignore[import-untyped]
-
-        text = common.text_of(file)
-        try:
-            entries = yaml.safe_load(text)
-        except Exception as error:  # yaml raises many kinds
-            if lacks_memory(error):
-                raise
-            raise DataError(f"{file} is not YAML ({first_line(error)}); correct it.") from None
-        if not isinstance(entries, dict):
-            raise DataError(f"{file} has no names and no train; give it both.")
-        return cls(file, {str(key): value for key, value in entries.items()}, top)
-
-    @property
-    def classes(self) -> dict[str, str]:
-        """The numbers of the classes, in order, with their names; raises DataError without any."""
-        names, count = self.entries.get("names"), self.entries.get("nc")
-        if isinstance(names, dict):
-            named = {str(number): str(name) for number, name in names.items()}
-        elif isinstance(names, list):
-            named = {str(number): str(name) for number, name in enumerate(names)}
-        else:
-            named = {str(n): str(n) for n in range(count if type(count) is int else 0)}
-        if not named or not all(map(str.isdecimal, named)):
-            raise DataError(f"{self.file} names no classes by their numbers; give it names.")
-        if type(count) is int and count != len(named):
-            raise DataError(
-                f"{self.file} has {units.count(len(named), 'name')}, and nc is {count}; correct it."
-            )
-        return {number: named[number] for number in sorted(named, key=int)}
-
-    def splits(self) -> tuple[dict[str, list[Path]], list[str]]:
-        """Name of a split -> its images, and the names of splits that are not there.
-
-        Raises DataError if the training images are not there.
-        """
-        found, absent = {}, []
-        for name, value in self.entries.items():
-            if role(name) and value:
-                values = value if isinstance(value, list) else [value]
-                places = [self._place(str(each)) for each in values]
-                if None in places:
-                    absent.append(name)
-                else:
-                    found[name] = [file for here in places for file in _images(here)]
-        if "train" not in map(role, found):
-            raise DataError(
-                f"the training images of {self.file} ({self.entries.get('train')}) are not in "
-                f"{self.top}; correct its paths."
-            )
-        return found, absent
-
-    def _place(self, name: str) -> Path | None:
-        """The folder or the list of images that a path names; None if it is not in the data.
-
-        Paths are relative to `path`, or else to the file. Roboflow's have a `..` too many.
-        """
-        name = name.replace("\\", "/")
-        bases = [self.file.parent / str(self.entries.get("path") or ""), self.file.parent]
-        spellings = [name, name.removeprefix("../")]
-        for place in (base / spelling for base in bases for spelling in spellings):
-            inside = place.resolve().is_relative_to(self.top.resolve())
-            if inside and place.exists():
-                return self.top / place.resolve().relative_to(self.top.resolve())
-        return None
-
-
-def _images(here: Path | None) -> Iterator[Path]:
-    """The images in a folder at any depth, those that a text file lists, or one image."""
-    assert here is not None
-    if here.is_dir():
-        every = common.images_in(Folder.walked(here)).values()
-        yield from (file for files in every for file in files.values())
-    elif here.suffix.casefold() == ".txt":
-        lines = map(str.strip, common.text_of(here).splitlines())
-        yield from (here.parent / line.replace("\\", "/") for line in lines if line)
-    else:
-        yield here
-
-
-def rows(request: DataRequest, folder: Folder, sign: Path, single: bool = False) -> RawRows:
+def rows(request: DataRequest, folder: Folder, sign: Path, single: bool) -> RawRows:
     """The rows of a folder with labels of YOLO, by a data.yaml or by the names of its folders.
 
     Outlines become the boxes around them. Raises UsageError if it is not clear which splits to use,
     and DataError for a data.yaml that cannot be used.
     """
+    absent: list[str] = []
     if sign.suffix.casefold() in YAML:
-        description = Description.read(sign, folder.top)
-        (files, absent), classes = description.splits(), description.classes
+        description = _description(sign)
+        files, classes = _described(folder, sign, description, absent), _named(sign, description)
     else:
         every = common.images_in(folder).values()
         files = common.by_split(folder, (file for images in every for file in images.values()))
-        classes, absent = _classes(folder, sign), []
+        classes = _classes(folder, sign)
     names = request.splits(list(files), single=True)
     nowhere: list[Fault] = []
-    details = f"boxes in {common.sign(folder, sign)} (YOLO)"
-    details += f", without {', '.join(absent)}, which is not there" * bool(absent)
     numbers = {number: str(at) for at, number in enumerate(classes)}
-    splits = {}
-    for split, name in names.items():
-        splits[split] = common.table(_rows(folder, files[name], classes and numbers, nowhere))
+    splits = {
+        split: common.table(_rows(folder, files[name], numbers, nowhere))
+        for split, name in names.items()
+    }
+    details = f"boxes in {common.sign(folder, sign)} (YOLO)"
+    details += f", without {' and '.join(absent)}, whose images are not there" * bool(absent)
     more = {"class_names": tuple(classes.values()) or None, "nowhere": tuple(nowhere)}
     return common.raw_rows(
         request, folder, splits, names, details, box_format="xyxy", shares=True, **more
     )
+
+
+def _description(file: Path) -> dict[str, Any]:
+    """The keys and values of a data.yaml; raises DataError for other files."""
+    import yaml  # type: ignore[import-untyped]
+
+    text = common.text_of(file)
+    try:
+        entries = yaml.safe_load(text)
+    except Exception as error:  # yaml raises many kinds
+        if lacks_memory(error):
+            raise
+        raise DataError(f"{file} is not YAML ({first_line(error)}); correct it.") from None
+    if not isinstance(entries, dict):
+        raise DataError(f"{file} has no names and no train; give it both.")
+    if "kpt_shape" in entries:
+        raise DataError(f"{file} is of keypoints (kpt_shape); give labels of boxes alone.")
+    return {str(key): value for key, value in entries.items()}
+
+
+def _named(file: Path, description: Mapping[str, Any]) -> dict[str, str]:
+    """The numbers of the classes, in order, with their names; raises DataError without any."""
+    names, count = description.get("names"), description.get("nc")
+    pairs: Iterable[tuple[Any, Any]] = ((n, n) for n in range(count if type(count) is int else 0))
+    if isinstance(names, (dict, list)):
+        pairs = names.items() if isinstance(names, dict) else enumerate(names)
+    named = {str(n): str(name) for n, name in pairs if isinstance(name, (str, int, float))}
+    if not named or not all(map(str.isdecimal, named)):
+        raise DataError(f"{file} names no classes by their numbers; give it names.")
+    if type(count) is int and count != len(named):
+        has = units.count(len(named), "name")
+        raise DataError(f"{file} has {has}, and nc is {count}; correct it.")
+    return {number: named[number] for number in sorted(named, key=int)}
+
+
+def _described(
+    folder: Folder, file: Path, description: Mapping[str, Any], absent: list[str]
+) -> dict[str, list[Path]]:
+    """Name of a split -> its images by a data.yaml; splits that are not there go to `absent`.
+
+    Raises DataError if the training images are not in the folder.
+    """
+    found = {}
+    for name, value in description.items():
+        if role(name) and value:
+            values = value if isinstance(value, list) else [value]
+            places = [_place(folder.top, file, description, str(each)) for each in values]
+            here = [place for place in places if place is not None]
+            if len(here) == len(places):
+                found[name] = [image for place in here for image in _images(place)]
+            else:
+                absent.append(name)
+    if "train" not in map(role, found):
+        raise DataError(
+            f"the training images of {file} ({description.get('train')}) are not in {folder.top}; "
+            "correct its paths."
+        )
+    return found
+
+
+def _place(top: Path, file: Path, description: Mapping[str, Any], name: str) -> Path | None:
+    """The folder or the list of images that a path in a data.yaml names; None if it is not in top.
+
+    As Ultralytics does, paths are relative to `path`, or else to the file; Roboflow's have a `..`
+    too many.
+    """
+    name, whole = name.replace("\\", "/"), top.resolve()
+    for base in (file.parent / str(description.get("path") or ""), file.parent):
+        for spelling in (name, name.removeprefix("../")):
+            place = Path(os.path.realpath((base / spelling).as_posix().replace("\0", "")))
+            if place.is_relative_to(whole) and exists(place):
+                return top / place.relative_to(whole)
+    return None
+
+
+def _images(here: Path) -> Iterator[Path]:
+    """The images in a folder at any depth, those that a text file lists, or one image."""
+    if here.is_dir():
+        for images in common.images_in(Folder.walked(here)).values():
+            yield from images.values()
+    elif here.suffix.casefold() == ".txt":
+        lines = (line.strip().replace("\\", "/") for line in common.text_of(here).splitlines())
+        yield from (here.parent / line for line in lines if line)
+    else:
+        yield here
 
 
 def _classes(folder: Folder, sign: Path) -> dict[str, str]:
@@ -152,10 +143,7 @@ def _classes(folder: Folder, sign: Path) -> dict[str, str]:
 
 
 def _rows(
-    folder: Folder,
-    files: Iterable[Path],
-    numbers: Mapping[str, str],
-    nowhere: list[Fault],
+    folder: Folder, files: Iterable[Path], numbers: Mapping[str, str], nowhere: list[Fault]
 ) -> Iterator[dict[str, Any]]:
     """The rows of images. numbers: number in files -> its class; empty for numbers that are names.
 
@@ -164,23 +152,20 @@ def _rows(
     used: set[Path] = set()
     seen: set[Path] = set()
     for file in files:
-        labels_file = _labels_of(folder, file)
-        used.add(labels_file)
-        place = str(labels_file if labels_file.is_file() else file)
-        found, fault = _objects(labels_file, numbers)
-        if file in seen:
-            fault = "an image that is listed twice"
+        labeled = _labels_of(folder, file)
+        found, fault = _objects(labeled, numbers) if labeled.is_file() else ([], None)
+        place = labeled if labeled.is_file() else file
+        fault = "an image that is listed twice" if file in seen else fault
+        used.add(labeled)
         seen.add(file)
-        yield common.row(file, place.removeprefix(f"{folder.top}/"), found, fault)
+        yield common.row(file, str(place).removeprefix(f"{folder.top}/"), found, fault)
     for here in {file.parent for file in used if "labels" in map(str.casefold, file.parts)}:
-        for name in folder.inside.get(here, ((), ()))[1]:
-            file = here / name
-            known = file in used or name.casefold() in NO_LABELS
+        texts = (n for n in folder.inside.get(here, ((), ()))[1] if n.casefold().endswith(".txt"))
+        for file in (here / name for name in texts if name.casefold() not in NO_LABELS):
             # An image that no list has is not used, and is there.
-            known = known or file.stem in folder.stems(folder.images_for(file))
-            if not known and name.casefold().endswith(".txt"):
-                place = spelled(str(file.relative_to(folder.top)))
-                nowhere.append(Fault(place, "labels without an image"))
+            if file not in used and file.stem not in folder.stems(folder.images_for(file)):
+                where = spelled(str(file.relative_to(folder.top)))
+                nowhere.append(Fault(where, "labels without an image"))
 
 
 def _labels_of(folder: Folder, file: Path) -> Path:
@@ -199,10 +184,8 @@ def _labels_of(folder: Folder, file: Path) -> Path:
 
 
 def _objects(file: Path, numbers: Mapping[str, str]) -> tuple[list[Any], str | None]:
-    """The objects of a label file, and its fault or None; without a file there are none."""
+    """The objects of a label file, and its fault or None."""
     found: list[Any] = []
-    if not file.is_file():
-        return found, None
     try:
         for line, text in enumerate(common.text_of(file).splitlines(), 1):
             if text.strip():
