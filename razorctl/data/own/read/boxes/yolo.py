@@ -93,30 +93,31 @@ def _described(
     for name, value in description.items():
         if role(name) and value:
             values = value if isinstance(value, list) else [value]
-            places = [_place(folder.top, file, description, str(each)) for each in values]
+            named = [each for each in values if isinstance(each, str)]
+            places = [_place(folder.top, file, description.get("path"), each) for each in named]
             here = [place for place in places if place is not None]
-            if len(here) == len(places):
+            if len(here) == len(values):
                 found[name] = [image for place in here for image in _images(place)]
             else:
                 absent.append(name)
     if "train" not in map(role, found):
         raise DataError(
-            f"the training images of {file} ({description.get('train')}) are not in {folder.top}; "
-            "correct its paths."
+            f"the training images of {file} are not in {folder.top}; correct its paths."
         )
     return found
 
 
-def _place(top: Path, file: Path, description: Mapping[str, Any], name: str) -> Path | None:
+def _place(top: Path, file: Path, base: Any, name: str) -> Path | None:
     """The folder or the list of images that a path in a data.yaml names; None if it is not in top.
 
-    As Ultralytics does, paths are relative to `path`, or else to the file; Roboflow's have a `..`
-    too many.
+    As Ultralytics does, paths are relative to `base`, its `path`, or else to the file; Roboflow's
+    have a `..` too many.
     """
     name, whole = name.replace("\\", "/"), top.resolve()
-    for base in (file.parent / str(description.get("path") or ""), file.parent):
+    near = file.parent
+    for here in (near / base, near) if isinstance(base, str) else (near,):
         for spelling in (name, name.removeprefix("../")):
-            place = Path(os.path.realpath((base / spelling).as_posix().replace("\0", "")))
+            place = Path(os.path.realpath((here / spelling).as_posix().replace("\0", "")))
             if place.is_relative_to(whole) and exists(place):
                 return top / place.relative_to(whole)
     return None
