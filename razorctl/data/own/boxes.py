@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from razorctl import units
 from razorctl.config.job import BOX_FORMATS
 from razorctl.data.own import images
 from razorctl.data.own.images import Findings
@@ -103,20 +104,38 @@ def settled(raw: RawRows, request: DataRequest) -> RawRows:
         raise UsageError(f"{raw.name} {why}; leave --box-format out.")
     if raw.task != "detection":
         return raw
+    shares = raw.shares or _are_shares(raw)
+    if raw.box_format:
+        return raw
     split = next(iter(raw.splits))
     boxes = Boxes.of(raw, split)
-    within_one = len(boxes.values) > 0 and bool((boxes.values <= 1).all())
-    if raw.box_format:
-        if within_one and not raw.shares:
-            raise DataError(
-                f"no box in {raw.name} ends beyond 1, as if they were shares of the image, and "
-                "pixels are expected; multiply them by its width and height."
-            )
-        return raw
     said = said or (request.trained.box_format if request.trained else None)
     if said is not None or not len(boxes.values):
-        return replace(raw, box_format=said or "xywh", shares=within_one)
-    return _fitting(raw, boxes, None if within_one else _sizes(raw, split, boxes))
+        return replace(raw, box_format=said or "xywh", shares=shares)
+    return _fitting(raw, boxes, None if shares else _sizes(raw, split, boxes))
+
+
+def _are_shares(raw: RawRows) -> bool:
+    """Whether boxes are shares of their images: none has a number above 1.
+
+    Raises DataError if that is so of most boxes of a split, and others or the format have pixels.
+    """
+    import numpy as np
+
+    total = small = 0
+    mixed = False
+    for split in raw.splits:
+        values = Boxes.of(raw, split).values
+        within = (values[np.isfinite(values).all(1)] <= 1 + 2 * SHARE).all(1)
+        total, small = total + len(within), small + int(within.sum())
+        mixed |= 2 * int(within.sum()) > len(within)
+    shares = 0 < small == total
+    if mixed and (raw.box_format or not shares):
+        raise DataError(
+            f"{small:,} of {units.count(total, 'box')} in {raw.name} end within one pixel, as if "
+            "they were shares of the image; give all of them in pixels."
+        )
+    return shares
 
 
 def _sizes(raw: RawRows, split: str, boxes: Boxes) -> Mapping[int, tuple[int, int]]:

@@ -108,6 +108,22 @@ def test_a_format_that_is_said():
     refuses(UsageError, "t.csv has no boxes; leave", "bert-base", "t.csv", box_format="xywh")
 
 
+def test_shares_and_pixels_in_one_set():
+    mixed = [*objects("xywh", shares=True), *objects("xywh", 20)]
+    lines("a.jsonl", mixed)
+    for said in (None, "xywh"):
+        bad("60 of 100 boxes in a.jsonl end within one pixel, as if they w", box_format=said)
+    Path("d").mkdir()
+    lines("d/train.jsonl", objects("xywh"))
+    lines("d/val.jsonl", objects("xywh", 20, shares=True))
+    bad("40 of 100 boxes in d end within one pixel", "d")
+    rounded = objects("xyxy", shares=True)
+    rounded[3]["bbox"][1] = [0.4, 0.4, 1.004, 0.9]
+    lines("a.jsonl", rounded)
+    ends = [box[2:] for row in load(validation=0.05, seed=1).train for box in row["boxes"]]
+    assert [60.0, 36.0] in ends  # cut at the border
+
+
 def test_a_few_boxes_beyond_their_images_are_bad_rows():
     column = objects("xywh", 60)
     column[7]["bbox"][1] = [40, 10, 40, 10]

@@ -207,7 +207,9 @@ def test_files_of_coco_that_cannot_be_used():
     for entry in document["annotations"]:
         entry["bbox"] = [side / 60 for side in entry["bbox"]]
     coco("d", document=document)
-    bad("no box in d ends beyond 1, as if they were shares of the image, and pixels are expected")
+    bad(
+        "12 of 12 boxes in d end within one pixel, as if they were shares of the image; give all of"
+    )
     coco("e", "captions.json", document={"images": [], "annotations": [{"caption": "a"}]})
     bad(
         "e has no images with boxes, which detection learns from; give a folder of COCO",

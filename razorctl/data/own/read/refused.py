@@ -27,6 +27,7 @@ CONVERT = (
 TAGS = "write a CoNLL file, or lists of the tokens and the tags of each sentence"
 ONE_TEXT = "name a column of texts with --text-column"
 CLASSES = "name columns with --image-column and --label-column"
+OBJECTS = f"write a column objects with lists called bbox and category for detection, or {CLASSES}"
 
 
 class Kind(NamedTuple):
@@ -62,9 +63,9 @@ KINDS = (
     Kind("messages that are the nodes of trees (OASST)", "message_id parent_id text role", CONVERT),
     Kind("sound", "*:sounds / audio:alike", f"{ONE_TEXT}, or choose other data"),
     Kind(BOXES, "*:repeated_image xmin|x_min|x1 ymin|y_min|y1 xmax|x_max|x2 ymax|y_max|y2",
-         CLASSES),
+         OBJECTS),
     Kind(BOXES, "*:image bboxes|bbox|boxes|bounding_boxes|bounding_box:nested",
-         CLASSES, unlabeled=True),
+         OBJECTS, unlabeled=True),
     Kind("questions on images (visual question answering)",
          "*:image question answer|answers|multiple_choice_answer", CLASSES),
     Kind("images with captions (CLIP)",
