@@ -84,7 +84,7 @@ def _fused(name: str, work: Fused, dot: bool, args: Any, result: Any) -> OpCost:
     moved = sum(map(bytes_of, tensors(args))) + results + work.again
     operations, launches = work.operations, Counter[KernelWork]()
     if not operations:
-        first = KernelWork("fp32", 0, moved, work.reduces, own=True)
+        first = KernelWork("fp32", 0, moved, work.reduces, own=True, plain=work.plain)
         launches[first._replace(op=_named(name, args), elements=_elements(args, result))] += 1
         if (more := work.launches - 1) > 0:
             launches[KernelWork("fp32", 0, 0, own=True)] += more

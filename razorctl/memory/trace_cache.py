@@ -32,6 +32,7 @@ class KernelWork(NamedTuple):
             move beside `bytes`.
         op: a name in `planning.times.instructions`, if its instructions count.
         elements: results for each of which it issues these instructions.
+        plain: those among them that the function of `op` is not applied to.
     """
 
     precision: str
@@ -44,6 +45,7 @@ class KernelWork(NamedTuple):
     written: int = 0
     op: str = ""
     elements: int = 0
+    plain: int = 0
 
 
 class Calls(NamedTuple):
@@ -100,7 +102,8 @@ class Trace:
         return self.peak if device == "cpu" else self.highest
 
 
-Listed = tuple[str, int, int, bool, bool, int, int, int, str, int, int]  # a kernel, how often
+# A kernel, and how often it runs.
+Listed = tuple[str, int, int, bool, bool, int, int, int, str, int, int, int]
 
 
 @dataclass(frozen=True)

@@ -46,13 +46,17 @@ def _empty(
     return of_dy, dy_scale, x, scale, center, *of_weight
 
 
-@op(
-    empty=_empty,
+def _fused(
+    dy: Tensor, row_scale: Tensor, _: Tensor, copy: FewBitCopy, function: Any, weight: Tensor | None
+) -> Fused:
+    """The cost of `linear_operands`; the function is applied to x alone."""
+    plain = terms(dy.shape[0]) * dy.shape[1] + (0 if weight is None else weight.numel())
     # A weight is read once for the scales of its columns and once for their codes.
-    fused=lambda dy, row_scale, largest, copy, function, weight: Fused(
-        launches=2, again=0 if weight is None else weight.nbytes
-    ),
-)
+    again = 0 if weight is None else weight.nbytes
+    return Fused(launches=2, again=again, plain=0 if function is None else plain)
+
+
+@op(empty=_empty, fused=_fused)
 def linear_operands(
     dy: Tensor,
     row_scale: Tensor,

@@ -67,6 +67,7 @@ class Fused:
             operands from the arguments.
         reduces: Whether the output of the first kernel depends on sums, largest values or ends of
             tiles of its input.
+        plain: Elements of int8 results that the function of the op is not applied to.
     """
 
     launches: int = 1
@@ -75,6 +76,7 @@ class Fused:
     again: int = 0
     made: tuple[int, int, int] | None = None
     reduces: bool = False
+    plain: int = 0
 
 
 class Op(Generic[P, R]):

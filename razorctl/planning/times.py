@@ -115,13 +115,21 @@ def instructions() -> dict[str, dict[str, float]]:
 
 def _issued(kernel: KernelWork, gpu: Gpu) -> float:
     """The seconds of issuing the instructions of a kernel; 0 if they are not counted."""
-    each: float = PYTORCH.get(kernel.op, 0)
-    if kernel.own and kernel.op:
-        other = f"{kernel.op.split()[0]} gelu"  # of another function, as many as of GELU
-        counted = instructions().get(kernel.op) or instructions().get(other, {})
-        card = int(gpu.compute_capability.replace(".", ""))
-        each = next((counted[c] for c in sorted(counted, key=int)[::-1] if int(c) <= card), 0)
-    return each * kernel.elements / (ISSUED * gpu.instructions_per_second)
+    if not kernel.own or not kernel.op:
+        issued = PYTORCH.get(kernel.op, 0) * float(kernel.elements)
+    else:
+        issued = _per_element(kernel.op, gpu) * (kernel.elements - kernel.plain)
+        if kernel.plain:
+            issued += _per_element(kernel.op.split()[0], gpu) * kernel.plain
+    return issued / (ISSUED * gpu.instructions_per_second)
+
+
+def _per_element(name: str, gpu: Gpu) -> float:
+    """The instructions of an element in a pass of razorctl; 0 if they are not counted."""
+    other = f"{name.split()[0]} gelu"  # of another function, as many as of GELU
+    counted = instructions().get(name) or instructions().get(other, {})
+    card = int(gpu.compute_capability.replace(".", ""))
+    return next((counted[c] for c in sorted(counted, key=int)[::-1] if int(c) <= card), 0)
 
 
 def _kernel(kernel: KernelWork, gpu: Gpu) -> Seconds:

@@ -116,6 +116,19 @@ def test_kernels_of_razorctl_are_its_own_and_say_whether_they_reduce(name, reduc
     assert any(kernel.reduces for kernel in said.kernels) == reduces
 
 
+def test_a_function_counts_for_the_elements_of_its_copy_alone():
+    found = []
+    for of in (0, 1):  # without and with a function
+        with kernels.assumed(dot=True):
+            (said,), result = _costs(OWN.linear_operands, arguments("linear_operands", of))
+        kernel = max(said.kernels, key=lambda kernel: kernel.elements)
+        codes = [tensor.numel() for tensor in result if tensor.dtype == torch.int8]
+        found.append((kernel.elements - sum(codes), kernel.plain - codes[0] - codes[2]))
+    assert found[1] == (0, 0)
+    assert found[0][0] == 0
+    assert found[0][1] < 0
+
+
 def test_a_norm_of_known_statistics_is_one_kernel_and_reads_its_input_once():
     x, *others = arguments("norm_quantize")
     known = torch.zeros(ALL, 1), torch.ones(ALL, 1)

@@ -72,6 +72,9 @@ def test_a_kernel_takes_its_bytes_its_instructions_or_a_launch():
     for name in ("gelu", "silu"):  # of another function, as many as of GELU
         issued = likely(1, op=f"activation_grad_int8 {name}", **grad)
         assert issued == pytest.approx(of_gelu["89"] * 1e9 / (ISSUED * GPU.instructions_per_second))
+    plain = times.instructions()["linear_operands"]["89"]  # where no function is applied
+    issued = likely(1, op="linear_operands gelu", **grad, plain=10**9)
+    assert issued == pytest.approx(plain * 1e9 / (ISSUED * GPU.instructions_per_second))
     ampere = replace(GPU, compute_capability="8.6")  # counted for the next older card
     assert likely(1, ampere, op="quantize", **grad) == pytest.approx(
         times.instructions()["quantize"]["80"] * 1e9 / (ISSUED * GPU.instructions_per_second)
