@@ -10,6 +10,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+# Operations for which the host waits for the device, which no capture permits.
+WAITING = {torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.equal}
+
 
 def tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
@@ -26,6 +29,8 @@ class Recording(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         operands = tensors((args, kwargs))
+        if func.overloadpacket in WAITING:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
         if func._schema.is_mutable or "batch_norm" in func.name():  # its schema hides mutation
             outside = (t for t in operands if t.untyped_storage()._cdata not in self.created)
             self.before += [(t, t.clone()) for t in outside]
@@ -67,9 +72,12 @@ class Graphs:
         capturing = patch.object(torch.cuda, "is_current_stream_capturing", return_value=True)
         refused = RuntimeError("Cannot call CUDAGeneratorImpl::current_seed during capture")
         reading = patch.object(torch, "get_rng_state", side_effect=refused)
-        with capturing, reading, Recording() as recording:
-            result = run()
-        recording.undo()
+        recording = Recording()
+        try:
+            with capturing, reading, recording:
+                result = run()
+        finally:
+            recording.undo()
         self.captured += 1
 
         def replay() -> None:

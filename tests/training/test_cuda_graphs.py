@@ -306,6 +306,30 @@ def test_what_cannot_be_captured_runs_as_it_is(accumulate, monkeypatch, caplog):
     ]
 
 
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_model_that_waits_for_the_device_runs_as_it_is(where, stand_in, caplog):
+    """What its half of a pass has changed before is changed once: batch norms, gradients."""
+
+    def halved(module, args, output):
+        if where == "backward":
+            output.register_hook(lambda grad: grad * (0.5 if grad.sum().item() > 0 else 1.0))
+            return None
+        return output * (0.5 if output.mean().item() > 0 else 1.0)
+
+    found = []
+    for graphed in (False, True):
+        it = learner(replace(JOB, accumulate=2, cuda_graphs=graphed), RAZOR)
+        it.model.head[1].register_forward_hook(halved)  # of the batch norm
+        losses = [it.step(batches(it.job, step)) for step in range(STEPS)]
+        found.append((torch.tensor(losses), it.model.state_dict()))
+    assert_same(*found)
+    assert stand_in[0].captured == 0
+    assert said(caplog) == [
+        "training goes on without CUDA graphs: CUDA error: operation not permitted when stream is "
+        "capturing"
+    ]
+
+
 def test_a_dead_card_and_a_lack_of_memory_are_raised(monkeypatch, stand_in, caplog):
     def fails(self, run):
         raise error
