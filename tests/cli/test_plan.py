@@ -161,13 +161,13 @@ def test_a_host_that_takes_longer_than_the_card_is_named():
     predicted = {"host_seconds": 0.054, "card_seconds": 0.04, "host_bytes": 0}
     job = dict.fromkeys(("optimizer_in_backward", "cuda_graphs", "compile"), False)
     chosen = {"predicted": predicted, "recipe": {"joint_budget": 1.0}}
-    plan = {"chosen": chosen, "job": {**job, "processes": 1}}
+    plan = {"chosen": chosen, "job": {**job, "processes": 1, "optimizer_state": "card"}}
     assert [*view._host(plan)] == [
         "The host takes 54 ms for a step, and the card 40 ms: --cuda-graphs launches all of it at "
         "once."
     ]
-    plan["job"]["cuda_graphs"] = True
-    assert not [*view._host(plan)]
+    for setting in ({"cuda_graphs": True}, {"optimizer_state": "host"}):
+        assert not [*view._host({**plan, "job": plan["job"] | setting})]
     plan["job"]["cuda_graphs"], predicted["card_seconds"] = False, 0.05
     assert not [*view._host(plan)]
     plan["job"]["optimizer_in_backward"], predicted["host_bytes"] = True, 2**34

@@ -166,6 +166,7 @@ def _host(plan: dict[str, Any]) -> Iterator[str]:
     host, card = predicted["host_seconds"], predicted["card_seconds"]
     draws = plan["chosen"]["recipe"]["joint_budget"] < 1
     refused = job["processes"] > 1 or job["optimizer_in_backward"] or draws
+    refused = refused or job["optimizer_state"] == "host"
     if host > MUCH * card and not (refused or job["cuda_graphs"] or job["compile"]):
         yield (
             f"The host takes {duration(host)} for a step, and the card {duration(card)}: "
