@@ -108,7 +108,8 @@ class Learner:
         try:
             if self.trial.works:
                 micro_batches = list(micro_batches)  # taken again if compiling fails
-            self.model.train()
+            if not all(module.training for module in self.model.modules()):
+                self.model.train()  # which takes longer than to ask
             loss_and_norm = self.trial.step(
                 train_step,
                 self._losses,

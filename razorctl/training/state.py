@@ -46,10 +46,10 @@ def read(folder: Path) -> dict[str, Any]:
 
 def transient(model: nn.Module) -> dict[str, Any]:
     """A copy of the state that a step changes beside weights: random states, draws, buffers."""
-    weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    entries = model.state_dict(keep_vars=True).items()  # no view of each, in every step
     changing = {
         "draws": {name: each.state_dict() for name, each in draws(model).items()},
-        "buffers": {k: v for k, v in model.state_dict().items() if k not in weights},
+        "buffers": {k: v for k, v in entries if not isinstance(v, nn.Parameter)},
     }
     return {"random": random_states(), **tree_map_only(Tensor, torch.clone, changing)}
 
