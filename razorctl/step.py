@@ -14,10 +14,11 @@ from torch.optim import Optimizer
 from razorctl.config.job import Job, Precision, resolve_precision
 from razorctl.config.tasks import LANGUAGE, NO_LABEL
 from razorctl.errors import DivergedError, UsageError
-from razorctl.ops.contrastive import embedding_loss
+from razorctl.ops.contrastive import Similarity, embedding_loss
 from razorctl.ops.weight_copies import shared_by
 from razorctl.system import processes
 
+TEMPERATURE = 0.05  # of embeddings of texts
 # `Job.precision` -> the dtype of autocast; None disables it.
 DTYPES: dict[str, torch.dtype | None] = {
     "fp32": None,
@@ -208,11 +209,15 @@ def clip(model: nn.Module, optimizer: Optimizer, job: Job, scaler: torch.amp.Gra
 
 @dataclass(frozen=True)
 class ByLogits:
-    """The losses of a job's model, by `Model.logits`; class_weights: as in `losses_of`."""
+    """The losses of a job's model, by `Model.logits`; class_weights: as in `losses_of`.
+
+    similarity: of embeddings, by the model; None is that of the job.
+    """
 
     logits: Callable[[nn.Module, Any], Tensor]
     job: Job
     class_weights: Tensor | None = None
+    similarity: Callable[[nn.Module], Similarity] | None = None
 
     def __call__(self, model: nn.Module, inputs: Any, labels: Tensor, reduction: str) -> Tensor:
         return self.scored(model, inputs, labels, reduction)[1]
@@ -226,7 +231,15 @@ class ByLogits:
 
     def of_output(self, model: nn.Module, output: Tensor, labels: Tensor, reduction: str) -> Tensor:
         """The loss of logits; model: for losses with parameters of their own."""
+        if self.job.task == "embedding":
+            return embedding_loss(output, labels, self.similarity_of(model), reduction)
         return losses_of(output, labels, self.job, reduction, self.class_weights)
+
+    def similarity_of(self, model: nn.Module) -> Similarity:
+        """How cosines of embeddings become a loss."""
+        if self.similarity is not None:
+            return self.similarity(model)
+        return Similarity(1 / (self.job.temperature or TEMPERATURE), None, self.job.symmetric)
 
 
 def losses_of(
@@ -238,7 +251,7 @@ def losses_of(
 ) -> Tensor:
     """The cross-entropy of logits, as `Model.logits` returns them; NO_LABEL does not count.
 
-    Embedding: `embedding_loss`. Regression: squared error, labels [rows]. Multi-label: binary
+    Regression: squared error, labels [rows]. Multi-label: binary
     cross-entropy, labels 0/1 [rows, classes]; the mean is over all entries.
 
     Args:
@@ -247,8 +260,6 @@ def losses_of(
             divided by the number of labels, so that it does not depend on how a batch is split.
         class_weights: [classes], as `weight` there.
     """
-    if job.task == "embedding":
-        return embedding_loss(output, labels, job.temperature, job.symmetric, reduction)
     if job.task == "regression":
         return F.mse_loss(output.float().squeeze(-1), labels, reduction=reduction)
     if job.task == "multi-label":

@@ -13,7 +13,7 @@ from razorctl import Recipe, sparsify
 from razorctl.config.job import Job
 from razorctl.config.tasks import NO_LABEL
 from razorctl.errors import DivergedError, UsageError
-from razorctl.ops.contrastive import embedding_loss
+from razorctl.ops.contrastive import Similarity, embedding_loss
 from razorctl.optimizer import build_optimizer, cast_weights
 from razorctl.step import ByLogits, label_count, refuse_infinite, train_step
 
@@ -202,6 +202,44 @@ def test_a_fused_optimizer_clips_as_it_updates(kind, most, monkeypatch):
     assert len(passes) == 3
 
 
+class Scaled(nn.Linear):
+    """A linear layer with a scale and a bias of similarities."""
+
+    def __init__(self) -> None:
+        super().__init__(16, 8)
+        self.scale, self.shift = nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.tensor([-1.0]))
+
+
+@pytest.mark.parametrize("sigmoid", [False, True])
+def test_micro_batches_have_the_gradient_of_a_learned_scale_and_bias(sigmoid):
+    job = replace(JOB, task="embedding", accumulate=3, batch_size=12)
+    inputs, ids = torch.randn(3, 4, 2, 16), torch.arange(1, 25).view(3, 4, 2)
+    model, found = Scaled(), []
+
+    def similarity(model: nn.Module) -> Similarity:
+        return Similarity(model.scale.exp(), model.shift if sigmoid else None, True)
+
+    def embed(model: nn.Module, x: Tensor) -> Tensor:
+        return nn.functional.normalize(model(x), dim=-1)
+
+    for accumulate in (3, 1):
+        batches = zip(inputs, ids, strict=True)
+        if accumulate == 1:
+            batches = [(inputs.flatten(0, 1), ids.flatten(0, 1))]
+        own, gradients = replace(job, accumulate=accumulate), []
+        each = copy.deepcopy(model)
+        train_step(
+            *(each, ByLogits(embed, own, similarity=similarity), batches),
+            *(build_optimizer(each, own), own, torch.amp.GradScaler("cpu", enabled=False)),
+            check=lambda *_, each=each, to=gradients: to.extend(
+                p.grad.clone() for p in each.parameters() if p.grad is not None
+            ),
+        )
+        found.append(gradients)
+    assert len(found[0]) == 3 + sigmoid
+    torch.testing.assert_close(*found)
+
+
 @pytest.mark.parametrize("method", ["full", "razor"])
 def test_micro_batches_of_embeddings_have_the_gradient_of_their_common_loss(method):
     """Also with dropout, which draws the same numbers twice."""
@@ -225,7 +263,7 @@ def test_micro_batches_of_embeddings_have_the_gradient_of_their_common_loss(meth
     )
     torch.manual_seed(1)
     embeddings = torch.cat([embed(whole, x) for x in inputs])
-    want = embedding_loss(embeddings, ids.flatten(0, 1), job.temperature, False, "mean")
+    want = embedding_loss(embeddings, ids.flatten(0, 1), Similarity(20), "mean")
     want.backward()
     torch.testing.assert_close(loss, want.detach())
     for got, parameter in zip(gradients, whole.parameters(), strict=True):

@@ -137,7 +137,9 @@ JOB = NAMES | _typed(
         "WEIGHTS",
     ),
     pooling=_embedding("What of a text's tokens is its embedding.", BY_MODEL),
-    temperature=_embedding("Divides cosines in the softmax over a batch.", metavar="T"),
+    temperature=_embedding(
+        "Divides cosines in the loss over a batch.", "0.05, or learned with images", "T"
+    ),
     symmetric=_embedding("Also find the first texts of pairs by the second ones."),
     from_scratch=_training("Start from random weights, not from pretrained ones."),
     seed=_training("Seed of the classifier, the data order and all draws."),

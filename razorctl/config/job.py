@@ -95,9 +95,10 @@ class Job:
         pooling: which states of the tokens are the embedding of a text: their mean, the first one,
             or the last one. None is as the pretrained model says, or else the last one of a
             decoder, and the mean.
-        temperature: divides the cosines of embeddings in the softmax over a batch.
+        temperature: divides the cosines of embeddings in the loss over a batch. None is 0.05, or
+            for images and texts the scale of the model, which is trained.
         symmetric: whether the texts of pairs are found by each other in both directions; otherwise
-            only the second ones by the first ones.
+            only the second ones by the first ones. Images and texts always are.
         learning_rate: highest learning rate.
         weight_decay: of weights; biases and norms have none.
         layer_decay: factor of the learning rate from each layer to the one below.
@@ -169,7 +170,7 @@ class Job:
     label_smoothing: float = 0.0
     class_weights: str | None = None
     pooling: Pooling | None = None
-    temperature: float = 0.05
+    temperature: float | None = None
     symmetric: bool = False
     learning_rate: float | None = None
     momentum: float = 0.9

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from razorctl.config.job import Job
 from razorctl.config.tasks import LANGUAGE, NO_LABEL
 from razorctl.errors import FigureError
 from razorctl.layers.heads.lazy_tensor import lazily
 from razorctl.step import ByLogits, counted, scored
 from razorctl.system import processes
+from razorctl.training import parallel
 from razorctl.training.metrics import MOST, ByClass
 
 Batch = tuple[Any, Tensor]  # inputs and labels
@@ -56,7 +56,7 @@ def evaluate(
     if job.task not in LANGUAGE:
         losses = replace(losses, logits=lambda model, inputs: logits(model, inputs).float())
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    scoring = _scoring(job, classes)
+    scoring = _scoring(losses, model, classes)
     figures = MetricCollection(scoring.metrics(classes)).to(device)
     mean = MeanMetric(nan_strategy=math.inf).to(device)  # the default ignores NaN
     for (inputs, labels), counts in _in_step(batches, device):
@@ -113,8 +113,9 @@ class Scoring:
     of_batches: bool = True
 
 
-def _scoring(job: Job, classes: Sequence[str]) -> Scoring:
+def _scoring(losses: ByLogits, model: nn.Module, classes: Sequence[str]) -> Scoring:
     """The figures of a job; an embedding with one class, its scores, ranks nothing."""
+    job = losses.job
     if job.task != "embedding":
         return SCORINGS[job.task or "classification"]
     if len(classes) == 1:
@@ -127,7 +128,9 @@ def _scoring(job: Job, classes: Sequence[str]) -> Scoring:
     def ranks(_: Sequence[str]) -> dict[str, Any]:
         from razorctl.training.retrieval import Retrieval
 
-        return {"ranks": Retrieval(job.temperature, job.symmetric)}
+        similarity = losses.similarity_of(model)
+        scale, bias = parallel.full_tensors((similarity.scale, similarity.bias))
+        return {"ranks": Retrieval(replace(similarity, scale=scale, bias=bias))}
 
     return Scoring(ranks, lambda output, labels: (output, labels), of_batches=False)
 

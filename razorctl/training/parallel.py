@@ -19,6 +19,9 @@ from razorctl.step import Losses
 from razorctl.surgery.blocks import blocks
 from razorctl.system import processes
 
+# Methods of transformers' models that run a part of the forward pass.
+FORWARDS = ("get_image_features", "get_text_features")
+
 
 class WithLoss(nn.Module):
     """A model whose output is its loss.
@@ -58,14 +61,22 @@ def parallel(
 
 
 def _sharded(model: nn.Module, device: torch.device) -> nn.Module:
+    """The model, whose single numbers become tensors [1], since FSDP2 shards no others."""
     # Unlike accelerate's FSDP2, it runs on CPUs, so it is tested without GPUs.
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
+    for name, weight in [*model.named_parameters()]:
+        if weight.ndim == 0:
+            module, _, of = name.rpartition(".")
+            setattr(model.get_submodule(module), of, nn.Parameter(weight.data.view(1)))
     mesh = init_device_mesh(device.type, (processes.count(),))
     for block in blocks(model):
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
+    for name in FORWARDS:
+        if hasattr(model, name):
+            register_fsdp_forward_method(model, name)
     return model
 
 

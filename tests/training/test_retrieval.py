@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torchmetrics import retrieval as kinds
 
+from razorctl.ops.contrastive import Similarity
 from razorctl.training import retrieval
 from razorctl.training.retrieval import Retrieval
 
@@ -17,7 +18,7 @@ def test_figures_are_those_of_torchmetrics(part, monkeypatch):
     ids[9, 1] = ids[3, 1]  # found by two
     ids[11, 2] = ids[4, 1]  # a negative of one row is to be found by another
     table = F.normalize(torch.randn(91, 6), dim=-1)
-    metric = Retrieval(0.05, symmetric=True)
+    metric = Retrieval(Similarity(20, symmetric=True))
     for rows in ids.split(13):
         metric.update(table[rows], rows)
     figures = metric.compute()
@@ -38,3 +39,22 @@ def test_figures_are_those_of_torchmetrics(part, monkeypatch):
     for name, kind in wanted.items():
         torch.testing.assert_close(figures[name], kind(**flat), msg=name)
     assert figures.keys() == {*wanted, "loss"}
+
+
+def test_images_and_texts_find_each_other():
+    """Figures are means of both directions, in which an image may have several texts."""
+    ids = torch.arange(1, 41).view(20, 2)
+    ids[7, 0], ids[9, 1] = ids[2, 0], ids[3, 1]
+    table = F.normalize(torch.randn(41, 6), dim=-1)
+    found = []
+    for rows, kinds_of in ((ids, ("image_to_text", "text_to_image")), (ids, ()), (ids.flip(1), ())):
+        metric = Retrieval(Similarity(20, None, True, kinds_of))
+        metric.update(table[rows], rows)
+        found.append(metric.compute())
+    both, forward, back = found
+    for name in forward:
+        torch.testing.assert_close(both[name], (forward[name] + back[name]) / 2)
+        if name.startswith("recall"):
+            assert both[f"image_to_text_{name}"] == forward[name]
+            assert both[f"text_to_image_{name}"] == back[name]
+    assert forward["mrr"] != back["mrr"]
