@@ -112,8 +112,8 @@ def check_pairs(job: Any) -> None:
         )
     if job.steps is not None and job.epochs is not None:
         raise UsageError("steps and epochs cannot both be set; give one of them.")
-    if job.image_column is not None and job.text_column is not None:
-        raise UsageError("a model takes images or texts; give an image or a text column.")
+    if None not in (job.image_column, job.text_column) and job.task != "embedding":
+        raise UsageError("a model takes images or texts; name one column, or --task embedding.")
     if job.mask_values is not None and job.mask_colors is not None:
         raise UsageError("pixels of masks are values or colors; give one of them.")
     if job.mask_values is not None:

@@ -120,18 +120,19 @@ def pair(job: Job) -> tuple[models.Model, Source]:
 
 def _check_embedding(job: Job, source: Source) -> None:
     """Raises UsageError for settings of embeddings that do not apply to a data set."""
-    ranks = source.task == "embedding" and source.classes > 1
+    embeds, texts = source.task == "embedding", source.modality == "text"
+    ranks = embeds and source.classes > 1
     asked = {
-        "pooling": job.pooling is not None and source.task != "embedding",
-        "temperature": job.temperature != Job.temperature and not ranks,
-        "symmetric": job.symmetric and not ranks,
+        "pooling of texts": job.pooling is not None and not (embeds and texts),
+        "temperature of pairs without scores": job.temperature is not None and not ranks,
+        "symmetric of pairs of texts without scores": job.symmetric and not (ranks and texts),
     }
-    for name in (name for name, given in asked.items() if given):
-        scored = source.task == "embedding"
-        what = "has pairs with scores" if scored else f"is for {source.task}"
+    what = "has pairs with scores" if texts else "has images with texts"
+    for given in (given for given, refused in asked.items() if refused):
+        name, _, of = given.partition(" of ")
         raise UsageError(
-            f"{name} is of embeddings{' of pairs without scores' * (name != 'pooling')}, and "
-            f"{job.dataset} {what}; leave --{name} out."
+            f"{name} is of embeddings of {of}, and {job.dataset} "
+            f"{what if embeds else f'is for {source.task}'}; leave --{name} out."
         )
 
 

@@ -20,7 +20,8 @@ class Splits:
       `classes`. Regression: the label is a number, and `classes` its name. Multi-label: the label
       is a list with 0 or 1 for each class.
     - embedding: a `text`, a `text_pair`, and `negative.0` and so on; `classes` has their names in
-      the data. If the label is a score of the pair, it has the name of the score alone.
+      the data. If the label is a score of the pair, it has the name of the score alone. Or an
+      `image`, its caption as `text`, and `image_id`, a number of the content of the image.
     - token-classification: `tokens`; the label is a list with the number of each tag.
     - segmentation: an `image` and a `mask` of the same size, with values as in `models.masks`;
       sometimes `mask_classes` as there.

@@ -7,11 +7,12 @@ from razorctl import units
 from razorctl.config.job import Job
 from razorctl.config.tasks import ENTITY_TAG, LANGUAGE, Task
 from razorctl.data.own import boxes, read
+from razorctl.data.own.held_out import held_out_count
 from razorctl.data.own.raw import RawRows
 from razorctl.data.own.read import hub
-from razorctl.data.own.read.table_columns import TableColumns
+from razorctl.data.own.read.table_columns import IMAGE_TEXT, TableColumns
 from razorctl.data.own.request import DataRequest
-from razorctl.data.own.splitting import SplitRows, check_rows, held_out_count
+from razorctl.data.own.splitting import SplitRows, check_rows
 from razorctl.data.source import Source, Splits
 from razorctl.models import Progress
 
@@ -108,6 +109,8 @@ def _learned(data: RawRows | TableColumns, classes: Sequence[str]) -> str:
     few = ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
     if task == "regression":
         return f"for regression: {few}"
+    if task == "embedding" and tuple(classes) == IMAGE_TEXT:
+        return "for embeddings of images and texts"
     if task == "embedding":
         alike = "of pairs, by scores" if len(classes) == 1 else "that are alike"
         return f"for embeddings of texts {alike}: {few}"

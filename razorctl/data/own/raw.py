@@ -104,11 +104,12 @@ class RawRows:
     A row has an `image`, or a `text` and sometimes a `text_pair`, and its label: `label` for
     classification, `number` for regression, `labels` for multi-label, or `flag.0`, `flag.1` and so
     on for each class. For embedding it has a `text`, a `text_pair`, and `negative.0` and so on, or
-    a `number`, the score of the pair. For detection it has an `image` and `objects` as in
-    `own.objects`, and sometimes the `size` of the image that boxes were drawn in, [width, height].
-    For other tasks it has a `text` or `messages` alone, an `image` and a `mask`, or `tokens` and
-    `tags`. An image is a path, bytes, or the struct of `datasets` with both. A row may also have a
-    `place`, which names it, a `fault`, and a `name`, an image's path in its folder.
+    a `number`, the score of the pair; or an `image` and a `text`, its caption. For detection it has
+    an `image` and `objects` as in `own.objects`, and sometimes the `size` of the image that boxes
+    were drawn in, [width, height]. For other tasks it has a `text` or `messages` alone, an `image`
+    and a `mask`, or `tokens` and `tags`. An image is a path, bytes, or the struct of `datasets`
+    with both. A row may also have a `place`, which names it, a `fault`, and a `name`, an image's
+    path in its folder.
 
     Args:
         name: the name of the data.
@@ -152,6 +153,11 @@ class RawRows:
     @property
     def modality(self) -> Modality:
         return "image" if "image" in next(iter(self.splits.values())).column_names else "text"
+
+    @property
+    def captioned(self) -> bool:
+        """Whether rows are images with captions."""
+        return self.task == "embedding" and self.modality == "image"
 
     def place(self, split: str, row: int) -> str:
         """The file or the line of a row, for a sentence."""

@@ -70,6 +70,16 @@ class DataRequest:
         except UsageError:
             return ("classification",)
 
+    @cached_property
+    def embeds(self) -> models.Modality | None:
+        """What the model embeds: texts, or images with texts; None if the data are not for that."""
+        if "embedding" not in self.tasks:
+            return None
+        try:
+            return models.named(self.model).modality
+        except UsageError:
+            return None
+
     @property
     def language(self) -> Task | None:
         """The first of the tasks that models language; None if there is none."""

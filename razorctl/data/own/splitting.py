@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from razorctl.config.tasks import CLASSED, LANGUAGE
 from razorctl.data.catalog import place
 from razorctl.data.own import boxes, contents, images, masks, rows, targets
+from razorctl.data.own.held_out import image_numbers, stratified, whole_images
 from razorctl.data.own.images import Findings
 from razorctl.data.own.labels import no_labels
 from razorctl.data.own.raw import Faults, RawRows, inputs_in, skip_or_refuse
@@ -20,36 +21,6 @@ from razorctl.models.images import white
 if TYPE_CHECKING:
     import numpy as np
     from datasets import Dataset
-
-
-def held_out_count(rows: int, share: float) -> int:
-    """The number of rows to hold out of `rows`, if no class has too few."""
-    return max(round(share * rows), int(share > 0))
-
-
-def stratified(labels: "np.ndarray[Any, Any]", share: float, seed: int) -> "np.ndarray[Any, Any]":
-    """The positions, ascending, of a share of the labels [n], about the same of each class.
-
-    The numbers of classes are rounded by largest remainders; the seed decides between equal ones.
-    Each class keeps a label.
-    """
-    import numpy as np
-
-    draw = np.random.RandomState(seed)  # of the generators the one whose draws never change
-    counts = np.bincount(labels)
-    quota = share * counts
-    most = np.maximum(counts - 1, 0)
-    taken = np.minimum(quota.astype(int), most)
-    left = held_out_count(len(labels), share) - taken.sum()
-    for number in np.lexsort((draw.rand(len(counts)), taken - quota)):
-        if left > 0 and taken[number] < most[number]:
-            taken[number] += 1
-            left -= 1
-    shuffled = draw.permutation(len(labels))
-    grouped = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    starts = np.cumsum(counts) - counts
-    ranges = [grouped[start : start + n] for start, n in zip(starts, taken, strict=True)]
-    return np.sort(np.concatenate(ranges))
 
 
 def select_rows(
@@ -101,12 +72,22 @@ class Inspection:
         return next((white(top) for top in tops if top is not None), None)
 
     def contents(self, split: str, rows: Any) -> "np.ndarray[Any, Any]":
-        """The content of each row of a split, without its mask; 0 for bad images."""
+        """The content of each row of a split, without its mask; 0 for bad images without texts."""
         import numpy as np
 
         if split not in self.images:
             return contents.row_contents(rows)
-        values = np.zeros(len(rows), np.int64)
+        values = self.image_contents(split, len(rows))
+        if "text" not in rows.column_names:
+            return values
+        both = zip(values.tolist(), rows.data.column("text").to_pylist(), strict=True)
+        return np.array([contents.row_content(row) for row in both], np.int64)
+
+    def image_contents(self, split: str, rows: int) -> "np.ndarray[Any, Any]":
+        """The content of the image of each row; 0 for bad images."""
+        import numpy as np
+
+        values = np.zeros(rows, np.int64)
         for row, (_, content, *_) in self.images[split].items():
             values[row] = content
         return values
@@ -152,9 +133,12 @@ class SplitRows:
         share = self.request.share(self.raw.splits)
         if self.raw.cut:
             return rows[-1:]
-        positions = stratified(self.targets.numbers["train"][rows], share, self.request.seed)
+        draw = whole_images if self.raw.captioned else stratified
+        numbers = image_numbers(self.raw) if self.raw.captioned else self.targets.numbers["train"]
+        positions = draw(numbers[rows], share, self.request.seed)
         if share and not len(positions):
             one = "row of each class" if self.raw.task == "classification" else "row"
+            one = "image" if self.raw.captioned else one
             raise DataError(
                 f"{self.raw.name} has one {one}, so none can be held out; add rows, or a "
                 "validation split."
@@ -249,6 +233,8 @@ class SplitRows:
         of = {"label": self.targets.labels, "boxes": inspection.boxes, "crowd": inspection.crowds}
         columns = {name: values[split] for name, values in of.items() if values}
         count = len(self.raw.splits[split])
+        if self.raw.captioned:
+            columns["image_id"] = inspection.image_contents(split, count)
         if inspection.white is not None:
             columns["white"] = np.full(count, inspection.white)
         if self.raw.mask_classes:

@@ -165,7 +165,8 @@ def unlabeled(
 def _check_files(files: Sequence[str], job: Job, modality: Modality) -> None:
     """Raises UsageError for files that do not exist, and for a column of the other modality."""
     other = "text" if modality == "image" else "image"
-    if getattr(job, f"{other}_column") is not None:
+    both = job.task == "embedding" and modality == "image"
+    if not both and getattr(job, f"{other}_column") is not None:
         raise UsageError(f"{job.model} takes {modality}s; leave --{other}-column out.")
     absent = [name for name in files if name != STDIN and not exists(Path(name))]
     if absent:

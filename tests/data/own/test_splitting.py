@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from razorctl.data.own.splitting import stratified
+from razorctl.data.own.held_out import stratified
 
 
 @given(

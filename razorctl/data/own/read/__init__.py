@@ -9,7 +9,17 @@ from pathlib import Path
 
 from razorctl.data.catalog import DATASETS
 from razorctl.data.own.raw import NOT_UTF8, RawRows
-from razorctl.data.own.read import boxes, folder, hub, layout, recognition, refused, tables, texts
+from razorctl.data.own.read import (
+    boxes,
+    caption_files,
+    folder,
+    hub,
+    layout,
+    recognition,
+    refused,
+    tables,
+    texts,
+)
 from razorctl.data.own.read.column import SUFFIXES
 from razorctl.data.own.request import STDIN, DataRequest, role
 from razorctl.errors import DataError, UsageError, raise_lack
@@ -28,7 +38,8 @@ def raw(request: DataRequest) -> RawRows:
     path = Path(request.name).expanduser()
     _check_path(request.name, path)
     try:
-        found = texts.of_file(request, path) or boxes.of_file(request, path)
+        found = texts.of_file(request, path) or caption_files.of_file(request, path)
+        found = found or boxes.of_file(request, path)
         return found or tables.at(request, path) or _of_folder(request, path)
     except OSError as error:
         raise_lack(error)
@@ -46,16 +57,24 @@ def unlabeled(
     The rows are the test split. Raises UsageError for files of another kind, and DataError for
     files that cannot be read and for folders without files.
 
-    names: files, folders, and STDIN, which stands for the lines in `stdin`. modality: of the model.
+    names: files, folders, and STDIN, which stands for the lines in `stdin`. modality: of the model;
+    one that embeds images and texts takes both.
     """
     files = [file for name in names for file in _files(name, modality)]
-    for is_table, group in groupby(files, key=lambda name: layout.is_table(Path(name))):
-        if modality == "image" and not is_table:
+    stdin = [*stdin]
+    single = None if request.embeds == "image" else modality
+
+    def kind(name: str) -> tuple[bool, Modality | None]:
+        is_table = layout.is_table(Path(name))
+        return is_table, single or (None if is_table else _looks(name, stdin))
+
+    for (is_table, of), group in groupby(files, key=kind):
+        if of == "image" and not is_table:
             yield folder.image_rows(request, group, stdin)
             continue
         for name in group:
             if is_table:
-                yield tables.unlabeled_rows(replace(request, name=name), Path(name), modality)
+                yield tables.unlabeled_rows(replace(request, name=name), Path(name), of)
             else:
                 _check_text(name)
                 yield texts.line_rows(name, stdin)
@@ -83,8 +102,12 @@ def _of_folder(request: DataRequest, path: Path) -> RawRows:
     """The rows of a folder that has no tables: images with masks, texts, or class folders."""
     inside = folder.Folder.walked(path)
     others = "detection" not in request.tasks and inside.has_masks
+    if request.embeds == "image" and (captioned := caption_files.of_folder(request, inside)):
+        return captioned
     if not others and (found := boxes.of_folder(request, inside)):
         return found
+    if request.embeds == "image" and (captioned := caption_files.beside(request, inside)):
+        return captioned
     if not inside.has_masks:
         refused.refuse_folder(request.name, inside)
     elif "segmentation" not in request.tasks and request.task is None:
@@ -131,6 +154,13 @@ def _files(name: str, modality: Modality) -> list[str]:
     if not splits and modality == "text":
         splits = {**texts.in_folder(top)}
     return [str(file) for files in splits.values() for file in files] or [name]
+
+
+def _looks(name: str, stdin: Iterable[str]) -> Modality:
+    """Whether a file, a folder or the lines of STDIN are images or texts, by their names."""
+    if name != STDIN:
+        return "text" if texts.is_text(Path(name)) else "image"
+    return "image" if all(Path(line).suffix.casefold() in SUFFIXES for line in stdin) else "text"
 
 
 def _check_text(name: str) -> None:

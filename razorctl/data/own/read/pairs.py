@@ -24,7 +24,7 @@ def columns_of(table: Table) -> TableColumns | None:
     are not clear.
     """
     request = table.request
-    if "embedding" not in request.tasks:
+    if request.embeds != "text":
         return None
     texts = table.text_options or _by_names(table)
     if request.task is None and not (texts and {text.key for text in texts} & {*SURE}):

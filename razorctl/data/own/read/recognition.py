@@ -7,7 +7,7 @@ from dataclasses import replace
 from razorctl import models, units
 from razorctl.config.tasks import LANGUAGE, OF_ROWS, Task
 from razorctl.data.own.raw import TEXT_COLUMNS
-from razorctl.data.own.read import box_columns, conversations, pairs, tagged
+from razorctl.data.own.read import box_columns, captions, conversations, pairs, tagged
 from razorctl.data.own.read.column import Column, Columns, normalized
 from razorctl.data.own.read.refused import ONE_TEXT, refuse_table
 from razorctl.data.own.read.table import LABELS, TEXTS, Table, parts_of
@@ -39,9 +39,9 @@ def table_columns(request: DataRequest, columns: Columns) -> TableColumns:
     """The task of a table with these columns, and the columns that this task uses.
 
     --task names it. Otherwise it is the first of these that table and model allow: embedding for
-    texts in a column called positive, causal-lm for conversations, token-classification for tokens
-    with tags, segmentation for images with masks, the model's language task for texts alone, and a
-    task with a label for each row.
+    images with a column called caption, and for texts in a column called positive, causal-lm for
+    conversations, token-classification for tokens with tags, segmentation for images with masks,
+    the model's language task for texts alone, and a task with a label for each row.
     For a language model, only names and types of columns mark labels, and not their values.
     Raises what `Table` raises, and UsageError if the table does not serve the task or is of a kind
     that no model is for.
@@ -284,6 +284,8 @@ def unlabeled_columns(request: DataRequest, columns: Columns, modality: Modality
         return TableColumns.of(tokens=tokens)
     elif request.task in (*LANGUAGE, "embedding"):
         text = single_text(table)
+        if text is None and request.embeds == "image":
+            text = table.first(captions.NAMES)
         texts = () if text is None else (text,)
     else:
         texts = texts or table.texts(taken)
@@ -297,6 +299,7 @@ def unlabeled_columns(request: DataRequest, columns: Columns, modality: Modality
 
 # In this order; each finds the columns of its tasks, or None.
 FINDERS: Sequence[Callable[[Table], TableColumns | None]] = (
+    captions.columns_of,
     pairs.columns_of,
     conversations.columns_of,
     _tokens_and_tags,

@@ -69,8 +69,9 @@ KINDS = (
     Kind("questions on images (visual question answering)",
          "*:image question answer|answers|multiple_choice_answer", CLASSES),
     Kind("images with captions (CLIP)",
-         "*:images caption|captions|text|description|sentence|sentences",
-         f"{CLASSES}, or texts with --text-column", unlabeled=True),
+         "*:images caption|captions|text|description|sentence|sentences:uncaptioned",
+         f"choose a model of images and texts with --task embedding, {CLASSES}, or texts with "
+         "--text-column", unlabeled=True),
     Kind("answers that are chosen or rejected (preference pairs, DPO)",
          "chosen rejected / response_0 response_1 / response_a response_b / "
          "conversation_a conversation_b", CONVERT),
@@ -128,7 +129,8 @@ FITS: Mapping[str, Callable[[Table, Column], bool]] = {
     "only_texts": lambda table, column: (
         [each for each in table.columns.values() if each.varied] == [column]
     ),
-    "unlearned": lambda table, _: "embedding" not in table.request.tasks,
+    "unlearned": lambda table, _: table.request.embeds != "text",
+    "uncaptioned": lambda table, _: table.request.embeds != "image",
     "unasked": lambda table, _: not table.request.columns and table.request.task not in LANGUAGE,
     "lists": lambda table, column: column.has_lists(),
     "objects": _most(lambda value: isinstance(value, Mapping)),
@@ -230,7 +232,8 @@ SPLITS = "|".join(name for names in SPLIT_NAMES.values() for name in names)
 FOLDERS = (
     FolderKind("sound", rf".*\.(?i:{'|'.join(AUDIO)})", "choose other data", alone=True),
     FolderKind("images with captions", r"[^/]*\.(?i:txt)",
-               "give a folder of images for each class", beside=True),
+               "choose a model of images and texts with --task embedding, or give a folder of "
+               "images for each class", beside=True),
     FolderKind("images of no class", rf"(?i:{SPLITS})/.*", "give a folder for each class inside it",
                unsorted=True),
 )  # fmt: skip

@@ -23,6 +23,7 @@ ROLES: Mapping[Task, str] = {
     "token-classification": "tags",
     "detection": "objects",
 }
+IMAGE_TEXT = ("image", "text")  # names of the classes of images with captions
 UNUSED = 10  # columns that are not used, in a sentence
 FLAG = "flag."  # begins the roles of columns of 0 and 1, one for each label
 # Words for roles.
@@ -60,8 +61,13 @@ class TableColumns:
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
-        """The columns of a number, of 0 and 1, or else of an embedding's texts; None for others."""
+        """The columns of a number, of 0 and 1, or else of an embedding's texts; None for others.
+
+        Of an embedding of images and texts it is IMAGE_TEXT.
+        """
         names = [column for role, column in self.roles if role == "number" or role.startswith(FLAG)]
+        if self.task == "embedding" and self.get("image"):
+            return IMAGE_TEXT
         if self.task == "embedding" and not names:
             names = [
                 column for role, column in self.roles if role in text_columns(dict(self.roles))

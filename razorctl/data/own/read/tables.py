@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from razorctl import units
 from razorctl.data.own import labels, rows
 from razorctl.data.own.raw import RawRows
-from razorctl.data.own.read import layout, texts
+from razorctl.data.own.read import captions, layout, texts
 from razorctl.data.own.read.column import SUFFIXES as IMAGE_SUFFIXES
 from razorctl.data.own.read.column import Columns
 from razorctl.data.own.read.folder import ARCHIVES
@@ -130,9 +130,13 @@ def _class_names(
     return names.pop()
 
 
-def unlabeled_rows(request: DataRequest, path: Path, modality: Modality) -> RawRows:
-    """The rows of a table without labels, for a model of this modality; raises as `table_rows`."""
+def unlabeled_rows(request: DataRequest, path: Path, modality: Modality | None) -> RawRows:
+    """The rows of a table without labels, for a model of this modality; raises as `table_rows`.
+
+    modality: None for one that embeds images and texts; the columns then tell.
+    """
     file = table_file(path)
+    modality = modality or captions.modality_of(request, file.columns)
     columns = unlabeled_columns(request, file.columns, modality)
     rows = _rows(request, {"test": [file]}, {"test": path.name}, columns)
     return replace(rows, root=path.parent)

@@ -135,7 +135,7 @@ def _rows(
         annotations.setdefault(_id(entry, "image_id"), []).append(entry)
     images, boxes = (Counter(map(_id, lists[name])) for name in NAMES[:2])
     named = [str(entry.get("file_name")) for entry in lists["images"]]
-    bases = _bases(top, file, named)
+    bases = folders_of(top, file, named)
     seen: dict[Path, str] = {}
     for at, entry in enumerate(lists["images"]):
         id_, name = _id(entry), entry.get("file_name")
@@ -143,7 +143,7 @@ def _rows(
             lack = "no id" if id_ is None else "no file_name"
             nowhere.append(Fault(f"{place}, image {id_ or f'at {at}'}", lack))
             continue
-        image, fault = _image(bases, name)
+        image, fault = image_at(bases, name)
         if seen.setdefault(image, id_) != id_:
             fault = fault or f"its file is also the file of image {seen[image]}"
         if images[id_] > 1:
@@ -181,7 +181,7 @@ def _object(
     return objects.listed(entry.get("bbox"), numbers[category], crowd, _mark(entry))
 
 
-def _bases(top: Path, file: Path, names: Sequence[str]) -> list[Path]:
+def folders_of(top: Path, file: Path, names: Sequence[str]) -> list[Path]:
     """The folders that names of images may be relative to, the likeliest first.
 
     They are the folders around the file, and folders there with names of images, of the split, or
@@ -207,7 +207,7 @@ def _is_file(path: Path) -> bool:
     return os.path.isfile(path)  # noqa: PTH113 which raises for names that are too long
 
 
-def _image(bases: Sequence[Path], name: str) -> tuple[Path, str | None]:
+def image_at(bases: Sequence[Path], name: str) -> tuple[Path, str | None]:
     """The path of an image by its name in a file, and the fault of that name."""
     path, fault = Picture("image").of_line(name, "file_name", bases[0])
     if fault is None:
