@@ -272,6 +272,7 @@ MADE = {
     "data/own/read/hub.py:_origin",
     "models/image_model.py:write",
     "models/transformers/embedding.py:save",
+    "models/transformers/towers.py:save",
     "models/transformers/vision.py:save",
     "training/exporting/folder.py:write",
     "training/state.py:write",

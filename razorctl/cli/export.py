@@ -43,8 +43,8 @@ def export(
     method, the ratio, the data, the figures and the commands of the run. Other
     files of RUN are left out, and of paths all but their last part.
 
-    onnx: model.onnx has one input for each tensor that the model takes, and the
-    output logits. onnxruntime runs it and compares the logits with the model's.
+    onnx: model.onnx, or a file for each tower of images and texts, has an input for
+    each tensor, and logits, which onnxruntime compares with those of the model.
 
     safetensors: the files that timm.create_model or from_pretrained load. Those of
     a language model are what llama.cpp's convert_hf_to_gguf.py reads, which RUN

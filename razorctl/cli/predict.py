@@ -107,8 +107,8 @@ def predict(
     causal-lm: the text that follows a text, or the answer to a conversation or
     an instruction; an answer at the end of a conversation is ignored.
 
-    Embedding: the vector of each text, of norm 1. --out vectors.npy writes them
-    as an array of NumPy.
+    Embedding: the vector of each text, or of each image of a model of both, of norm
+    1. --out vectors.npy writes them as an array of NumPy.
 
     Segmentation: the directory --out gets a mask for each image, which is a PNG
     of the same name and size whose values are numbers of classes, and classes.txt

@@ -15,6 +15,7 @@ EPOCHS: Mapping[str, Sequence[tuple[float, float]]] = {
     "classification of images": ((1000, 30), (5000, 20), (50_000, 10), (500_000, 5), (math.inf, 3)),
     "classification of texts": ((1000, 10), (10_000, 5), (math.inf, 3)),
     "segmentation": ((100, 100), (1000, 50), (10_000, 30), (100_000, 10), (math.inf, 5)),
+    "embedding": ((1000, 10), (10_000, 5), (math.inf, 3)),
     "causal-lm": ((100_000, 3), (math.inf, 1)),
     "masked-lm": ((1000, 10), (100_000, 3), (math.inf, 1)),
 }

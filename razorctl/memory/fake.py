@@ -214,7 +214,8 @@ def whole_rows(model: nn.Module) -> Iterator[None]:
         ignored: bool = skips(mask if told else None, *args, **kwargs)
         return ignored
 
-    hook = model.register_forward_pre_hook(note, with_kwargs=True)
+    reader: Any = getattr(model, "text_model", model)  # of two towers, which run without a root
+    hook = reader.register_forward_pre_hook(note, with_kwargs=True)
     masks.find_packed_sequence_indices, masks._ignore_causal_mask_sdpa = indices, ignore
     try:
         yield

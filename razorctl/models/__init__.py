@@ -55,6 +55,8 @@ OTHERS = {
     "merge_and_unload, and name the folder of that",
     "model_index.json": "a pipeline of diffusers, which razorctl cannot train; name a model of "
     "transformers, timm or torchvision",
+    "open_clip_config.json": "a model of open_clip, whose tower of texts timm lacks; name one of "
+    "transformers, such as openai/clip-vit-base-patch32",
     "*.gguf": "a model in the format of llama.cpp, which cannot be trained; name the model that it "
     "was made from",
 }

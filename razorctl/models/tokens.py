@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from hashlib import sha256
+from hashlib import blake2b, sha256
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -113,6 +113,12 @@ def text_lengths(tokenizer: Any, tokens: int, rows: Rows) -> list[int]:
         parts = [[text[:most] for text in rows[name]] for name in names]
     batch = tokenizer(*parts, is_split_into_words=split, verbose=False)
     return [*map(len, batch["input_ids"])]
+
+
+def text_id(text: str) -> int:
+    """A number for a text, equal for equal texts, never 0."""
+    digest = blake2b(text.strip().encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True) or 1
 
 
 def around(tokenizer: Any) -> tuple[list[int], list[int]]:

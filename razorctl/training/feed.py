@@ -36,11 +36,15 @@ def cut_texts(rows: Any, family: models.Model, job: Job) -> tuple[str, ...]:
     some = text_lengths.sample(rows)
     lengths = family.lengths(some, job.input_size)
     cut = sum(length > family.longest(job.input_size) for length in lengths)
+    if not cut:
+        return ()
     of = units.count(len(some), "training text")
     if len(some) < len(rows):
         of += f" of {len(rows):,}"
-    said = f"of {of}, {are(cut)} longer than the input size and cut; a larger --input-size keeps"
-    return (f"{said} more.",) if cut else ()
+    said = f"of {of}, {are(cut)} longer than"
+    if family.modality == "image":  # captions
+        return (f"{said} the {units.count(family.longest(None), 'token')} of the model and cut.",)
+    return (f"{said} the input size and cut; a larger --input-size keeps more.",)
 
 
 def mixing(job: Job, classes: int) -> Callable[[Batch], Batch]:

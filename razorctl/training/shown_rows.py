@@ -29,6 +29,9 @@ def shown(
 
 
 def _row(family: models.Model, inputs: Any, label: Any, job: Job, classes: Sequence[str]) -> str:
+    if job.task == "embedding" and family.modality == "image":
+        shape = " x ".join(map(str, inputs["pixel_values"].shape))
+        return f"image of {shape} | {family.decode(inputs['input_ids'].tolist())}"
     if family.modality == "image":
         shape = " x ".join(map(str, inputs.shape))
         return f"image of {shape} -> {_label(torch.as_tensor(label), job, classes)}"

@@ -10,9 +10,12 @@ from PIL import Image
 from timm import create_model
 from timm.models import save_for_hf
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers.processors import TemplateProcessing
 from transformers import (
     BertConfig,
     BertForMaskedLM,
+    CLIPConfig,
+    CLIPModel,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -20,9 +23,12 @@ from transformers import (
     PreTrainedTokenizerFast,
     SegformerConfig,
     SegformerForSemanticSegmentation,
+    SiglipConfig,
+    SiglipModel,
 )
 
 WORDS = [f"w{number}" for number in range(40)]
+COUNT = 40  # of images with captions
 HIDDEN = {"hidden_size": 24, "num_hidden_layers": 2, "intermediate_size": 40}
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }} {% if m.role == 'assistant' %}{% generation %}"
@@ -80,6 +86,44 @@ def decoders(top: Path) -> None:
     for name, model in (("gpt2", GPT2LMHeadModel(gpt2)), ("llama", LlamaForCausalLM(llama))):
         model.save_pretrained(top / name)
         decoder.save_pretrained(top / name)
+
+
+def towers(top: Path) -> None:
+    """Writes models of images and texts into a folder."""
+    reader = tokenizer(bos_token="<s>", eos_token="</s>")
+    ends = [(token, reader.convert_tokens_to_ids(token)) for token in ("<s>", "</s>")]
+    frame = TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
+    reader.backend_tokenizer.post_processor = frame
+    ids = {"vocab_size": len(reader), "bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0}
+    text = {**HIDDEN, **ids, "num_attention_heads": 2, "max_position_embeddings": 24}
+    vision = {**HIDDEN, "num_attention_heads": 2, "image_size": 32, "patch_size": 16}
+    both = {"text_config": text, "vision_config": vision}
+    crop = {"do_center_crop": True, "size": {"shortest_edge": 32}}
+    crop |= {"crop_size": {"height": 32, "width": 32}}
+    for name, model, size in (
+        ("clip", CLIPModel(CLIPConfig(**both, projection_dim=16)), crop),
+        ("siglip", SiglipModel(SiglipConfig(**both)), {"size": {"height": 32, "width": 32}}),
+    ):
+        model.save_pretrained(top / name)
+        reader.save_pretrained(top / name)
+        if name == "siglip":  # as its repositories say
+            file = top / name / "tokenizer_config.json"
+            settings = json.loads(file.read_text())
+            file.write_text(json.dumps({**settings, "model_input_names": ["input_ids"]}))
+        scaled = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 3}
+        (top / name / "preprocessor_config.json").write_text(json.dumps({**size, **scaled}))
+
+
+def captioned(folder: Path, count: int = COUNT) -> list[dict[str, str]]:
+    """Writes images that are all unlike into a folder; returns a row with a caption for each."""
+    draw = np.random.default_rng(0)
+    folder.mkdir(parents=True)
+    for number in range(count):
+        pixels = draw.integers(0, 255, (40, 48, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    return [
+        {"file_name": f"{n}.png", "caption": f"w{n % 40} w{n * 7 % 40} {n}"} for n in range(count)
+    ]
 
 
 def build(top: Path) -> None:

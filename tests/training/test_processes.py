@@ -151,11 +151,14 @@ CHATS = {"model": "llama", "dataset": "chats.jsonl", "batch_size": 8, "learning_
 CHATS |= {"packing": True, "input_size": 64}
 PAIRS = {"model": "llama", "dataset": "pairs.jsonl", "task": "embedding", "symmetric": True}
 PAIRS |= {"batch_size": 8, "learning_rate": 0.01, "input_size": 16}
+IMAGES = {"dataset": "images", "task": "embedding", "batch_size": 8, "learning_rate": 0.01}
 # Of texts: an answer's token weighs the same, and negatives are of all processes.
 TEXTS = {
     "packed ddp": (Recipe("full"), {**CHATS, "strategy": "ddp", "accumulate": 2}),
     "embedding ddp": (Recipe("full"), {**PAIRS, "strategy": "ddp"}),
     "embedding fsdp": (Recipe("full"), {**PAIRS, "strategy": "fsdp"}),
+    "clip fsdp": (Recipe("full"), {**IMAGES, "model": "clip", "strategy": "fsdp"}),
+    "siglip ddp": (Recipe("full"), {**IMAGES, "model": "siglip", "strategy": "ddp"}),
 }
 CASES |= TEXTS
 RUN = ("finetune", "vit-micro", "digits", "--device", "cpu", "--json")
@@ -173,8 +176,11 @@ def together(ranks: list[int]) -> None:
 
 
 def write_texts(folder: Path) -> None:
-    """A decoder, conversations whose answers have from 1 to 30 words, and pairs of texts."""
+    """Models of texts and images, chats whose answers have from 1 to 30 words, pairs, captions."""
     kinds.decoders(folder)
+    kinds.towers(folder)
+    rows = kinds.captioned(folder / "images")
+    (folder / "images" / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
     draw = random.Random(0)
     said = [" ".join(draw.choices(kinds.WORDS, k=draw.choice((1, 2, 30)))) for _ in range(40)]
     rows = [

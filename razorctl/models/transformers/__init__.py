@@ -14,6 +14,8 @@ from razorctl.models.transformers.language import LanguageModel
 from razorctl.models.transformers.pretrained_files import PretrainedFiles
 from razorctl.models.transformers.repositories import ENCODER, REPOSITORIES
 from razorctl.models.transformers.tagging import Tagger
+from razorctl.models.transformers.towers import KINDS as TOWERS
+from razorctl.models.transformers.towers import TwoTowers
 from razorctl.models.transformers.vision import VisionModel
 
 PREFIX = "hf:"
@@ -35,6 +37,8 @@ LANGUAGE_DEFAULTS = {
     "adamw": {"learning_rate": 2e-5, "weight_decay": 0.01},
 }
 EMBEDDING_DEFAULTS = {**TEXT_DEFAULTS, "batch_size": 64}
+# Usual values for fine-tuning CLIP; not measured here.
+TOWER_DEFAULTS = {**EMBEDDING_DEFAULTS, "adamw": {"learning_rate": 1e-5, "weight_decay": 0.1}}
 VISION_DEFAULTS = {
     "batch_size": 16,
     "steps": 5000,
@@ -90,6 +94,9 @@ def tasks_of(pretrained: PretrainedFiles) -> tuple[Task, ...]:
         tasks[at:at] = LABELED if tags else OF_ROWS
         if kind in auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
             tasks.append("embedding")
+    whole = (getattr(pretrained.config, "architectures", None) or ["Model"])[0].endswith("Model")
+    if kind in TOWERS and whole:  # others have the tower of images alone
+        tasks.append("embedding")
     if getattr(pretrained.config, "is_encoder_decoder", False):
         tasks = [task for task in tasks if task == "masked-lm"]
     if not tasks:
@@ -120,6 +127,7 @@ def modality_of(pretrained: PretrainedFiles) -> Modality:
     pictures = (
         auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
         auto.MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES,
+        TOWERS,
     )
     return "image" if any(pretrained.config.model_type in names for names in pictures) else "text"
 
@@ -136,7 +144,9 @@ def entry_of(
         kind: Any = TextClassifier
         defaults: dict[str, Any] = TEXT_DEFAULTS
         more: dict[str, Any] = {}
-        if modality == "image":
+        if modality == "image" and task == "embedding":
+            kind, defaults = TwoTowers, TOWER_DEFAULTS
+        elif modality == "image":
             kind, defaults = VisionModel, VISION_DEFAULTS
         elif task == "token-classification":
             kind = Tagger

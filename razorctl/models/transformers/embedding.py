@@ -8,7 +8,6 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
@@ -17,7 +16,7 @@ from razorctl.errors import UsageError
 from razorctl.models.joined_texts import rounded
 from razorctl.models.model import ANY, Model, Shapes, Size, Transform, prepared
 from razorctl.models.rows import Rows, text_columns
-from razorctl.models.tokens import text_lengths
+from razorctl.models.tokens import text_id, text_lengths
 from razorctl.models.transformers.classification import padded
 from razorctl.models.transformers.pretrained_files import CONFIG, PretrainedFiles
 from razorctl.models.transformers.pretrained_model import TextModel
@@ -65,12 +64,6 @@ def pooling_of(pretrained: PretrainedFiles, causal: bool) -> Pooling | None:
     return next(
         (pooling for pooling, names in MODES.items() if chosen and chosen <= {*names}), None
     )
-
-
-def text_id(text: str) -> int:
-    """A number for a text, equal for equal texts, never 0."""
-    digest = blake2b(text.strip().encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little", signed=True) or 1
 
 
 def embedded_texts(tokenizer: Any, tokens: int, shapes: Shapes, rows: Rows) -> Rows:

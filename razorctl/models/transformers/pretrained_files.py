@@ -34,8 +34,10 @@ TOKENIZER = (
     *("vocab.json", "merges.txt", "vocab.txt", "*.model", "chat_template.jinja"),
 )
 PROCESSOR = "preprocessor_config.json"
+PROCESSORS = "processor_config.json"  # of images and texts, as release 5 writes it
 GENERATION = "generation_config.json"
-SETTINGS = (CONFIG, PROCESSOR, GENERATION, *TOKENIZER)  # all files that are read besides weights
+# All files that are read besides weights.
+SETTINGS = (CONFIG, PROCESSOR, PROCESSORS, GENERATION, *TOKENIZER)
 # Names of the setting for the most tokens of a text.
 LONGEST = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
 # RoBERTa and its kin; their positions begin after the padding position.
@@ -204,10 +206,12 @@ class PretrainedFiles:
     @property
     def processor(self) -> Mapping[str, Any]:
         """The settings of its image processor."""
-        folder = self.folder(PROCESSOR)
-        with self.reading(folder, PROCESSOR):
-            settings: Mapping[str, Any] = documents.read_foreign(folder / PROCESSOR)
-        return settings
+        folder = self.folder(more=(PROCESSOR, PROCESSORS))
+        both = (folder / PROCESSORS).exists() and not (folder / PROCESSOR).exists()
+        folder = self.folder(file := PROCESSORS if both else PROCESSOR)
+        with self.reading(folder, file):
+            settings: Mapping[str, Any] = documents.read_foreign(folder / file)
+            return settings["image_processor"] if both else settings
 
     def built(self, auto: Any, fresh: tuple[str, ...] = (), **settings: Any) -> "nn.Module":
         """The pretrained model in single precision, by an `AutoModelFor...` class.
@@ -316,7 +320,9 @@ class PretrainedFiles:
         """
         from torch import nn
 
-        embedding = model.get_input_embeddings() if self.local(TOKENIZER_CONFIG) else None
+        model = getattr(model, "text_model", model)  # of two towers
+        reads = self.local(TOKENIZER_CONFIG) and model.main_input_name == "input_ids"
+        embedding = model.get_input_embeddings() if reads else None
         if not isinstance(embedding, nn.Embedding):
             return []
         tokens = {number: token for token, number in self.tokenizer.get_vocab().items()}

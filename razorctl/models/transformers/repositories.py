@@ -8,6 +8,7 @@ from typing import Any
 from razorctl.config.tasks import LABELED, OF_ROWS, Task
 
 ENCODER: tuple[Task, ...] = (*LABELED, "masked-lm", "embedding")
+TOWERS: tuple[Task, ...] = (*OF_ROWS, "embedding")
 DECODER: tuple[Task, ...] = ("causal-lm", *LABELED, "embedding")
 
 
@@ -154,6 +155,24 @@ REPOSITORIES: dict[str, dict[str, Any]] = {
         "repo": "nvidia/mit-b0",
         "config": {"model_type": "segformer"},
         "tasks": ("segmentation", *OF_ROWS),
+        "modality": "image",
+    },
+    "clip-vit-b32": {
+        "summary": "CLIP, ViT-B/32, 151 M parameters, 224 px",
+        "repo": "openai/clip-vit-base-patch32",
+        "config": {"model_type": "clip", "text_config": {"bos_token_id": 0, "eos_token_id": 2}},
+        "tasks": TOWERS,
+        "modality": "image",
+    },
+    "siglip-b16": {
+        "summary": "SigLIP, ViT-B/16, 203 M parameters, 224 px",
+        "repo": "google/siglip-base-patch16-224",
+        # transformers' defaults are tokens of CLIP, beyond its vocabulary.
+        "config": {
+            "model_type": "siglip",
+            "text_config": {"bos_token_id": None, "eos_token_id": None},
+        },
+        "tasks": TOWERS,
         "modality": "image",
     },
 }

@@ -22,6 +22,7 @@ from razorctl.version import __version__
 FILE = "README.md"
 TIMM = ("timm", "razorctl")  # libraries of timm's models, and of razorctl's heads on them
 CLASSES = 20  # most names of classes
+TOWERS = "zero-shot-image-classification"  # the hub's name for embeddings of images and texts
 # Modality and task -> the name of the task on the hub.
 PIPELINES = {
     ("image", "classification"): "image-classification",
@@ -35,6 +36,7 @@ PIPELINES = {
     ("text", "causal-lm"): "text-generation",
     ("text", "masked-lm"): "fill-mask",
     ("text", "embedding"): "sentence-similarity",
+    ("image", "embedding"): TOWERS,
 }
 AUTO = {
     "image-classification": "ImageClassification",
@@ -208,6 +210,10 @@ def _loading(library: str, pipeline: str | None, name: str) -> str:
     if pipeline == "sentence-similarity":
         code = f'model = SentenceTransformer("{name}")'
         return _use("from sentence_transformers import SentenceTransformer", "", code)
+    if pipeline == TOWERS:
+        code = f'model = AutoModel.from_pretrained("{name}")'
+        processor = f'processor = AutoProcessor.from_pretrained("{name}")'
+        return _use("from transformers import AutoModel, AutoProcessor", "", processor, code)
     if library == "timm":
         place = f"hf-hub:{name}" if "/" in name else f"local-dir:{name}"
         code = f'model = timm.create_model("{place}", pretrained=True)'
@@ -230,11 +236,14 @@ def _of_onnx(graph: Mapping[str, Any], library: str, name: str) -> str:
     if "/" in name:
         imports.append("from huggingface_hub import snapshot_download")
         folder = f"snapshot_download({folder})"
+    *_, output = graph["outputs"]
+    file = onnx_model.FILE if len(graph["outputs"]) == 1 else onnx_model.TOWERS[1]
     code = [f"folder = {folder}"]
-    code += [f'session = onnxruntime.InferenceSession(f"{{folder}}/{onnx_model.FILE}")']
+    code += [f'session = onnxruntime.InferenceSession(f"{{folder}}/{file}")']
     if "input_ids" in inputs:
         imports.append("from transformers import AutoTokenizer")
         types = ", return_token_type_ids=True" if "token_type_ids" in inputs else ""
+        types += "" if "attention_mask" in inputs else ', padding="max_length"'
         code += [
             "tokenizer = AutoTokenizer.from_pretrained(folder)",
             f'texts = tokenizer(["a text"], return_tensors="np"{types})',
@@ -249,4 +258,4 @@ def _of_onnx(graph: Mapping[str, Any], library: str, name: str) -> str:
             f"images = numpy.zeros((1, {size}), numpy.float32)  # scaled as {file} says",
             f'feed = {{"{pixels}": images}}',
         ]
-    return _use(*sorted(imports), "", *code, '(logits,) = session.run(["logits"], feed)')
+    return _use(*sorted(imports), "", *code, f'({output},) = session.run(["{output}"], feed)')

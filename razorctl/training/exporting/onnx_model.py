@@ -4,7 +4,7 @@ import logging
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from razorctl.errors import RazorError, reason_of
 from razorctl.training.predicting.inference import Trained
 
 FILE = "model.onnx"
+TOWERS = ("vision_model.onnx", "text_model.onnx")  # of images and of texts, as Optimum calls them
+IMAGES = ("pixel_values",)  # the input of images
 TOKENS = 16  # tokens of the traced texts; the model takes texts of any length
 ROUNDING = 1e-3  # most difference of logits, as a share of the largest
 AXES = ("batch", "tokens")  # of texts; images have the first one
@@ -68,20 +70,40 @@ def _quiet() -> Iterator[None]:
 
 
 def write(trained: Trained, folder: Path) -> dict[str, Any]:
-    """Writes FILE into a folder, with its weights beside it if they take more than 2 GB.
+    """Writes FILE, or for two towers a file of TOWERS each, into a folder.
 
-    The size of images is the run's; the length of texts and the batch size are free. Returns the
-    opset, the axes of each input and output by name, and the largest difference of a logit from the
-    run's model. Raises RazorError if the model cannot be exported, or if the file computes other
-    logits.
+    Weights of more than 2 GB are beside a file. The size of images is the run's; the length of
+    texts and the batch size are free. Returns the opset, the axes of each input and output by name,
+    and the largest difference of an output from the run's model. Raises RazorError if the model
+    cannot be exported, or if a file computes other outputs.
 
     trained: a model on the CPU.
     """
     inputs = _inputs(trained, 2, TOKENS)
+    graphs: dict[str, tuple[str, Sequence[str]]] = {FILE: ("logits", [*inputs])}
+    if {*IMAGES} < inputs.keys():
+        texts = [name for name in inputs if name not in IMAGES]
+        graphs = dict(zip(TOWERS, (("image_embeds", IMAGES), ("text_embeds", texts)), strict=True))
+    parts = [
+        _write(trained, {name: inputs[name] for name in names}, output, folder / file)
+        for file, (output, names) in graphs.items()
+    ]
+    return {
+        "opset": parts[0]["opset"],
+        "inputs": {name: axes for part in parts for name, axes in part["inputs"].items()},
+        "outputs": {name: axes for part in parts for name, axes in part["outputs"].items()},
+        "difference": max(part["difference"] for part in parts),
+    }
+
+
+def _write(
+    trained: Trained, inputs: Mapping[str, Tensor], output: str, file: Path
+) -> dict[str, Any]:
+    """Writes a file with these inputs and this output; see `write`."""
     names = tuple(inputs)
-    texts = "input_ids" in inputs
-    model = ExportedModel(trained.model, names if texts else (), trained.family.logits).eval()
-    axes = dict(enumerate(AXES if texts else AXES[:1]))
+    alone = names == IMAGES and isinstance(_example(trained, 2), Tensor)
+    model = ExportedModel(trained.model, () if alone else names, trained.family.logits).eval()
+    axes = dict(enumerate(AXES[:1] if names == IMAGES else AXES))
     try:
         with _quiet(), torch.no_grad():
             program = torch.onnx.export(
@@ -90,20 +112,20 @@ def write(trained: Trained, folder: Path) -> dict[str, Any]:
                 dynamo=True,
                 dynamic_shapes=(tuple(axes for _ in names),),
                 input_names=names,
-                output_names=["logits"],
+                output_names=[output],
                 verbose=False,
             )
     except Exception as error:  # a model may raise anything
         reason = reason_of(error.__cause__ or error)
         raise RazorError(f"{trained.run} cannot be exported to ONNX ({reason}); {MEND}.") from error
     assert program is not None
-    program.save(folder / FILE)
+    program.save(file)
     graph = program.model.graph
     return {
         "opset": program.model.opset_imports[""],
         "inputs": {str(each.name): _axes(each) for each in graph.inputs},
         "outputs": {str(each.name): _axes(each) for each in graph.outputs},
-        "difference": _difference(trained, model, folder / FILE),
+        "difference": _difference(trained, model, names, file),
     }
 
 
@@ -112,27 +134,37 @@ def _axes(value: Any) -> list[str | int]:
     return [each if isinstance(each, int) else str(each.value) for each in value.shape]
 
 
+def _example(trained: Trained, batch: int) -> Any:
+    return trained.family.example(trained.model, batch, trained.job.input_size)
+
+
 def _inputs(trained: Trained, batch: int, tokens: int) -> dict[str, Tensor]:
     """Random inputs by name; the mask of texts hides the last token of the first text."""
-    example = trained.family.example(trained.model, batch, trained.job.input_size)
+    example = _example(trained, batch)
+    inputs = dict.fromkeys(IMAGES, example) if isinstance(example, Tensor) else {**example}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(batch)
-        if isinstance(example, Tensor):
-            return {"pixel_values": torch.randn(example.shape)}
-        inputs = {name: value[:, :tokens].clone() for name, value in example.items()}
-        embedding: Any = trained.model.get_input_embeddings()  # type: ignore[operator]
-        inputs["input_ids"].random_(embedding.num_embeddings)
-    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-    inputs["attention_mask"][0, -1] = 0
+        for name, value in inputs.items():
+            if name in IMAGES:
+                inputs[name] = torch.randn(value.shape)
+                continue
+            inputs[name] = value[:, :tokens].clone()
+        if "input_ids" in inputs:
+            model: Any = getattr(trained.model, "text_model", trained.model)  # of two towers
+            inputs["input_ids"].random_(model.get_input_embeddings().num_embeddings)
+    if "attention_mask" in inputs or not {*IMAGES} & inputs.keys():
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        inputs["attention_mask"][0, -1] = 0
     return inputs
 
 
-def _difference(trained: Trained, model: ExportedModel, file: Path) -> float:
-    """The largest difference of a logit, on inputs of other sizes than the traced ones.
+def _difference(trained: Trained, model: ExportedModel, names: Sequence[str], file: Path) -> float:
+    """The largest difference of an output, on inputs of other sizes than the traced ones.
 
     Raises RazorError for more than ROUNDING.
     """
-    inputs = _inputs(trained, 3, TOKENS // 2)
+    every = _inputs(trained, 3, TOKENS // 2)
+    inputs = {name: every[name] for name in names}
     with _quiet(), torch.no_grad():
         wanted = model(*inputs.values())
     try:
@@ -150,9 +182,9 @@ def _difference(trained: Trained, model: ExportedModel, file: Path) -> float:
 
 
 def _run(file: Path, inputs: Mapping[str, Tensor]) -> Tensor:
-    """The logits that onnxruntime computes on the CPU."""
+    """The output that onnxruntime computes on the CPU."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     feed = {each.name: inputs[each.name].numpy() for each in session.get_inputs()}
-    return torch.from_numpy(session.run(["logits"], feed)[0])
+    return torch.from_numpy(session.run(None, feed)[0])

@@ -1,4 +1,4 @@
-"""The embeddings of texts."""
+"""The embeddings of texts and of images."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Vector(RowOfFile):
-    """The embedding of a text, of norm 1."""
+    """The embedding of a text or an image, of norm 1."""
 
     vector: tuple[float, ...]
 
 
 def predict_vectors(trained: "Trained", parts: Iterable["UnlabeledRows"]) -> Iterator[Vector]:
-    """The embeddings of the texts of files, in their order."""
+    """The embeddings of the rows of files, in their order."""
     for place, vector in placed_logits(trained, parts):
         yield Vector(*place, tuple(vector.tolist()))
