@@ -41,11 +41,9 @@ class Boxes:
         import numpy as np
         import pyarrow.compute as pc
 
-        column = raw.splits[split].data.column("objects")
-        values = pc.list_flatten(pc.struct_field(pc.list_flatten(column), "box"))
-        counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
-        plain = np.asarray(values.to_numpy(), np.float64).reshape(-1, 4)
-        return cls(corners(plain, raw.box_format), counts)
+        found, counts = _parts(raw, split, "box")
+        values = np.asarray(pc.list_flatten(found).to_numpy(), np.float64).reshape(-1, 4)
+        return cls(corners(values, raw.box_format), counts)
 
     @property
     def rows(self) -> "np.ndarray[Any, Any]":
@@ -72,11 +70,26 @@ class Boxes:
         import numpy as np
         import pyarrow as pa
 
-        each = pa.ListArray.from_arrays(
-            np.arange(len(self.values) + 1, dtype=np.int32) * 4, pa.array(self.values.ravel())
-        )
-        ends = np.concatenate([[0], np.cumsum(self.counts)]).astype(np.int32)
-        return pa.ListArray.from_arrays(ends, each)
+        of_each = np.full(len(self.values), 4)
+        return _lists(self.counts, _lists(of_each, pa.array(self.values.ravel())))
+
+
+def _parts(raw: RawRows, split: str, name: str) -> tuple[Any, "np.ndarray[Any, Any]"]:
+    """A part of all objects of a split, and the number of objects of each row [rows]."""
+    import pyarrow.compute as pc
+
+    column = raw.splits[split].data.column("objects")
+    counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
+    return pc.struct_field(pc.list_flatten(column), name), counts
+
+
+def _lists(counts: "np.ndarray[Any, Any]", values: "pa.Array") -> "pa.Array":
+    """Lists of so many of the values each."""
+    import numpy as np
+    import pyarrow as pa
+
+    ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    return pa.ListArray.from_arrays(ends, values)
 
 
 def corners(values: "np.ndarray[Any, Any]", box_format: str) -> "np.ndarray[Any, Any]":
@@ -284,26 +297,17 @@ def total(raw: RawRows) -> int:
 def crowds(raw: RawRows) -> Mapping[str, "pa.Array"]:
     """Split -> for each row a list with 1 for each crowd, 0 for others; empty without crowds."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
-    lists = {}
-    found = False
-    for split, rows in raw.splits.items():
-        column = rows.data.column("objects")
-        flags = pc.struct_field(pc.list_flatten(column), "crowd").cast(pa.int64())
-        ends = pc.cumulative_sum(pc.fill_null(pc.list_value_length(column), 0).cast(pa.int32()))
-        ends = pa.concat_arrays([pa.array([0], pa.int32()), *ends.chunks])
-        lists[split] = pa.ListArray.from_arrays(ends, pa.concat_arrays(flags.chunks))
-        found |= bool(pc.sum(flags).as_py())
-    return lists if found else {}
+    flags = {split: _parts(raw, split, "crowd") for split in raw.splits}
+    lists = {
+        split: _lists(counts, pa.array(of.to_numpy(), pa.int64()))
+        for split, (of, counts) in flags.items()
+    }
+    return lists if any(of.to_numpy().any() for of, _ in flags.values()) else {}
 
 
 def labels_of(raw: RawRows, split: str) -> list[list[str | None]]:
     """The classes of the boxes of each row, by name or number."""
-    import pyarrow.compute as pc
-
-    column = raw.splits[split].data.column("objects")
-    flat = pc.struct_field(pc.list_flatten(column), "label").to_pylist()
-    counts = pc.fill_null(pc.list_value_length(column), 0).to_pylist()
-    each = iter(flat)
-    return [[*islice(each, count)] for count in counts]
+    labels, counts = _parts(raw, split, "label")
+    each = iter(labels.to_pylist())
+    return [[*islice(each, count)] for count in counts.tolist()]

@@ -220,7 +220,7 @@ class SplitRows:
             mask_classes="" if self.request.mask_classes else self.raw.mask_classes,
             notes=(
                 *rows.notes(self.raw, self.targets, parts, contents_of),
-                *targets.notes(self.raw, self.targets, good),
+                *targets.notes(self.raw, self.targets, parts["train"][1]),
             ),
         )
 

@@ -91,13 +91,13 @@ def check(raw: RawRows, targets: Targets, good: Good) -> None:
             )
 
 
-def notes(raw: RawRows, targets: Targets, good: Good) -> list[str]:
-    """Notes on labels of rows that are trained on."""
+def notes(raw: RawRows, targets: Targets, trained: "np.ndarray[Any, Any]") -> list[str]:
+    """Notes on labels. trained: the numbers of the rows that are trained on."""
     if raw.task == "detection":
-        return [*targets.notes, *_few_boxes(targets, good["train"])]
+        return [*targets.notes, *_few_boxes(targets, trained)]
     if raw.task not in ("regression", "multi-label"):
         return [*targets.notes]
-    values = targets.labels["train"][good["train"]]
+    values = targets.labels["train"][trained]
     if raw.task == "multi-label":
         return [*targets.notes, *_unused(targets.classes, values)]
     between = f"labels are between {values.min():,g} and {values.max():,g}, "
@@ -259,7 +259,8 @@ def _objects(raw: RawRows, bad: Faults) -> Targets:
     spelled, _, notes = named_classes(replace(raw, sorted=True), counts)
     names = raw.class_names or in_order({*spelled.values()})
     keys = names if raw.class_names is None else tuple(map(str, range(len(names))))
-    numbers = {label: finder(keys)(name) for label, name in spelled.items()}
+    find = finder(keys)
+    numbers = {label: find(name) for label, name in spelled.items()}
     labels, faults = {}, dict[str, dict[int, str]]()
     for split, rows in columns.items():
         labels[split], faults[split] = np.empty(len(rows), object), {}
@@ -282,7 +283,8 @@ def _few_boxes(targets: Targets, rows: "np.ndarray[Any, Any]") -> Iterator[str]:
     unused = np.setdiff1d(np.arange(len(targets.classes)), flat(labels, rows)).tolist()
     if unused:
         few = ", ".join(targets.classes[n] for n in unused[:5]) + ", ..." * (len(unused) > 5)
-        yield f"{units.count(len(unused), 'class')} of {len(targets.classes)} in no image: {few}."
+        count = f"{units.count(len(unused), 'class')} of {len(targets.classes)}"
+        yield f"{count} in no training image: {few}."
 
 
 def _several_of_run(raw: RawRows, targets: Targets, classes: Sequence[str], good: Good) -> Targets:

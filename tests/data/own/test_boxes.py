@@ -46,7 +46,7 @@ def test_rows_with_boxes():
     assert splits.train.column_names == ["image", "label", "boxes"]
     assert of(splits) == (["car"], [[2.0, 3.0, 23.0, 13.0]])
     assert splits.train[0]["label"] == splits.train[0]["boxes"] == []
-    assert splits.notes == ("4 of 12 training images without boxes.",)
+    assert splits.notes == ("3 of 11 training images without boxes.",)
     assert splits.record["rows"] == load().record["rows"] != load(seed=3).record["rows"]
 
 
@@ -133,7 +133,7 @@ def test_a_category_above_all_others_is_no_class():
     assert splits.notes[0].startswith("the category things has no box and stands above the others")
     document["categories"][1]["supercategory"] = "others"
     coco("d", document=document)
-    assert load().notes[-1] == "1 class of 4 in no image: things."
+    assert load().notes[-1] == "1 class of 4 in no training image: things."
 
 
 def change(part, number, **keys):
@@ -297,7 +297,7 @@ def test_yolo_without_a_description():
     Path("d/classes.txt").write_text("bus\ncar\nvan\ntram\n")
     splits = load()
     assert splits.classes == ("bus", "car", "van", "tram")
-    assert splits.notes[-1] == "1 class of 4 in no image: van."
+    assert splits.notes[-1] == "1 class of 4 in no training image: van."
     yolo("e", [""], "", "{}", 12)
     Path("e/classes.txt").write_text("bus\ncar\nvan\ntram\n")
     assert sizes(load("e")) == [11, 1, None]
