@@ -145,13 +145,15 @@ class CapturedPasses:
         graph = next((g for g in kind.graphs if _same(g.before, before)), None)
         if graph is None and self._lasting(before):
             graph = self._capture(kind, passes, batch, before)
+        try:
+            if graph is not None:
+                with phase("forward"):
+                    self._replay(graph, kind, batch)
+        except Exception as error:
+            self._give_up(error, before, batch[1].device)
+            graph = None
         if graph is None:
             return self._eager(kind, plain)
-        with phase("forward"):
-            for target, source in zip(tree_leaves(kind.batch), tree_leaves(batch), strict=True):
-                if isinstance(source, Tensor):
-                    target.copy_(source)
-            graph.replay()
         with phase("backward"):
             self._set(graph.after)
         return graph.loss.clone()
@@ -220,13 +222,8 @@ class CapturedPasses:
             with shared_by(1), self._shared():  # a graph would read copies of weights of another
                 loss, replay = self._maker.capture(partial(passes, kind.batch))
             graph = _Graph(replay, loss, before, [p.grad for p in self._parameters])
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:
-            self._set(before)
-            if kernels.unusable(batch[1].device) is not None:
-                raise
-            self._end(failure_reason(error))
+            self._give_up(error, before, batch[1].device)
             return None
         finally:
             drawn = _listed(host) != _listed(state.random_states(cuda=False))
@@ -238,6 +235,19 @@ class CapturedPasses:
         kind.graphs.append(graph)
         self._gradients = self._gradients or graph.after
         return graph
+
+    def _replay(self, graph: _Graph, kind: _Kind, batch: Any) -> None:
+        for target, source in zip(tree_leaves(kind.batch), tree_leaves(batch), strict=True):
+            if isinstance(source, Tensor):
+                target.copy_(source)
+        graph.replay()
+
+    def _give_up(self, error: Exception, before: Gradients, device: torch.device) -> None:
+        """Ends the use of graphs after an error; raises it on a lack of memory or a dead card."""
+        self._set(before)
+        if isinstance(error, torch.OutOfMemoryError) or kernels.unusable(device) is not None:
+            raise error
+        self._end(failure_reason(error))
 
     @contextmanager
     def _shared(self) -> Iterator[None]:
