@@ -119,7 +119,12 @@ USAGE = {
     "nothing to evaluate on": (folder, "d", "give --validation", {"validation": 0.0}),
     "a share of all": (folder, "d", "outside", {"validation": 1.0}),
     "columns of a registered set": (NONE, "digits", "its own", {"label_column": "y"}),
-    "images and texts": (NONE, "d", "or a text", {"image_column": "a", "text_column": "b"}),
+    "images and texts": (
+        NONE,
+        "d",
+        "images or texts; name one column",
+        {"image_column": "a", "text_column": "b"},
+    ),
     "texts for images": (lambda: texts(CSV), "a.csv", "vit-micro takes images"),
 }
 BAD = {
