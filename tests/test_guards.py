@@ -271,6 +271,7 @@ def test_no_network():
 MADE = {
     "data/own/read/hub.py:_origin",
     "models/image_model.py:write",
+    "models/transformers/detection.py:save",
     "models/transformers/embedding.py:save",
     "models/transformers/towers.py:save",
     "models/transformers/vision.py:save",

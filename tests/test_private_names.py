@@ -82,6 +82,8 @@ a tensor that is no view of its storage's first owner: clone() copies it
   torch.ops.aten._unsafe_view
 gradients of adaptive pooling without its input: autograd wants the input
   torch.ops.aten._adaptive_avg_pool2d_backward torch.ops.aten._adaptive_avg_pool3d_backward
+numbers that matchers read of tensors without values: torch names the operation so
+  torch.ops.aten._local_scalar_dense.default
 operations that a trace counts: torch runs them for public ones, and names them so
   torch.ops.aten._fused_sgd_.default torch.ops.aten._native_batch_norm_legit
   torch.ops.aten._softmax torch.ops.aten._softmax_backward_data

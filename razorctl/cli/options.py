@@ -34,7 +34,8 @@ _recipe = partial(option, rich_help_panel="Recipe")
 _lora = partial(option, rich_help_panel="LoRA")
 _optimizer = partial(option, rich_help_panel="Optimizer")
 _training = partial(option, rich_help_panel="Training")
-_embedding = partial(option, rich_help_panel="Embeddings")
+_of_task = partial(option, rich_help_panel="Embeddings and detection")
+_detection = partial(option, rich_help_panel="Detection")
 evaluation_option = partial(option, rich_help_panel="Evaluations and checkpoints")
 machine_option = partial(option, rich_help_panel="Machine")
 _data = partial(option, rich_help_panel="Your own data")
@@ -136,11 +137,14 @@ JOB = NAMES | _typed(
         "all the same",
         "WEIGHTS",
     ),
-    pooling=_embedding("What of a text's tokens is its embedding.", BY_MODEL),
-    temperature=_embedding(
+    pooling=_of_task("What of a text's tokens is its embedding.", BY_MODEL),
+    temperature=_of_task(
         "Divides cosines in the loss over a batch.", "0.05, or learned with images", "T"
     ),
-    symmetric=_embedding("Also find the first texts of pairs by the second ones."),
+    symmetric=_of_task("Also find the first texts of pairs by the second ones."),
+    scales=_of_task(
+        "Sides of images, one drawn for each batch: 480,512,544.", "the input size", "SIZES"
+    ),
     from_scratch=_training("Start from random weights, not from pretrained ones."),
     seed=_training("Seed of the classifier, the data order and all draws."),
     metric=evaluation_option(
@@ -255,6 +259,12 @@ Weights = Annotated[
 Batch = Annotated[int | None, option("Examples in a batch.", "the run's", "N", min=1)]
 Device = Annotated[
     str | None, machine_option("Device to run on.", "cuda if any, else cpu", "[cpu|cuda|cuda:N]")
+]
+Threshold = Annotated[
+    float | None, _detection("Least score of an object.", "0.5", "SCORE", min=0, max=1)
+]
+Draw = Annotated[
+    Path | None, _detection("New directory for images with their boxes.", "none", "DIR")
 ]
 Json = Annotated[bool, switch("--json", "Print one JSON document.")]
 

@@ -13,8 +13,10 @@ import typer
 from razorctl.cli.options import (
     Batch,
     Device,
+    Draw,
     Json,
     RunArgument,
+    Threshold,
     Weights,
     argument,
     option,
@@ -41,6 +43,7 @@ TASK_OPTIONS = {
     "top": ("classification",),
     "probabilities": ("classification", "multi-label"),
     **dict.fromkeys(("max_new_tokens", "temperature", "seed"), ("causal-lm",)),
+    **dict.fromkeys(("threshold", "draw"), ("detection",)),
 }
 FIRST = (
     *("top", "probabilities", "max_new_tokens", "temperature", "seed", "out"),
@@ -70,6 +73,8 @@ def predict(
         option("Temperature of sampling; 0 takes the most probable token.", "0", "T", min=0),
     ] = None,
     seed: Annotated[int | None, option("Seed of sampling.", "0", "N", min=0, max=2**32 - 1)] = None,
+    threshold: Threshold = None,
+    draw: Draw = None,
     out: Annotated[
         Path | None, option("New file to write; for masks, a new directory.", "stdout", "FILE")
     ] = None,
@@ -110,6 +115,10 @@ def predict(
     Embedding: the vector of each text, or of each image of a model of both, of norm
     1. --out vectors.npy writes them as an array of NumPy.
 
+    Detection: a line for each object, with its label, score and box in pixels:
+    left, top, right and bottom. The document of --json is one of COCO, with a
+    score in each annotation. --draw DIR also writes the images with their boxes.
+
     Segmentation: the directory --out gets a mask for each image, which is a PNG
     of the same name and size whose values are numbers of classes, and classes.txt
     with their names, from number 0 on. The output has the path of each mask, and its most
@@ -130,18 +139,22 @@ def predict(
         lines = _stdin(files)
         parts, skipped = whole.unlabeled(files, job, modality, lines, at, white, trained)
         at(f"loading {run}")
-        from razorctl.training.predicting import inference
-
-        model = inference.load(
-            run, weights=weights, device=device, batch_size=given.get("batch_size")
-        )
+        model = _loaded(run, weights, device, given.get("batch_size"))
     evaluation.note_skipped(skipped)
     file = None if job.task == "segmentation" else out
     total = sum(len(part.good) for part in parts)
     with _opened(file) as stream, progress.count_rows("predicting", total) as done:
         row_format, rows = _predictions(model, parts, ctx.params, done)
-        write = _writer(out, _document(model, skipped) if json else None, spreadsheet)
-        write(stream, rows, row_format)
+        document = _document(model, skipped) if json else None
+        _writer(out, document, spreadsheet, job.task)(stream, rows, row_format)
+
+
+def _loaded(
+    run: Path, weights: str | None, device: str | None, batch_size: int | None
+) -> "Trained":
+    from razorctl.training.predicting import inference
+
+    return inference.load(run, weights=weights, device=device, batch_size=batch_size)
 
 
 def _predictions(
@@ -158,13 +171,22 @@ def _predictions(
         options: the parameters of the command.
         done: called with the number of done rows.
     """
-    from razorctl.training.predicting import continuations, labels, masks, tags
+    from razorctl.training.detections import LEAST
+    from razorctl.training.predicting import continuations, labels, masks, objects, tags
 
     task, every = model.job.task, options["probabilities"]
     if task == "segmentation":
         written = masks.write_masks(model, parts, options["out"], done)
         return view.fields_format("mask", "label", "share"), written
     rows: Iterator[Any]
+    if task == "detection":
+        least = LEAST if options["threshold"] is None else options["threshold"]
+        if (drawn := options["draw"]) is not None:
+            rows = iter(objects.draw_objects(model, parts, drawn, least, done))
+        else:
+            rows = view.report_progress(objects.find_objects(model, parts, least), done)
+        found = rows if options["json"] else (one for row in rows for one in row.objects)
+        return view.fields_format("label", "score", "left", "top", "right", "bottom"), found
     if task == "token-classification":
         row_format, rows = view.fields_format("tokens", "tags"), tags.predict_tags(model, parts)
     elif task == "causal-lm":
@@ -187,11 +209,12 @@ def _predictions(
 
 
 def _writer(
-    out: Path | None, document: Mapping[str, Any] | None, spreadsheet: bool
+    out: Path | None, document: Mapping[str, Any] | None, spreadsheet: bool, task: str | None
 ) -> Callable[..., None]:
     """The function that writes rows; document: of JSON, None without it."""
     if document is not None:
-        return partial(view.write_json, document=document)
+        write = view.write_coco if task == "detection" else view.write_json
+        return partial(write, document=document)
     return view.write_array if _is_array(out) else partial(view.write_csv, spreadsheet=spreadsheet)
 
 
@@ -229,6 +252,8 @@ def _check_task(ctx: typer.Context, run: Path, job: "Job", out: Path | None) -> 
         raise UsageError(f"{run} predicts masks; name a new directory for them with --out.")
     if out is not None:
         _check_out(out, task == "segmentation")
+    if (draw := ctx.params["draw"]) is not None:
+        _check_out(draw, folder=True)
 
 
 def _is_array(out: Path | None) -> TypeGuard[Path]:

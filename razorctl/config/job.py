@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 from razorctl import units
 from razorctl.config.defaults import FEWEST, ByRows, whole_batch
-from razorctl.config.job_checks import check_batch, check_bounds, check_pairs
+from razorctl.config.job_checks import check_batch, check_bounds, check_pairs, scale_numbers
 from razorctl.config.settings import check_seed, check_types
 from razorctl.config.tasks import EVERY_FIGURE, FIGURES, OF_ROWS, TASKS
 from razorctl.errors import UsageError
@@ -86,6 +86,8 @@ class Job:
             may choose them; without one they are `card`, `fp32` and False.
         augment: `none`; `crop`, a random resized crop and flip of each image; `rand`, RandAugment
             too. None is `none` if a run on user data takes no image twice.
+        scales: pixels of an image's side, separated by commas, one of which is drawn for each
+            micro-batch of detection. The largest is the input size, for which memory is planned.
         mixup, cutmix: alpha of the Beta distribution from which the share of a second image is
             drawn.
         label_smoothing: share of each label that is spread over all classes.
@@ -165,6 +167,7 @@ class Job:
     optimizer_state: OptimizerState | None = None
     input_size: int | None = None
     augment: str | None = None
+    scales: str | None = None
     mixup: float = 0.0
     cutmix: float = 0.0
     label_smoothing: float = 0.0
@@ -241,6 +244,8 @@ class Job:
         if by_rows is not None and examples is not None:
             settings["epochs"] = by_rows.epochs(examples)
             settings["batch_size"] = by_rows.batch_size(settings["batch_size"], examples)
+        if self.scales is not None:
+            settings["input_size"] = scale_numbers(self.scales)[-1]
         parts = self.processes * self.accumulate * (2 if self.mixup or self.cutmix else 1)
         settings["batch_size"] = whole_batch(settings["batch_size"], examples, parts)
         if self.epochs is not None or "epochs" in settings or (by_rows and examples is None):
@@ -306,6 +311,7 @@ class Job:
             "steps are compiled": self.compile,
             f"a run of {units.count(steps, 'step')} is too short": steps < FEWEST_CAPTURED,
             "a batch is shared by several processes": self.processes > 1,
+            "the matcher of objects runs on the host": self.task == "detection",
             "micro-batches share a loss": self.cached_embeddings,
             "a joint budget draws anew in every step": joint_budget < 1,
             "the optimizer runs in the backward pass": bool(self.optimizer_in_backward),

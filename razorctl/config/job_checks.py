@@ -150,6 +150,8 @@ def check_pairs(job: Any) -> None:
             "an average of weights of bf16 would lose small changes; choose --weights fp32, or "
             "leave --ema out."
         )
+    if job.scales is not None:
+        _check_scales(job)
     if job.class_weights is not None:
         weight_numbers(job.class_weights)
     if job.cached_embeddings and job.processes > 1:
@@ -161,6 +163,24 @@ def check_pairs(job: Any) -> None:
         _check_in_backward(job)
     if job.optimizer_state == "host":
         _check_host_state(job)
+
+
+def scale_numbers(scales: str) -> tuple[int, ...]:
+    """The numbers of `Job.scales`, ascending; raises UsageError if they are no sizes."""
+    words = [word.strip() for word in scales.split(",")]
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise UsageError(f"scales {scales!r} are no sizes; give pixels such as 480,512,544.")
+    return tuple(sorted({*map(int, words)}))
+
+
+def _check_scales(job: Any) -> None:
+    """Raises UsageError for scales that no training can use."""
+    largest = scale_numbers(job.scales)[-1]
+    if job.input_size not in (None, largest):
+        raise UsageError(
+            f"the largest of the scales is {largest}, and the input size {job.input_size}; leave "
+            "--input-size out."
+        )
 
 
 def _check_in_backward(job: Any) -> None:

@@ -87,6 +87,7 @@ class PlannedSettings(RecipeSettings, DataSettings, total=False):
     optimizer_state: OptimizerState | None
     input_size: int | None
     augment: Augment | None
+    scales: Names | Sequence[int] | None
     mixup: float | None
     cutmix: float | None
     label_smoothing: float | None

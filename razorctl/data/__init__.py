@@ -100,7 +100,7 @@ def pair(job: Job) -> tuple[models.Model, Source]:
             f"{job.dataset} is for {source.task}, and only texts of a causal-lm are packed; leave "
             "--packing out."
         )
-    _check_embedding(job, source)
+    _check_of_task(job, source)
     if source.name not in DATASETS:
         own_defaults = dict(family.own_defaults)
         times = max(own_defaults.pop("times", 1), FROM_SCRATCH if job.from_scratch else 1)
@@ -111,15 +111,19 @@ def pair(job: Job) -> tuple[models.Model, Source]:
             evaluated=source.evaluated_examples,
             times=times,
         )
-        if family.modality == "image" and source.task == "classification":
+        if family.modality == "image" and source.task in ("classification", "detection"):
             own_defaults = {"augment": "crop", **own_defaults}
         common = {name: value for name, value in defaults.items() if name not in LENGTH}
         defaults = {**common, **own_defaults, BY_ROWS: by_rows}
     return replace(family, defaults=defaults), source
 
 
-def _check_embedding(job: Job, source: Source) -> None:
-    """Raises UsageError for settings of embeddings that do not apply to a data set."""
+def _check_of_task(job: Job, source: Source) -> None:
+    """Raises UsageError for settings of embeddings or detection that do not apply to a data set."""
+    if source.task != "detection" and job.scales is not None:
+        raise UsageError(
+            f"scales are of detection, and {job.dataset} is for {source.task}; leave --scales out."
+        )
     embeds, texts = source.task == "embedding", source.modality == "text"
     ranks = embeds and source.classes > 1
     asked = {
@@ -166,7 +170,8 @@ def check(job: Job) -> Source:
             f"{job.model} takes {family.modality}s, which are not augmented; leave --augment, "
             "--mixup and --cutmix out."
         )
-    if job.label_smoothing and source.task in ("regression", "multi-label", "embedding"):
+    sharp = ("regression", "multi-label", "embedding", "detection")
+    if job.label_smoothing and source.task in sharp:
         raise UsageError(
             f"label smoothing spreads a label over classes, and {job.dataset} is for "
             f"{source.task}; leave it out."

@@ -1,6 +1,6 @@
 """The mode of fake tensors in which steps are traced."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -21,6 +21,18 @@ _NORMS = frozenset(
     getattr(torch.ops.aten, f"native_{kind}_norm").default for kind in ("batch", "group", "layer")
 )
 
+
+def _half(values: Tensor) -> Tensor:
+    """The places of entries that are not 0, if these are half of each row."""
+    sizes = (*values.shape[:-1], values.shape[-1] // 2)
+    return torch.stack(torch.meshgrid(*map(torch.arange, sizes), indexing="ij"), -1).flatten(0, -2)
+
+
+_ANSWERS: dict[Any, Callable[[Tensor], Any]] = {
+    torch.ops.aten._local_scalar_dense.default: lambda value: value.dtype == torch.bool or 1,
+    torch.ops.aten.nonzero.default: _half,
+}
+_CLONE, _EQUAL = torch.ops.aten.clone.default, torch.ops.aten.equal.default
 _FUSED_SGD = torch.ops.aten._fused_sgd_.default
 
 
@@ -60,13 +72,21 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     symbols, and take longer to compute than most results.
 
     originals: the keys of the storages of parameters and buffers that fake ones replace. over:
-    whether the trace has ended, so that its tensors must not meet real ones.
+    whether the trace has ended, so that its tensors must not meet real ones. answers: whether a
+    question for a value has an answer: a condition holds, a number is 1, half of the entries of
+    each row are not 0, and two tensors are equal if they are one, or copies of one. Matchers of
+    objects ask so; other models would be traced wrongly.
     """
 
     # Operation and arguments -> the type of the list of results (None for a single one), results.
     _known: ClassVar[dict[Any, tuple[Any, list[_Result | None]]]] = {}
     originals: frozenset[int] = frozenset()
-    over = False
+    over = answers = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Storage of a copy -> a reference, so that its key is not reused, and the copied place.
+        self._copies: dict[int, tuple[StorageWeakRef, tuple[int, int]]] = {}
 
     def dispatch(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
         if self.over:
@@ -74,7 +94,16 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
                 "code of the model has cached a tensor of a trace, which has no values; empty that "
                 "cache, and run the model once before razorctl traces it."
             )
+        if self.answers and func in _ANSWERS:
+            return _ANSWERS[func](*args)
+        if self.answers and func is _EQUAL:
+            return self._place(args[0]) == self._place(args[1])
         kwargs, sources = kwargs or {}, list[FakeTensor]()
+        if self.answers and func is _CLONE:
+            copy: Any = super().dispatch(func, types, args, kwargs)
+            reference = StorageWeakRef(copy.untyped_storage())  # type: ignore[no-untyped-call]
+            self._copies[reference.cdata] = reference, self._place(args[0])
+            return copy
         key = self._key(func, args, kwargs, sources)
         if key in self._known:
             kind, results = self._known[key]
@@ -91,6 +120,11 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             if learned is not None:
                 self._known[key] = kind, learned
         return returned
+
+    def _place(self, tensor: Tensor) -> tuple[int, int]:
+        """The storage of a tensor, or of what it is a copy of, and where it begins there."""
+        key = storage_key(tensor)
+        return self._copies[key][1] if key in self._copies else (key, int(tensor.storage_offset()))
 
     def _key(self, func: Any, args: Any, kwargs: Any, sources: list[FakeTensor]) -> Any:
         """The key of a call, None if results cannot be kept; adds its tensors to `sources`."""

@@ -40,10 +40,10 @@ class ImageModel(Model):
         transform: Transform = self._rows.augmented(config, augment)
         return transform
 
-    def example(self, model: "nn.Module", batch_size: int, input_size: Size = None) -> "Tensor":
+    def example(self, model: "nn.Module", batch_size: int, input_size: Size = None) -> Any:
         return images.example(self.data_config(model, input_size), batch_size)
 
-    def logits(self, model: "nn.Module", inputs: "Tensor") -> "Tensor":
+    def logits(self, model: "nn.Module", inputs: Any) -> "Tensor":
         logits: Tensor = model(inputs)
         return logits
 

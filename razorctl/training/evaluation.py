@@ -66,7 +66,7 @@ def evaluate(
             else:
                 output, loss = losses.logits(model, inputs), None
         if counts:
-            figures.update(*scoring.guesses(output, labels))
+            figures.update(*scoring.guesses(output, labels, inputs))
         if loss is not None:
             count = counted(labels)
             mean.update(loss.float() / count.clamp(min=1), count)
@@ -80,7 +80,7 @@ def evaluate(
     }
     single = {name: v.item() for name, v in values.items() if not name.startswith(BY_CLASS)}
     if parts:
-        single |= _macro(values[f"{BY_CLASS}counts"], scoring.macro)
+        single |= _macro(values[f"{BY_CLASS}counts"], scoring.macro) if scoring.macro else {}
     if job.task in LANGUAGE:
         single["perplexity"] = torch.tensor(single["loss"], dtype=torch.float64).exp().item()
     single |= {name: 0.0 for name in scoring.undefined if math.isnan(single[name])}
@@ -89,8 +89,9 @@ def evaluate(
             raise FigureError(name.replace("_", " "))
     if not parts:
         return Evaluation(single, None)
-    of_classes = [right + missed for right, _, _, missed, _ in parts.pop("counts")]
-    by_class = ByClass(of_classes, confusion=parts.pop("confusion", None), **parts)
+    if "counts" in parts:
+        parts["labels"] = [right + missed for right, _, _, missed, _ in parts.pop("counts")]
+    by_class = ByClass(confusion=parts.pop("confusion", None), **parts)
     return Evaluation(single, by_class)
 
 
@@ -100,14 +101,14 @@ class Scoring:
 
     Args:
         metrics: (names of the classes) -> {figure: its metric}.
-        guesses: (logits, labels) of a batch -> arguments of the metrics.
+        guesses: (logits, labels, inputs) of a batch -> arguments of the metrics.
         undefined: figures that are 0 if they are NaN, as correlations of equal guesses are.
         macro: figures that are means over the classes of the labels.
         of_batches: whether the loss is a mean over batches; otherwise it is among the metrics.
     """
 
     metrics: Callable[[Sequence[str]], dict[str, Any]]
-    guesses: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    guesses: Callable[[Tensor, Tensor, Any], tuple[Any, ...]]
     undefined: Sequence[str] = ()
     macro: Sequence[str] = ()
     of_batches: bool = True
@@ -121,7 +122,7 @@ def _scoring(losses: ByLogits, model: nn.Module, classes: Sequence[str]) -> Scor
     if len(classes) == 1:
         return Scoring(
             _of_scores,
-            lambda output, labels: (output.prod(1).sum(-1), labels),
+            lambda output, labels, _: (output.prod(1).sum(-1), labels),
             ("pearson", "spearman"),
         )
 
@@ -132,7 +133,7 @@ def _scoring(losses: ByLogits, model: nn.Module, classes: Sequence[str]) -> Scor
         scale, bias = parallel.full_tensors((similarity.scale, similarity.bias))
         return {"ranks": Retrieval(replace(similarity, scale=scale, bias=bias))}
 
-    return Scoring(ranks, lambda output, labels: (output, labels), of_batches=False)
+    return Scoring(ranks, lambda output, labels, _: (output, labels), of_batches=False)
 
 
 def _macro(counts: Tensor, names: Sequence[str]) -> dict[str, float]:
@@ -210,13 +211,19 @@ def _of_tags(classes: Sequence[str]) -> dict[str, Any]:
     return {"entities": EntityScores(classes)}
 
 
+def _of_objects(classes: Sequence[str]) -> dict[str, Any]:
+    from razorctl.training.detections import AveragePrecision
+
+    return {"objects": AveragePrecision(classes)}
+
+
 def _of_tokens(_: Sequence[str]) -> dict[str, Any]:
     from torchmetrics import MeanMetric
 
     return {"accuracy": MeanMetric()}
 
 
-def _right(output: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _right(output: Tensor, labels: Tensor, _: Any) -> tuple[Tensor, Tensor]:
     """Whether each token is guessed right, and its weight."""
     return (output.argmax(-1) == labels).float(), (labels != NO_LABEL).float()
 
@@ -225,27 +232,30 @@ SCORINGS: Mapping[str, Scoring] = {
     # Accuracy; means over classes of accuracy and F1; Matthews' correlation of labels and guesses.
     "classification": Scoring(
         _of_classes,
-        lambda output, labels: (output, labels),
+        lambda output, labels, _: (output, labels),
         macro=("balanced_accuracy", "f1"),
     ),
     "regression": Scoring(
         _of_numbers,
-        lambda output, labels: (output.squeeze(-1), labels),
+        lambda output, labels, _: (output.squeeze(-1), labels),
         ("pearson", "spearman"),
     ),
     # A class with a probability of 1/2 or more is guessed; means over classes, except `micro_f1`.
     "multi-label": Scoring(
         _of_several,
-        lambda output, labels: (output.sigmoid(), labels.long()),
+        lambda output, labels, _: (output.sigmoid(), labels.long()),
         ("mean_average_precision",),
         ("f1",),
     ),
     # Precision, recall and F1 of entities; the accuracy of tokens.
-    "token-classification": Scoring(_of_tags, lambda output, labels: (output.argmax(-1), labels)),
+    "token-classification": Scoring(
+        _of_tags, lambda output, labels, _: (output.argmax(-1), labels)
+    ),
     # `mean_iou`: the mean over classes of intersection over union.
     "segmentation": Scoring(
-        _of_pixels, lambda output, labels: (output.argmax(1), labels), macro=("mean_iou",)
+        _of_pixels, lambda output, labels, _: (output.argmax(1), labels), macro=("mean_iou",)
     ),
+    "detection": Scoring(_of_objects, lambda *batch: batch),
     **dict.fromkeys(LANGUAGE, Scoring(_of_tokens, _right)),
 }
 

@@ -4,14 +4,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from razorctl import data, models, units
 from razorctl.config.job import Job
+from razorctl.config.job_checks import scale_numbers
 from razorctl.data.own import text_lengths
 from razorctl.data.own.splitting import digested
+from razorctl.models.boxes import rescaled
 from razorctl.models.tokens import are
 from razorctl.step import label_count
 from razorctl.training.loading import Loading, cached, in_order, moved
@@ -51,8 +54,12 @@ def mixing(job: Job, classes: int) -> Callable[[Batch], Batch]:
     """A function that mixes images and labels by mixup and cutmix as a resolved job says.
 
     Zhang et al., 2018; Yun et al., 2019.
-    Mixed labels are shares of classes [rows, classes]. Random numbers are from NumPy's generator.
+    Mixed labels are shares of classes [rows, classes]. Or it resizes images to one of the job's
+    scales. Random numbers are from NumPy's generator.
     """
+    if job.scales is not None:
+        scales = scale_numbers(job.scales)
+        return lambda batch: (rescaled(batch[0], int(np.random.choice(scales))), batch[1])
     if not (job.mixup or job.cutmix):
         return lambda batch: batch
     from timm.data import Mixup

@@ -48,8 +48,8 @@ class Step:
 class ByClass:
     """The figures of each class, in the order of the classes.
 
-    labels: the number of rows or pixels. confusion: [label][guess] counts; None for more than MOST
-    classes.
+    labels: the number of rows, pixels or objects. confusion: [label][guess] counts; None for more
+    than MOST classes. average_precision: of objects; None for other tasks.
     """
 
     labels: Sequence[int]
@@ -57,6 +57,7 @@ class ByClass:
     recall: Sequence[float]
     f1: Sequence[float]
     confusion: Sequence[Sequence[int]] | None
+    average_precision: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         matrix, classes = self.confusion, len(self.labels)

@@ -1,5 +1,6 @@
 """Training rows as text, for a dry run: their inputs and labels as the model gets them."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,6 +33,11 @@ def _row(family: models.Model, inputs: Any, label: Any, job: Job, classes: Seque
     if job.task == "embedding" and family.modality == "image":
         shape = " x ".join(map(str, inputs["pixel_values"].shape))
         return f"image of {shape} | {family.decode(inputs['input_ids'].tolist())}"
+    if job.task == "detection":
+        shape = " x ".join(map(str, inputs["pixel_values"].shape))
+        counts = Counter(classes[number] for number in label.tolist() if number != NO_LABEL)
+        objects = ", ".join(f"{count} {name}" for name, count in counts.items())
+        return f"image of {shape} -> {objects or 'no object'}"
     if family.modality == "image":
         shape = " x ".join(map(str, inputs.shape))
         return f"image of {shape} -> {_label(torch.as_tensor(label), job, classes)}"

@@ -111,11 +111,7 @@ def towers(top: Path) -> None:
             settings = json.loads(file.read_text())
             file.write_text(json.dumps({**settings, "model_input_names": ["input_ids"]}))
         scaled = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 3}
-        settings = {**size, **scaled}
-        file = "preprocessor_config.json"
-        if name == "clip":  # as transformers' release 5 writes it
-            file, settings = "processor_config.json", {"image_processor": settings}
-        (top / name / file).write_text(json.dumps(settings))
+        (top / name / "preprocessor_config.json").write_text(json.dumps({**size, **scaled}))
 
 
 def captioned(folder: Path, count: int = COUNT) -> list[dict[str, str]]:

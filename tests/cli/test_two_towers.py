@@ -124,15 +124,6 @@ def test_commands_of_comparison_and_of_data(towers):
     assert cached["score"] == pytest.approx(full["score"], abs=1e-3)
 
 
-def test_cut_captions_are_counted(towers):
-    rows = made.captioned(Path("d"))
-    rows[7]["caption"] = " ".join(made.WORDS)
-    Path("d/captions.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    model = str(towers / "clip")
-    run = razorctl("finetune", model, "d", *QUICK, "--validation", "0.05", "--dry-run")
-    assert "of 38 training texts, 1 is longer than the 24 tokens of the model" in run.stderr
-
-
 def test_settings_that_are_refused(towers):
     data, model = str(towers / "images"), str(towers / "clip")
     for option, said in {

@@ -12,7 +12,7 @@ from razorctl.config.job import Job
 from razorctl.errors import FigureError
 from razorctl.layers.heads.pixel_logits import Enlarged
 from razorctl.step import ByLogits
-from razorctl.training.evaluation import SCORINGS, evaluate
+from razorctl.training.evaluation import evaluate
 
 JOB = Job("m", "d", precision="fp32")
 
@@ -69,7 +69,7 @@ OUTPUTS = {
 }
 
 
-@pytest.mark.parametrize("task", SCORINGS)
+@pytest.mark.parametrize("task", OUTPUTS)
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_figure_that_is_not_finite_is_no_success(task, value):
     output, labels = OUTPUTS[task]

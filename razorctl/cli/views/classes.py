@@ -24,10 +24,13 @@ def show(names: Sequence[str], figures: Mapping[str, Any]) -> None:
 
     figures: a `metrics.ByClass` as a JSON value.
     """
-    table = _table("class", ("labels", "precision", "recall", "F1"))
+    heads = {"precision": "precision", "recall": "recall", "f1": "F1"}
+    if figures.get("average_precision") is not None:
+        heads["average_precision"] = "average precision"
+    table = _table("class", ("labels", *heads.values()))
     numbers = _lowest(figures["f1"])
     for number in numbers:
-        shares = (f"{figures[name][number]:.4f}" for name in ("precision", "recall", "f1"))
+        shares = (f"{figures[name][number]:.4f}" for name in heads)
         table.add_row(escape(names[number]), f"{figures['labels'][number]:,}", *shares)
     views.out.print(table)
     _note_left_out(len(names) - len(numbers), "; --json has all")

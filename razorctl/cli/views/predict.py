@@ -10,6 +10,7 @@ from razorctl.system import documents
 
 if TYPE_CHECKING:
     from razorctl.training.predicting.labels import LabelSet, Prediction
+    from razorctl.training.predicting.objects import FoundObjects
     from razorctl.training.predicting.vectors import Vector
 
 Row = TypeVar("Row")
@@ -108,6 +109,33 @@ def write_array(stream: BinaryIO, rows: Iterable["Vector"], _: RowFormat) -> Non
     import numpy as np
 
     np.save(stream, np.asarray([row.vector for row in rows], np.float32))
+
+
+def write_coco(
+    stream: TextIO, rows: Iterable["FoundObjects"], _: RowFormat, document: Mapping[str, Any]
+) -> None:
+    """Writes the document with the objects of images as COCO has them; classes count from 1."""
+    classes = document["classes"]
+    categories = [{"id": number, "name": name} for number, name in enumerate(classes, 1)]
+    images, annotations = list[dict[str, Any]](), list[dict[str, Any]]()
+    for image, row in enumerate(rows):
+        place = {"file_name": row.file, "row": row.row}
+        images.append({"id": image, **place, "width": row.width, "height": row.height})
+        for one in row.objects:
+            width, height = one.right - one.left, one.bottom - one.top
+            annotations.append(
+                {
+                    "id": len(annotations) + 1,
+                    "image_id": image,
+                    "category_id": classes.index(one.label) + 1,
+                    "bbox": [one.left, one.top, width, height],
+                    "area": width * height,
+                    "iscrowd": 0,
+                    "score": one.score,
+                }
+            )
+    lists = {"images": images, "annotations": annotations, "categories": categories}
+    stream.write(documents.text({**document, **lists}, indent=2) + "\n")
 
 
 def _inert(cell: Any) -> Any:

@@ -9,6 +9,7 @@ from razorctl.config.tasks import LABELED, LANGUAGE, OF_ROWS, Task
 from razorctl.errors import UsageError
 from razorctl.models.model import Modality, Model, ModelEntry
 from razorctl.models.transformers.classification import TextClassifier
+from razorctl.models.transformers.detection import DETECTORS, ObjectDetector
 from razorctl.models.transformers.embedding import TextEmbedder, pooling_of
 from razorctl.models.transformers.language import LanguageModel
 from razorctl.models.transformers.pretrained_files import PretrainedFiles
@@ -45,6 +46,15 @@ VISION_DEFAULTS = {
     "sgd": {"learning_rate": 0.01},
     "adamw": {"learning_rate": 6e-5, "weight_decay": 0.01},
 }
+# RT-DETR's learning rate and weight decay for fine-tuning all weights (Zhao et al., 2024, table A),
+# which has a tenth of it for the backbone.
+DETECTION_DEFAULTS = {
+    "batch_size": 16,
+    "steps": 5000,
+    "optimizer": "adamw",
+    "sgd": {"learning_rate": 0.01},
+    "adamw": {"learning_rate": 1e-4, "weight_decay": 1e-4},
+}
 # transformers' lists of models for other tasks -> the purpose of these models.
 OTHERS = {
     "SPEECH_SEQ_2_SEQ": "speech to text",
@@ -77,6 +87,7 @@ def tasks_of(pretrained: PretrainedFiles) -> tuple[Task, ...]:
         "masked-lm": auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
         "causal-lm": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         "segmentation": auto.MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES,
+        "detection": DETECTORS,
     }
     tasks: list[Task] = [task for task, names in lists.items() if kind in names]
     if "masked-lm" in tasks and "causal-lm" in tasks:
@@ -88,7 +99,7 @@ def tasks_of(pretrained: PretrainedFiles) -> tuple[Task, ...]:
     )
     if any(kind in names for names in classes):
         # For decoders and segmentation models their own task is the usual one.
-        own_task_first = tasks[:1] in (["causal-lm"], ["segmentation"])
+        own_task_first = tasks[:1] in (["causal-lm"], ["segmentation"], ["detection"])
         at = len(tasks) if own_task_first else 0
         tags = kind in auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES
         tasks[at:at] = LABELED if tags else OF_ROWS
@@ -98,11 +109,11 @@ def tasks_of(pretrained: PretrainedFiles) -> tuple[Task, ...]:
     if kind in TOWERS and whole:  # others have the tower of images alone
         tasks.append("embedding")
     if getattr(pretrained.config, "is_encoder_decoder", False):
-        tasks = [task for task in tasks if task == "masked-lm"]
+        tasks = [task for task in tasks if task in ("masked-lm", "detection")]
     if not tasks:
         raise UsageError(
             f"{pretrained.name} is {_kind(pretrained)}, which razorctl cannot train; "
-            "choose a model of images, an encoder or a decoder of texts, or one for segmentation."
+            "choose a model of images, or an encoder or a decoder of texts."
         )
     return tuple(tasks)
 
@@ -128,6 +139,7 @@ def modality_of(pretrained: PretrainedFiles) -> Modality:
         auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
         auto.MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES,
         TOWERS,
+        DETECTORS,
     )
     return "image" if any(pretrained.config.model_type in names for names in pictures) else "text"
 
@@ -137,8 +149,9 @@ def entry_of(
     summary: str,
     modality: Modality,
     tasks: tuple[Task, ...],
+    side: int | None = None,
 ) -> ModelEntry:
-    """The entry of a pretrained model."""
+    """The entry of a pretrained model; side: as in `ObjectDetector`."""
 
     def model(task: Task) -> Model:
         kind: Any = TextClassifier
@@ -146,6 +159,8 @@ def entry_of(
         more: dict[str, Any] = {}
         if modality == "image" and task == "embedding":
             kind, defaults = TwoTowers, TOWER_DEFAULTS
+        elif task == "detection":
+            kind, defaults, more = ObjectDetector, DETECTION_DEFAULTS, {"side": side}
         elif modality == "image":
             kind, defaults = VisionModel, VISION_DEFAULTS
         elif task == "token-classification":
@@ -175,10 +190,11 @@ def from_hub(
     config: Mapping[str, Any],
     tasks: tuple[Task, ...] = ENCODER,
     modality: Modality = "text",
+    side: int | None = None,
 ) -> ModelEntry:
     """The entry of a repository on the hub; `config` makes it possible to plan for it offline."""
     pretrained = PretrainedFiles(name, repo, config)
-    return entry_of(pretrained, f"{summary}; from the hub", modality, tasks)
+    return entry_of(pretrained, f"{summary}; from the hub", modality, tasks, side)
 
 
 def named(name: str) -> ModelEntry:

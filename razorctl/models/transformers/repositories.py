@@ -3,6 +3,7 @@
 A config contains only what differs from the defaults of transformers.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from razorctl.config.tasks import LABELED, OF_ROWS, Task
@@ -81,6 +82,28 @@ def llama(
     return {"summary": summary, "repo": f"meta-llama/{name}", "config": config, "tasks": DECODER}
 
 
+BASIC = {"hidden_sizes": [64, 128, 256, 512], "layer_type": "basic"}  # of small ResNets
+
+
+def rt_detr(
+    name: str, title: str, backbone: Mapping[str, Any] | None = None, **config: Any
+) -> dict[str, Any]:
+    """The entry of an RT-DETR; backbone: what differs from a ResNet-50."""
+    resnet = {"model_type": "rt_detr_resnet", "out_features": ["stage2", "stage3", "stage4"]}
+    return {
+        "summary": f"{title}, 640 px",
+        "repo": f"PekingU/{name}",
+        "config": {
+            "model_type": "rt_detr",
+            "backbone_config": {**resnet, **(backbone or {})},
+            **config,
+        },
+        "tasks": ("detection",),
+        "modality": "image",
+        "side": 640,
+    }
+
+
 REPOSITORIES: dict[str, dict[str, Any]] = {
     "bert-base": {
         "summary": "BERT-base, uncased, 110 M parameters",
@@ -149,6 +172,60 @@ REPOSITORIES: dict[str, dict[str, Any]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 5_000_000.0},
         },
         "tasks": DECODER,
+    },
+    "rt-detr-r18": rt_detr(
+        "rtdetr_r18vd",
+        "RT-DETR, ResNet-18, 20 M parameters",
+        {**BASIC, "depths": [2, 2, 2, 2]},
+        encoder_in_channels=[128, 256, 512],
+        hidden_expansion=0.5,
+        decoder_layers=3,
+    ),
+    "rt-detr-r50": rt_detr("rtdetr_r50vd", "RT-DETR, ResNet-50, 43 M parameters"),
+    "d-fine-s": {
+        "summary": "D-FINE, small, 10 M parameters, 640 px",
+        "repo": "ustc-community/dfine-small-coco",
+        "config": {
+            "model_type": "d_fine",
+            "backbone_config": {
+                "model_type": "hgnet_v2",
+                "hidden_sizes": [128, 256, 512, 1024],
+                "stem_channels": [3, 16, 16],
+                "stage_in_channels": [16, 64, 256, 512],
+                "stage_mid_channels": [16, 32, 64, 128],
+                "stage_out_channels": [64, 256, 512, 1024],
+                "stage_num_blocks": [1, 1, 2, 1],
+                "stage_downsample": [False, True, True, True],
+                "stage_light_block": [False, False, True, True],
+                "stage_kernel_size": [3, 3, 5, 5],
+                "stage_numb_of_layers": [3, 3, 3, 3],
+                "use_learnable_affine_block": True,
+                "out_features": ["stage2", "stage3", "stage4"],
+            },
+            "encoder_in_channels": [256, 512, 1024],
+            "decoder_layers": 3,
+            "decoder_n_points": [3, 6, 3],
+            "hidden_expansion": 0.5,
+            "depth_mult": 0.34,
+        },
+        "tasks": ("detection",),
+        "modality": "image",
+        "side": 640,
+    },
+    "yolos-tiny": {
+        "summary": "YOLOS-tiny, 6.5 M parameters, a plain ViT, 512 px",
+        "repo": "hustvl/yolos-tiny",
+        "config": {
+            "model_type": "yolos",
+            "hidden_size": 192,
+            "intermediate_size": 768,
+            "num_attention_heads": 3,
+            "image_size": [800, 1333],
+            "use_mid_position_embeddings": False,
+        },
+        "tasks": ("detection",),
+        "modality": "image",
+        "side": 512,
     },
     "segformer-b0": {
         "summary": "SegFormer-B0, 3.7 M parameters, 512 px, its encoder of ImageNet-1k",

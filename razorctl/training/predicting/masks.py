@@ -36,7 +36,7 @@ class Mask(RowOfFile):
     share: float
 
 
-def places(parts: Sequence["UnlabeledRows"]) -> list[Path]:
+def places(parts: Sequence["UnlabeledRows"], what: str = "masks") -> list[Path]:
     """The path of each row's mask in its folder; raises UsageError if two rows have the same."""
     sources: dict[Path, str] = {}
     for part in parts:
@@ -45,7 +45,7 @@ def places(parts: Sequence["UnlabeledRows"]) -> list[Path]:
             path = name.with_name(f"{name.name}.png")
             if path in sources:
                 raise UsageError(
-                    f"the masks of {sources[path]} and of {source} would both be {path}; name the "
+                    f"the {what} of {sources[path]} and of {source} would both be {path}; name the "
                     "folder above them, or predict them one by one."
                 )
             sources[path] = source
@@ -86,7 +86,7 @@ def _masks(trained: "Trained", part: "UnlabeledRows") -> Iterator[Tensor]:
     """The number of the class of each pixel [height, width] of each image, on the CPU."""
     places = part.places
     with trained.in_memory():
-        for batch in trained.batches(part.data, partial(_sized, trained.transform)):
+        for batch in trained.batches(part.data, partial(sized, trained.transform)):
             with autocast(trained.device, trained.job):
                 logits = trained.family.logits(trained.model, batch["inputs"])
             check_finite(logits, [*islice(places, len(logits))])
@@ -94,7 +94,7 @@ def _masks(trained: "Trained", part: "UnlabeledRows") -> Iterator[Tensor]:
                 yield _greatest(image_logits.float(), size).cpu()
 
 
-def _sized(transform: Callable[[Rows], Rows], rows: Rows) -> Rows:
+def sized(transform: Callable[[Rows], Rows], rows: Rows) -> Rows:
     """Transformed rows, with the height and width of their images as `size`."""
     sizes = [torch.tensor([image.height, image.width]) for image in rows["image"]]
     return {**transform(rows), "size": sizes}

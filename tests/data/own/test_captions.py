@@ -144,7 +144,7 @@ def test_what_may_be_captions_is_asked():
 
 # Columns, or a function that writes data; the model; and a part of the error of usage.
 WRONG = {
-    "captions for a model of texts": (TABLE, "bert-base", "choose a model of both (clip-vit-b32)"),
+    "captions for a model of texts": (TABLE, "bert-base", "choose a model of images and texts"),
     "texts alone": ({"title": CAPTIONS, "more": CAPTIONS}, MODEL, "no column of images"),
     "lists of captions": ({"image": FILES, "caption": [CAPTIONS] * COUNT}, MODEL, "a row for each"),
     "no texts": ({"image": FILES, "number": [*range(COUNT)]}, MODEL, "clearly their captions"),

@@ -70,7 +70,7 @@ KINDS = (
          "*:image question answer|answers|multiple_choice_answer", CLASSES),
     Kind("images with captions (CLIP)",
          "*:images caption|captions|text|description|sentence|sentences:uncaptioned",
-         f"choose a model of both (clip-vit-b32) with --task embedding, {CLASSES}, or texts with "
+         f"choose a model of images and texts with --task embedding, {CLASSES}, or texts with "
          "--text-column", unlabeled=True),
     Kind("answers that are chosen or rejected (preference pairs, DPO)",
          "chosen rejected / response_0 response_1 / response_a response_b / "
@@ -232,7 +232,7 @@ SPLITS = "|".join(name for names in SPLIT_NAMES.values() for name in names)
 FOLDERS = (
     FolderKind("sound", rf".*\.(?i:{'|'.join(AUDIO)})", "choose other data", alone=True),
     FolderKind("images with captions", r"[^/]*\.(?i:txt)",
-               "choose a model of both (clip-vit-b32) with --task embedding, or give a folder of "
+               "choose a model of images and texts with --task embedding, or give a folder of "
                "images for each class", beside=True),
     FolderKind("images of no class", rf"(?i:{SPLITS})/.*", "give a folder for each class inside it",
                unsorted=True),
