@@ -17,7 +17,8 @@ class Retrieval(Metric):
 
     Equal texts are one text. A text that several first texts find may be found by each. Of rows
     with an image and a text, images search texts and texts search images, and a figure is the mean
-    of both directions; its recalls are also there for each, as `text_to_image_recall_at_1`.
+    of both directions; its recalls are also there for each, as `text_to_image_recall_at_1`. These
+    recalls are shares of queries that find one of their answers, as published for CLIP and COCO.
 
     All figures are means over first texts, defined as in torchmetrics' `retrieval`, whose metrics
     would need a number for each pair of texts. `recall_at_K` is the share of the texts to find that
@@ -43,9 +44,10 @@ class Retrieval(Metric):
     def compute(self) -> dict[str, Tensor]:
         vectors, numbers = (_joined(each) for each in (self.vectors, self.numbers))
         loss = ranking_loss(vectors, numbers, self.similarity, shared=False) / len(vectors)
-        figures = _searched(vectors, numbers)
-        if self.similarity.directions:
-            back = _searched(vectors.flip(1), numbers.flip(1))
+        both = len(self.similarity.directions) > 0
+        figures = _searched(vectors, numbers, both)
+        if both:
+            back = _searched(vectors.flip(1), numbers.flip(1), both)
             each = zip(self.similarity.directions, (figures, back), strict=True)
             figures = {name: (figures[name] + back[name]) / 2 for name in figures}
             for direction, of in each:
@@ -54,8 +56,11 @@ class Retrieval(Metric):
         return {**figures, "loss": loss}
 
 
-def _searched(vectors: Tensor, numbers: Tensor) -> dict[str, Tensor]:
-    """The mean figures of first texts that search the others; arguments: as of `update`."""
+def _searched(vectors: Tensor, numbers: Tensor, one: bool) -> dict[str, Tensor]:
+    """The mean figures of first texts that search the others; arguments: as of `update`.
+
+    one: whether one answer counts as all.
+    """
     figures: dict[str, list[Tensor]] = {}
     queries, of_rows = torch.unique(numbers[:, 0], return_inverse=True)
     texts, places = torch.unique(numbers[:, 1:], return_inverse=True)
@@ -69,12 +74,12 @@ def _searched(vectors: Tensor, numbers: Tensor) -> dict[str, Tensor]:
         q = searching[start : start + size]
         relevant = torch.zeros(len(q), len(texts), dtype=torch.bool, device=q.device)
         relevant[of_rows[rows] - start, places[rows, 0]] = True
-        for name, values in _figures(q @ corpus.T, relevant).items():
+        for name, values in _figures(q @ corpus.T, relevant, one).items():
             figures.setdefault(name, []).append(values)
     return {name: torch.cat(values).mean() for name, values in figures.items()}
 
 
-def _figures(similarities: Tensor, relevant: Tensor) -> dict[str, Tensor]:
+def _figures(similarities: Tensor, relevant: Tensor, one: bool) -> dict[str, Tensor]:
     """The figures of each query, from similarities and relevance [queries, texts]."""
     order = similarities.argsort(dim=1, descending=True, stable=True)
     found = relevant.gather(1, order).float()
@@ -82,7 +87,8 @@ def _figures(similarities: Tensor, relevant: Tensor) -> dict[str, Tensor]:
     ranks = torch.arange(1, found.shape[1] + 1, device=found.device)
     figures = {"mrr": 1 / (found.argmax(1) + 1)}
     for cut in CUTS:
-        figures[f"{RECALL}{cut}"] = found[:, :cut].sum(1) / count
+        among = found[:, :cut].sum(1)
+        figures[f"{RECALL}{cut}"] = (among > 0).float() if one else among / count
     gains = 1 / (ranks[:10] + 1).log2()
     ideal = gains.cumsum(0)[count.clamp(max=len(gains)) - 1]
     return {**figures, "ndcg_at_10": (found[:, :10] * gains).sum(1) / ideal}
