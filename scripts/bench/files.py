@@ -258,6 +258,16 @@ def spam(cache: Path, folder: Path) -> None:
     tables(folder, divided(mails(cache), SPLITS["test"]))
 
 
+@in_cache("subjects")
+def subjects(cache: Path, folder: Path) -> None:
+    """Subjects of mails, each with the beginning of its body."""
+    rows = dict.fromkeys(tuple(text.split("\n", 1)) for _, text in mails(cache))
+    pairs = [(head.strip(), " ".join(body.split()[:100])) for head, body in rows]
+    first = {head: (head, body) for head, body in reversed(pairs) if head and body}
+    for split, some in divided([*first.values()], SPLITS["test"] // 2):
+        lines(folder / f"{split}.jsonl", ({"query": a, "passage": b} for a, b in some))
+
+
 def mails(cache: Path) -> list[tuple[str, str]]:
     """Label and text of each mail; headers but the subject would tell which archive it is of."""
     rows = []

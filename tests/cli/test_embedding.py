@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sentence_transformers import SentenceTransformer
 
 from razorctl import models
 from razorctl.config.job import Job
@@ -73,6 +74,8 @@ def test_a_run_its_evaluation_its_vectors_and_its_export(case, model, kinds):
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
     assert razorctl("export", "run", "--out", "out").exit_code == 0
     assert all((Path("out") / file).exists() for file in FILES)
+    alike = SentenceTransformer("out", device="cpu").encode(["cat sat", "a dog"])
+    np.testing.assert_allclose(alike, vectors, atol=1e-5)
     further = done("finetune", "out", data, *QUICK, *task, "--out", "further")
     assert further["job"]["pooling"] == result["job"]["pooling"]
 
