@@ -106,20 +106,29 @@ def test_gpu_sh_runs_what_matters_first_and_goes_on_after_a_failure(tmp_path):
     python.chmod(0o755)
     calls = tmp_path / "calls"
     environment = {**os.environ, "PYTHON": str(python), "CALLS": str(calls)}
-    command = ["bash", str(ROOT / "scripts/bench/gpu.sh"), "--smoke", "out"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    script = str(ROOT / "scripts/bench/gpu.sh")
+
+    def parts(*flags: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+        """Runs it; the parts whose results are shown, each after what wrote them."""
+        calls.unlink(missing_ok=True)
+        done = subprocess.run(
+            ["bash", script, *flags, "--smoke", "out"],
+            cwd=tmp_path, env=environment, capture_output=True, text=True,
+        )  # fmt: skip
+        ran = [line.split() for line in calls.read_text().splitlines()]
+        names = [Path(words[-1]).stem.removesuffix("_cpu") for words in ran[1::2]]
+        assert all("summary" in words[0] for words in ran[1::2])
+        for name, words in zip(names, ran[::2], strict=True):
+            assert any(word.endswith(f"out/{name}_cpu.json") for word in words)
+            assert name in words or Path(words[0]).stem in (name, "-m")
+        return done, names
+
+    done, names = parts()
     assert done.returncode == 0, done.stderr
-    ran = [line.split() for line in calls.read_text().splitlines()]
-    assert [Path(words[0]).stem for words in ran if "summary" not in words[0]] == [
-        *("first", "phases", "-m", "-m", "step", "linear", "frontier")
-    ]
-    assert [words[-1] for words in ran if "summary" in words[0]] == [
-        str(tmp_path / f"out/{part}_cpu.json")
-        for part in ("first", "phases", "layers", "kernels", "step", "linear", "frontier")
-    ]
+    assert names == ["first", "products", "phases", "kernels", "large", "finetune"]
+    assert parts("--more")[1] == ["layers", "step", "linear", "frontier"]
     python.write_text('#!/bin/sh\necho "$@" >>"$CALLS"\n[ "$1" != scripts/bench/first.py ]\n')
-    calls.unlink()
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done, again = parts()
     assert done.returncode == 1
     assert "first failed" in done.stderr
-    assert len(calls.read_text().splitlines()) == len(ran)
+    assert again == names

@@ -48,6 +48,23 @@ def test_linear_times_every_method(monkeypatch, tmp_path):
     assert all(row[key] for row in rows for key in keys)
 
 
+@pytest.mark.parametrize("part", ["products", "phases", "large", "finetune"])
+def test_every_part_of_phases_rehearses_on_a_cpu(bench, monkeypatch, tmp_path, part):
+    phases = bench("phases")
+    for name, few in {"CALLS": 1, "TURNS": 1, "STEPS": 1, "WARM": 1, "PROFILED": 1}.items():
+        monkeypatch.setattr(phases, name, few)
+    rows = run(phases, monkeypatch, tmp_path, "--device", "cpu", "--part", part)["rows"]
+    assert [row["case"] for row in rows] == [*phases.measured(part)]
+    assert not any(row["error"] for row in rows)
+    if part != "products":
+        assert all(row["step_seconds"] > 0 for row in rows)
+        return
+    failed = {tuple(row["failed"]) for row in rows}
+    assert failed == {(), ("cudnn", "efficient")}  # of attention, which has them on a card alone
+    ways = {"bf16", "_int_mm alone", "fp8", "fp8, one scale", "razorctl"}
+    assert all(row["seconds"].keys() == ways for row in rows if row["case"] in phases.PRODUCTS)
+
+
 def test_the_preset_of_a_card_is_found_by_what_torch_says(bench, monkeypatch):
     card = SimpleNamespace(name="NVIDIA H100 80GB HBM3", total_memory=int(79.2 * 2**30))
     card.major, card.minor = 9, 0

@@ -28,7 +28,7 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 from pages import RESULTS, Row, figures
-from record import device_name, head, options, reason, write
+from record import device_name, head, on_a_device, options, reason, write
 from step import LIBRARIES, SMOKE, Bench, Case, Run, Workload
 from torch import Tensor, nn
 
@@ -183,9 +183,7 @@ def as_text(row: Row) -> str:
 
 
 def main() -> int:
-    parser = options(__doc__)
-    default = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", choices=("cpu", "cuda"), default=default)
+    parser = on_a_device(options(__doc__))
     parser.add_argument("--smoke", action="store_true", help="a tiny model")
     parser.add_argument("--resume", action="store_true", help="skip the rows that OUT has")
     args = parser.parse_args()

@@ -1,21 +1,25 @@
 #!/usr/bin/env bash
-# What a CUDA card says of razorctl, in 8 minutes: of each part a JSON file and a short table.
+# What a CUDA card says of razorctl, in 7 minutes: of each part a JSON file and a short table.
 #
-#     scripts/bench/gpu.sh [OUT]
-#     scripts/bench/gpu.sh --smoke [OUT]    rehearses on a CPU, with tiny models
+#     scripts/bench/gpu.sh [--more] [OUT]
+#     scripts/bench/gpu.sh [--more] --smoke [OUT]    rehearses on a CPU, with tiny models
 #
 # Results go to the folder OUT, or to scripts/bench/results (a rehearsal's to a folder that goes).
-# What matters most comes first: a training step by every method beside full; the kernels that a
-# step spends its time in; layers, and a dozen cases of each kernel, against what they stand for; the
-# times of steps, of a linear layer, and of steps at every ratio. A part is cut off when its end below has come; what it has written
+# What matters most comes first: a training step by every method beside full; copies, attention and
+# products by every way; the kernels that a step spends its time in, and its memory; a dozen cases
+# of each kernel against what they stand for; ViT-L/16; finetune with defaults. --more runs what can
+# wait, in 5 minutes: layers against what they stand for, and the times of steps, of a linear layer,
+# and of steps at every ratio. A part is cut off when its end below has come; what it has written
 # after each row is left. gpu.log has all output. Needs torch, timm, transformers, pytest with xdist
-# and a C compiler; no network and no installed razorctl. Ends with 1 if a part failed or was cut.
+# and a C compiler, for finetune pydantic; no network and no installed razorctl. Ends with 1 if a
+# part failed or was cut.
 set -euo pipefail
 here=$PWD
 cd "$(dirname "$0")/../.."
 
 declare -A END=(  # seconds after the start
-  [first]=110 [phases]=220 [layers]=265 [kernels]=325 [step]=430 [linear]=450 [frontier]=480
+  [first]=100 [products]=140 [phases]=250 [kernels]=300 [large]=345 [finetune]=420
+  [layers]=60 [step]=170 [linear]=200 [frontier]=300
 )
 if [[ -z ${PYTHON:-} ]]; then
   PYTHON=python3
@@ -23,7 +27,8 @@ if [[ -z ${PYTHON:-} ]]; then
 fi
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 
-kind=cuda slack=1 options=(--device cuda)
+kind=cuda slack=1 options=(--device cuda) more=
+if [[ ${1:-} == --more ]]; then more=$1 && shift; fi
 if [[ ${1:-} == --smoke ]]; then
   kind=cpu slack=100 options=(--device cpu --smoke)
   shift
@@ -38,7 +43,7 @@ if [[ $kind == cpu && $# == 0 ]]; then
   trap 'rm -rf "$out"' EXIT
 fi
 mkdir -p "$out"
-: >"$out/gpu.log"
+[[ $more ]] || : >"$out/gpu.log"
 failed=0
 
 # part NAME ARGUMENT ...: runs Python until the end of the part.
@@ -66,6 +71,10 @@ bench() { # NAME OPTION ...: a benchmark
   part "$1" "scripts/bench/$1.py" --out "$out/${1}_$kind.json" "${@:2}"
 }
 
+kernels_of() { # NAME: a part of phases.py
+  part "$1" scripts/bench/phases.py --part "$1" --out "$out/${1}_$kind.json" "${options[@]}"
+}
+
 turns() { # NAME: a benchmark that starts nothing in its last quarter
   bench "$1" "${options[@]}" --seconds "$(($(left "$1") * 3 / 4))"
 }
@@ -77,15 +86,21 @@ check() { # NAME FOLDER OPTION ...: tests, each by any of the processes
 
 processes=$(nproc)
 ((processes <= 8)) || processes=8
+if [[ $more ]]; then
+  check layers tests/layers --few 4 -k "$kind and not compiled"
+  turns step
+  turns linear
+  turns frontier
+  exit "$failed"
+fi
 bench first "${options[@]}"
-bench phases "${options[@]}"
-check layers tests/layers --few 4 -k "$kind and not compiled"
+kernels_of products
+kernels_of phases
 if [[ $kind == cuda ]]; then
   check kernels tests/gpu/test_kernels.py --few 12
 else
   check kernels tests/ops --few 1 -k "cpu and not compiled"
 fi
-turns step
-turns linear
-turns frontier
+kernels_of large
+kernels_of finetune
 exit "$failed"

@@ -15,17 +15,15 @@ of the weight gradient to the exact one must reach FLOORS: a run that fails gets
 """
 
 import math
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import NormalDist, median
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from pages import MIB, Row
-from record import Attempts, run_in_turns
+from record import Attempts, run_in_turns, timed
 from torch import Tensor, nn
 
 from razorctl import Recipe, restore, sparsify
@@ -161,30 +159,13 @@ class Bench:
     def time(self, run: Run) -> None:
         """Runs one turn of a run: of each pass a warm-up call, then the timed ones."""
         with self.running(run) as x:
-            dy = self.dy.to(x.dtype)
-            forward = self._seconds(lambda: self.forward(run, x))
-            both = self._seconds(lambda: self.both(run, x, dy))
+            dy, calls = self.dy.to(x.dtype), self.workload.calls
+            forward = timed(lambda: self.forward(run, x), calls, self.device)
+            both = timed(lambda: self.both(run, x, dy), calls, self.device)
         if failed := kernels.replaced():  # what was timed is the way around them
             raise RuntimeError(f"kernels failed: {', '.join(op for op, _ in failed)}")
         run.forward.append(forward)
         run.both.append(both)
-
-    def _seconds(self, call: Callable[[], Any]) -> float:
-        """Seconds of a call; on CUDA between two events, while the host runs ahead of the card."""
-        call()
-        if self.device.type == "cpu":
-            start = time.perf_counter()
-            for _ in range(self.workload.calls):
-                call()
-            return (time.perf_counter() - start) / self.workload.calls
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        begin.record()
-        for _ in range(self.workload.calls):
-            call()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) / 1e3 / self.workload.calls
 
 
 def groups(bench: Bench) -> list[list[Run]]:

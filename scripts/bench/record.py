@@ -26,6 +26,8 @@ from razorctl.planning.detect import Detected, preset_for
 from razorctl.planning.gpus import Gpu
 from razorctl.version import __version__
 
+AHEAD = 4_000_000  # cycles that the card waits, so that the time of launching is not measured
+
 
 def options(description: str | None, result: str | None = None) -> argparse.ArgumentParser:
     """A parser with --out, which is the file of that name in results/ by default."""
@@ -91,6 +93,25 @@ def reason(error: Exception) -> str:
     """The type of an error and the first line of its message."""
     line = next(iter(str(error).strip().splitlines()), "")[:300]
     return f"{type(error).__name__}: {line}"
+
+
+def timed(call: Callable[[], Any], calls: int, device: torch.device) -> float:
+    """Seconds of a call after one more; on CUDA of the card, while the host runs ahead of it."""
+    call()
+    if device.type == "cpu":
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        return (time.perf_counter() - start) / calls
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    torch.cuda._sleep(AHEAD)  # type: ignore[no-untyped-call]
+    begin.record()
+    for _ in range(calls):
+        call()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3 / calls
 
 
 @dataclass(kw_only=True)

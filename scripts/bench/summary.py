@@ -24,7 +24,17 @@ def phases(rows: Iterable[Row]) -> Iterator[str]:
         groups = sorted(row.get("groups", {}).items(), key=itemgetter(1), reverse=True)
         longest = ", ".join(f"{name} {1e3 * seconds:.1f}" for name, seconds in groups[:5])
         took = figure(row, "step_seconds", 1e-3, ".1f")
-        yield f"  {row['case']:28}{took:>7}  {row['error'] or longest}"
+        memory = figure(row, "reserved_bytes", 2**20, ",.0f")
+        yield f"  {row['case']:28}{took:>7}{memory:>9}  {row['error'] or longest}"
+
+
+def products(rows: Iterable[Row]) -> Iterator[str]:
+    """A line for each product: its ways, the fastest first."""
+    for row in rows:
+        ways = sorted(row.get("seconds", {}).items(), key=itemgetter(1))
+        took = (f"{way} {1e3 * s:.3f} ({row['work'] / s / 1e12:.1f})" for way, s in ways)
+        failed = (f"{way}: {why}" for way, why in row.get("failed", {}).items())
+        yield f"  {row['case']:38}  {row['error'] or ', '.join((*took, *failed))}"
 
 
 def layers(rows: Iterable[Row]) -> Iterator[str]:
@@ -98,8 +108,11 @@ def text(name: str, document: Row) -> Iterator[str]:
     elif name == "frontier":
         yield "every ratio: time vs full / peak MiB"
         yield from frontier(rows)
+    elif name == "products":
+        yield "milliseconds by every way, and T operations or bytes a second"
+        yield from products(rows)
     else:
-        yield "milliseconds of a step and of its kernels"
+        yield "milliseconds of a step, reserved MiB, and milliseconds of its kernels"
         yield from phases(rows)
 
 
