@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
-from razorctl.config.job import Job
+from razorctl.config.job import SLOW_COMPILED, Job
 from razorctl.config.recipe import Recipe
 from razorctl.ops import kernels
 from razorctl.ops.weight_copies import shared_by
@@ -38,10 +38,12 @@ def resolve(job: Job, recipe: Recipe, device: torch.device) -> tuple[Job, str]:
     if device.type != "cuda":
         note = "CUDA graphs need a CUDA device; steps run without." if job.cuda_graphs else ""
         return replace(job, cuda_graphs=False), note
+    slow = job.compile and recipe.has_byte_budget
+    note = SLOW_COMPILED.format(method=recipe.method) if slow else ""
     if job.cuda_graphs is not None and not (job.cuda_graphs and job.cached_embeddings):
-        return job, ""
+        return job, note
     why = job.eager_reason(recipe.joint_budget)
-    note = "" if why is None or job.compile else f"CUDA graphs are not used, since {why}."
+    note = note if why is None or job.compile else f"CUDA graphs are not used, since {why}."
     return replace(job, cuda_graphs=why is None), note
 
 

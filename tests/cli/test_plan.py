@@ -157,6 +157,29 @@ def test_a_text_model_is_planned_for_texts(monkeypatch):
         CliRunner().invoke(app, ["plan", "bert-base", "--gpu", "t4"], catch_exceptions=False)
 
 
+def test_graphs_and_compiled_steps_that_may_not_pay_are_named():
+    predicted = {"peak_bytes": 100 * 2**20, "reserve_bytes": 2**20}
+    chosen = {"predicted": predicted, "joint_budget": 1.0, "method": "razor", "recipe": {}}
+
+    def said(room: int, method: str = "razor", **settings: object) -> list[str]:
+        job = {"model": "vit-b16", "dataset": "d", "compile": False, **settings}
+        plan = {"chosen": {**chosen, "recipe": {"method": method}}, "job": job, "candidates": []}
+        plan["budget_bytes"] = (101 + room) * 2**20
+        return [*view._compiled(plan), *view._graphs(plan)]
+
+    assert said(18) == [
+        "CUDA graphs may keep 19 MiB more; if there is less, steps run without them."
+    ]
+    assert said(18, strict=True)[0].endswith("if there is less, the run ends.")
+    assert said(19) == said(18, steps=19) == said(18, cuda_graphs=False) == []
+    assert said(18, cuda_graphs=True, steps=19)
+    (slow,) = said(0, compile=True)
+    assert slow.startswith(
+        "Compiled, a step of razor is predicted to take 1.1 to 1.3 times as long"
+    )
+    assert not said(0, "full", compile=True)
+
+
 def test_a_host_that_takes_longer_than_the_card_is_named():
     predicted = {"host_seconds": 0.054, "card_seconds": 0.04, "host_bytes": 0}
     job = dict.fromkeys(("optimizer_in_backward", "cuda_graphs", "compile"), False)

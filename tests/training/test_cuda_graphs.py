@@ -405,7 +405,7 @@ def test_doctor_tries_a_graph(wrong, state, found, monkeypatch):
     ("job", "joint_budget", "why"),
     [
         ({}, 1.0, ""),
-        ({"compile": True}, 1.0, ""),
+        ({"compile": True}, 1.0, "razor is predicted to take 1.1 to 1.3 times as long"),
         ({"steps": 19}, 1.0, "a run of 19 steps is too short"),
         ({"processes": 2}, 1.0, "several processes"),
         ({"optimizer_in_backward": True}, 1.0, "in the backward pass"),
@@ -418,10 +418,13 @@ def test_graphs_are_the_default_on_a_card(job, joint_budget, why):
     job = replace(JOB, **{"steps": 20, "cuda_graphs": None, **job})
     recipe = Recipe(joint_budget=joint_budget)
     resolved, note = cuda_graphs.resolve(job, recipe, torch.device("cuda"))
-    assert resolved.captured is (why == "" and not job.compile)
+    assert resolved.captured is (why == "")
     assert (why in note) if why else note == ""
-    asked, note = cuda_graphs.resolve(replace(job, cuda_graphs=False), recipe, torch.device("cuda"))
-    assert (asked.cuda_graphs, note) == (False, "")
+    asked = replace(job, cuda_graphs=False)
+    slow = note if job.compile else ""
+    assert cuda_graphs.resolve(asked, recipe, torch.device("cuda")) == (asked, slow)
+    full = replace(recipe, method="full")
+    assert cuda_graphs.resolve(asked, full, torch.device("cuda")) == (asked, "")
 
 
 @pytest.mark.parametrize(("joint_budget", "why"), [(1.0, ""), (0.5, "a joint budget")])

@@ -9,6 +9,9 @@ from rich.table import Table
 
 from razorctl.cli.views import common as views
 from razorctl.cli.views.common import packing_summary, predicted_duration, run_length
+from razorctl.config.job import SLOW_COMPILED, Job
+from razorctl.config.recipe import Recipe
+from razorctl.planning.candidates import KEPT_BY_GRAPHS
 from razorctl.units import duration, percent, size
 
 MUCH = 1.2  # times the card's seconds: a host that takes longer gets a sentence
@@ -49,7 +52,7 @@ def show(plan: dict[str, Any], explain: bool) -> None:
             highlight=False,
         )
     choice = f"> {plan['chosen']['label']}: {plan['reason']}."
-    words = choice, *_others(plan), *_compiled(plan), *_host(plan)
+    words = choice, *_others(plan), *_compiled(plan), *_graphs(plan), *_host(plan)
     views.out.print(" ".join(words), highlight=False)
     views.line(plan["command"])
 
@@ -148,12 +151,28 @@ def _others(plan: dict[str, Any]) -> list[str]:
 
 
 def _compiled(plan: dict[str, Any]) -> Iterator[str]:
-    """A sentence on compiled full fine-tuning where it fits and is faster than the choice."""
+    """A sentence on compiled full fine-tuning where it fits and is faster than the choice.
+
+    Another on a choice that is slower compiled.
+    """
     chosen = plan["chosen"]
+    if plan["job"]["compile"] and Recipe(**chosen["recipe"]).has_byte_budget:
+        yield SLOW_COMPILED.format(method=chosen["method"])
     for entry in plan["candidates"]:
         faster = entry["predicted"]["step_seconds"] < chosen["predicted"]["step_seconds"]
         if entry["compiled"] and entry["fits"] and faster:
             yield f"--method full --compile: exact, {_faster(entry, chosen)} after it has compiled."
+
+
+def _graphs(plan: dict[str, Any]) -> Iterator[str]:
+    """A sentence if there may be too little memory for the CUDA graphs of the choice."""
+    job, predicted = Job(**plan["job"]), plan["chosen"]["predicted"]
+    usual = job.eager_reason(plan["chosen"]["joint_budget"]) is None
+    captured = usual if job.cuda_graphs is None else job.captured
+    peak, kept = predicted["peak_bytes"], KEPT_BY_GRAPHS * predicted["peak_bytes"]
+    if captured and peak + predicted["reserve_bytes"] + kept > plan["budget_bytes"]:
+        then = "the run ends" if job.strict else "steps run without them"
+        yield f"CUDA graphs may keep {size(kept)} more; if there is less, {then}."
 
 
 def _host(plan: dict[str, Any]) -> Iterator[str]:
