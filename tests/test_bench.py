@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from razorctl import Job, Recipe
 from razorctl.memory import trace_cache as traces
@@ -63,6 +64,23 @@ def test_every_part_of_phases_rehearses_on_a_cpu(bench, monkeypatch, tmp_path, p
     assert failed == {(), ("cudnn", "efficient")}  # of attention, which has them on a card alone
     ways = {"bf16", "_int_mm alone", "fp8", "fp8, one scale", "razorctl"}
     assert all(row["seconds"].keys() == ways for row in rows if row["case"] in phases.PRODUCTS)
+
+
+def test_products_are_computed_by_every_way_that_a_card_has(bench, monkeypatch):
+    """On fake tensors, with a recorder of launches in place of a card."""
+    pytest.importorskip("triton")
+    launch, recorded = (import_module(f"razorctl.ops.triton.{n}") for n in ("launch", "recorded"))
+    phases, launched = bench("phases"), []
+    monkeypatch.setattr(phases, "timed", lambda call, *_: call() is None)
+    recorder = launch.Recorder(
+        *recorded.Card(90), None, lambda kernel, *_: launched.append(kernel.__name__)
+    )
+    with FakeTensorMode(), launch.recorded_by(recorder):
+        row = phases.product(*phases.PRODUCTS["dW of proj"], torch.device("cuda"), False)
+    assert not row["failed"]
+    assert {"bf16", "fp8", "_int_mm alone", "cublas"} < row["seconds"].keys()
+    assert sum("-split" in way for way in row["seconds"]) == 1
+    assert {*launched} == {"scaled_gemm_kernel", "epilogue_kernel"}
 
 
 def test_the_preset_of_a_card_is_found_by_what_torch_says(bench, monkeypatch):
