@@ -17,6 +17,14 @@ EIGHT, NARROW = {"optimizer": "adamw8bit"}, {"weights": "bf16"}
 SHAPE = 16, 256
 
 
+def test_weights_of_batch_norms_keep_the_dtype_of_their_statistics():
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
+    cast_weights(model, replace(JOB, weights="bf16"))
+    assert model[0].weight.dtype == torch.bfloat16
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(torch.rand(2, 3, 4, 4)).isfinite().all()
+
+
 @cache
 def moved(job, spread):
     """The change of a weight in bf16's numbers; job: None for double precision.

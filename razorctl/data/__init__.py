@@ -124,6 +124,11 @@ def _check_of_task(job: Job, source: Source) -> None:
         raise UsageError(
             f"scales are of detection, and {job.dataset} is for {source.task}; leave --scales out."
         )
+    if source.task == "detection" and (job.compile or job.cuda_graphs):
+        raise UsageError(
+            "the matcher of objects runs on the host, so that steps are neither compiled nor "
+            f"captured; leave {'--compile' if job.compile else '--cuda-graphs'} out."
+        )
     embeds, texts = source.task == "embedding", source.modality == "text"
     ranks = embeds and source.classes > 1
     asked = {

@@ -44,6 +44,7 @@ class Splits:
         white: the `white` of the rows, if they have one.
         mask_classes: the `mask_classes` that the values of the training masks gave; "" if rows have
             none, or if the job names them.
+        box_format: the format of boxes by the sizes of images; "" if files or the job say it.
         notes: sentences on what a user may not have meant.
     """
 
@@ -56,6 +57,7 @@ class Splits:
     digests: Mapping[str, str] | None = None
     white: int | None = None
     mask_classes: str = ""
+    box_format: str = ""
     notes: Sequence[str] = ()
 
     @property

@@ -20,13 +20,18 @@ UNNAMED = re.compile(r"LABEL_\d+|\d+")  # placeholder names of classes
 # Prefixes of the weights of heads in timm and transformers.
 HEADS: tuple[str, ...] = ("classifier.", "score.", "classification_head.", "head.", "fc.")
 HEADS += ("decode_head.classifier.", "auxiliary_head.classifier.")
+# Parts of these names in detection models. Some have a last row, of no object.
+OF_OBJECTS = ("class_embed.", "class_labels_classifier.", "enc_score_head.")
 SHOWN = 5  # classes that a message names
 DEVIATION = 0.02  # of the weights of new rows
 
 
 @dataclass(frozen=True)
 class KeptHead:
-    """The names of the classes of a stored head, and its weights, one row each."""
+    """The names of the classes of a stored head, and its weights.
+
+    These have one row each, and the heads of detection models may have one more, of no object.
+    """
 
     names: tuple[str, ...]
     weights: Mapping[str, "Tensor"]
@@ -58,13 +63,15 @@ class KeptHead:
         placed = False
         with torch.no_grad():
             for name, stored in self.weights.items():
-                weight = state.get(name)
-                if weight is None or weight.shape != (len(rows), *stored.shape[1:]):
+                weight, more = state.get(name), len(stored) - len(self.names)
+                if weight is None or weight.shape != (len(rows) + more, *stored.shape[1:]):
                     continue
                 new = torch.zeros_like(weight)
                 if stored.dim() > 1 and None in rows:
                     new.normal_(0, DEVIATION)
-                for number, row in enumerate(rows):
+                elif _of_objects(name):  # a bias says that most queries find nothing
+                    new.fill_(float(stored[: len(self.names)].mean()))
+                for number, row in enumerate([*rows, *range(len(self.names), len(stored))]):
                     if row is not None:
                         new[number] = stored[row]
                 weight.copy_(new)
@@ -76,6 +83,10 @@ class KeptHead:
         new_rows = f"; those of {_listed(others)} are new" if others else ""
         said = [a if a == b or not UNNAMED.fullmatch(b) else f"{a} ({b})" for a, b in kept.items()]
         log.warning("the classifier of %s keeps the rows of %s%s", what, _listed(said), new_rows)
+
+
+def _of_objects(name: str) -> bool:
+    return any(part in name for part in OF_OBJECTS)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -94,7 +105,9 @@ def read(files: Sequence[Path]) -> KeptHead | None:
             with safe_open(file, "pt") as opened:
                 for name in opened.keys():  # noqa: SIM118, as it is no mapping
                     shape = opened.get_slice(name).get_shape()
-                    if name.startswith(HEADS) and shape[:1] == [len(names)]:
+                    classes = name.startswith(HEADS) and shape[:1] == [len(names)]
+                    counts = [len(names)], [len(names) + 1]
+                    if classes or (_of_objects(name) and shape[:1] in counts):
                         weights[name] = opened.get_tensor(name)
     return KeptHead(names, weights) if weights else None
 

@@ -40,16 +40,22 @@ def check_layers(file: Path, config: Any) -> None:
 
 
 def check_lists(model: Any, stored: Shapes) -> None:
-    """Raises ValueError if a model has fewer or more layers than the stored weights."""
-    prefix = f"{model.base_model_prefix}."
-    there, here = (
-        {name.removeprefix(prefix) for name in names} for names in (stored, model.state_dict())
+    """Raises ValueError if a model has fewer or more layers than the stored weights.
+
+    Layers whose weights are all tied to others need not be stored.
+    """
+    prefix, state = f"{model.base_model_prefix}.", model.state_dict()
+    own = state.keys() - model.all_tied_weights_keys.keys()
+    there, here, needed = (
+        {name.removeprefix(prefix) for name in names} for names in (stored, state, own)
     )
     for name, module in model.named_modules():
         if type(module).__name__ == "ModuleList":
             inside = re.compile(re.escape(f"{name.removeprefix(prefix)}.") + r"(\d+)\.")
-            has, wants = ({m[1] for n in ns if (m := inside.match(n))} for ns in (there, here))
-            if has and has != wants:
+            has, wants, needs = (
+                {m[1] for n in ns if (m := inside.match(n))} for ns in (there, here, needed)
+            )
+            if has and not needs <= has <= wants:
                 raise ValueError(
                     f"{name} has [{len(has)}] layers in its weights, and [{len(wants)}] by its "
                     "config"

@@ -36,10 +36,14 @@ def _on_host(job: Job) -> bool:
 
 
 def cast_weights(model: nn.Module, job: Job) -> None:
-    """Casts the weights of `model` to `Job.weights`; buffers stay as they are."""
-    if job.weights == "bf16":
-        for parameter in model.parameters():
-            parameter.data = parameter.data.to(torch.bfloat16)
+    """Casts the weights of `model` to `Job.weights`; buffers stay as they are.
+
+    So do weights of batch norms, which torch wants to have the dtype of their statistics.
+    """
+    for module in model.modules() if job.weights == "bf16" else ():
+        if not isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
+            for parameter in module.parameters(recurse=False):
+                parameter.data = parameter.data.to(torch.bfloat16)
 
 
 def build_optimizer(model: nn.Module, job: Job) -> Optimizer:

@@ -213,7 +213,7 @@ class Search:
         """
         if self.recipe is None and self.job.task in LANGUAGE:
             self.fastest([ADAPTERS])
-        if self.recipe is None and not self.job.compile:
+        if self.recipe is None and not (self.job.compile or self.job.task == "detection"):
             full = Recipe("full")
             whole, way = self._trace(full, 1), self.predict(full)
             calls = Calls(sum(whole.compiled.values()))

@@ -58,8 +58,14 @@ def freeze_weights(model: nn.Module, job: Job, part: str | None) -> None:
     """Freezes the weights of `model` that `Job.freeze` names.
 
     part: what the method trains, as `Recipe.part`. Raises UsageError for a pattern without a match,
-    if no weight is left to train, and for adapters, which freeze all weights themselves.
+    if no weight is left to train, for adapters, which freeze all weights themselves, and for a part
+    of a detection model, whose new heads are more than its last layer.
     """
+    if part and job.task == "detection":
+        raise UsageError(
+            "LoRA, biases and a head train a last layer, and detection models have heads after "
+            "several layers; choose another method, or --freeze."
+        )
     if job.freeze is None:
         return
     if part == "adapters":

@@ -71,7 +71,9 @@ def rows_of_job(
         name = split or ("test" if splits.test is not None else "validation")
         return LabeledRows(_renumbered(job.dataset, splits, name, result["classes"]), name)
     job = replace(job, split=split)
-    white = run_files.read_split(Path(run)).get("white")
+    found = run_files.read_split(Path(run))
+    white = found.get("white")
+    trained = replace(trained, box_format=trained.box_format or found.get("box_format"))
     if job.task not in (None, *CLASSED):
         labeled = _evaluated(job, trained, result["classes"], progress)
         return replace(labeled, rows=whole.whitened(labeled.rows, white))

@@ -109,6 +109,8 @@ def split_document(splits: "Splits") -> dict[str, Any]:
         document["white"] = splits.white
     if splits.mask_classes:
         document["mask_classes"] = splits.mask_classes
+    if splits.box_format:
+        document["box_format"] = splits.box_format
     parsed: dict[str, Any] = documents.parse(documents.text(document))  # as `read_split` returns it
     return parsed
 

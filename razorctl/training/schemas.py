@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from razorctl import units
-from razorctl.config.job import Job
+from razorctl.config.job import BoxFormat, Job
 from razorctl.config.recipe import Recipe
 from razorctl.config.tasks import EVERY_FIGURE
 from razorctl.planning.candidates import Predicted
@@ -140,6 +140,7 @@ class Split:
     digests: Mapping[str, str] | None = None
     white: Literal[1, 255, 65535] | None = None
     mask_classes: str | None = None
+    box_format: BoxFormat | None = None
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """Traces the bytes that a training step stores for backward, and its peak; nothing runs.
 
-    .venv/bin/python scripts/bench/memory.py [methods | papers]
+    .venv/bin/python scripts/bench/memory.py [methods | detectors | papers]
 
 A step is forward, backward and SGD with momentum, on fake tensors; that of the decoder is what
 `plan` traces, with its loss. `razor` meets its byte budget on each model, as in `finetune`. For the
 methods the script writes results/memory.json, with what `razor` stores on every listed model. For
+the detectors among these it writes results/detectors.json, with the losses of their matchers. For
 the papers it plans the rows of their tables, in published.toml, for the card of the table, in fp32,
 as `razorctl plan --recipe NAME` does, and writes results/papers.json. Each takes ten minutes.
 """
@@ -41,6 +42,7 @@ from razorctl.surgery.byte_budget import sparsify_within
 
 RATIO = 0.9
 BATCH, TOKENS = 8, 128  # of listed models; tokens of a text
+OBJECTS = 80  # classes of COCO's objects
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
 LIBRARIES = ("torch", "timm", "transformers")
@@ -123,21 +125,30 @@ def decoder() -> Iterator[Row]:
         yield row | {"saved_bytes": step.saved, "peak_bytes": step.peak}
 
 
-def listed() -> Iterator[Row]:
-    """The bytes that `full` and `razor` keep of every listed model and task, as `plan` traces."""
+def listed(detectors: bool = False) -> Iterator[Row]:
+    """The bytes that `full` and `razor` keep of every listed model and task, as `plan` traces.
+
+    detectors: whether detection is the task, or all others are.
+    """
     every = [(entry, task) for entry in models.models().values() for task in entry.tasks]
+    every = [(entry, task) for entry, task in every if (task == "detection") == detectors]
     for entry, task in shown(every, "listed models"):
         size = TOKENS if entry.modality == "text" else None
-        dataset = data.usual(task, entry.modality)
+        # No registered data set has boxes, and a trace reads none.
+        dataset = "coco" if detectors else data.usual(task, entry.modality)
         for precision in PRECISIONS:
             job = Job(entry.name, dataset, BATCH, 1, task=task, input_size=size)
             job = replace(job, precision=precision, optimizer="sgd")
-            family, source = data.pair(job)
+            if detectors:
+                family, classes = models.find(entry.name, task), OBJECTS
+            else:
+                family, source = data.pair(job)
+                classes = source.classes
             job = job.resolved(family.defaults, None)
             row = {"model": entry.name, "task": task, "precision": precision}
-            full = trace(job, Recipe("full"), source.classes).saved
+            full = trace(job, Recipe("full"), classes).saved
             try:
-                razor = trace(job, CASES["razor"], source.classes).saved
+                razor = trace(job, CASES["razor"], classes).saved
                 yield row | {"full_saved_bytes": full, "saved_bytes": razor, "error": None}
             except UsageError as error:
                 yield row | {"full_saved_bytes": full, "saved_bytes": None, "error": str(error)}
@@ -148,6 +159,11 @@ def methods() -> Row:
     rows = [row for name in MODELS for row in steps(name)]
     every = {"batch_size": BATCH, "tokens": TOKENS, "rows": list(listed())}
     return {"ratio": RATIO, "rows": [*rows, *decoder()], "listed": every}
+
+
+def detectors() -> Row:
+    """The document of detectors.json."""
+    return {"ratio": RATIO, "batch_size": BATCH, "rows": list(listed(detectors=True))}
 
 
 def of_paper(one: Row, cache: Cache) -> Iterator[Row]:
@@ -183,7 +199,11 @@ def papers() -> Row:
     return {"tables": [{k: v for k, v in t.items() if k != "rows"} for t in tables], "rows": rows}
 
 
-PARTS = {"methods": (methods, "memory"), "papers": (papers, "papers")}
+PARTS = {
+    "methods": (methods, "memory"),
+    "detectors": (detectors, "detectors"),
+    "papers": (papers, "papers"),
+}
 
 
 def main() -> None:

@@ -504,7 +504,7 @@ CAUSES = {
 
 
 def models_answer() -> str:
-    every, timm, foreign = load("memory")["listed"]["rows"], load("architectures"), load("foreign")
+    every, timm, foreign = every_listed(), load("architectures"), load("foreign")
     shares = (r["saved_bytes"] / r["full_saved_bytes"] for r in every if not r["error"])
     met = sum(bool(row.get("share_within")) for row in foreign["rows"])
     clean = sum(not row["faults"] for row in foreign["rows"])
@@ -518,9 +518,14 @@ def models_answer() -> str:
     )
 
 
+def every_listed() -> list[Row]:
+    """The rows of all listed models and tasks."""
+    return [*load("memory")["listed"]["rows"], *load("detectors")["rows"]]
+
+
 def listed() -> str:
     """The share that `razor` stores on every listed model."""
-    every = load("memory")["listed"]["rows"]
+    every = every_listed()
     row_of = {(r["model"], r["task"], r["precision"]): r for r in every}
 
     def cell(row: Row) -> str:

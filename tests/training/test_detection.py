@@ -15,8 +15,8 @@ from razorctl.errors import UsageError
 from razorctl.memory.job_forward import JobForward
 from razorctl.memory.saved import kept_storages, traced_bytes
 from razorctl.models import boxes
+from razorctl.models.boxes import DRAWN
 from razorctl.models.transformers import matched_losses
-from razorctl.models.transformers.matched_losses import DRAWN
 from razorctl.surgery.byte_budget import sparsify_within
 from razorctl.training.detections import AveragePrecision
 from razorctl.training.evaluation import evaluate

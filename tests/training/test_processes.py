@@ -24,8 +24,10 @@ from razorctl.errors import DataError, ElsewhereError, RazorError, UsageError
 from razorctl.system import processes
 from razorctl.training.run import finetune
 from tests.cli import kinds
+from tests.detectors import detector
 from tests.forked import Forked, razorctl_command
 from tests.models import registered
+from tests.own import coco
 
 WORLD = 2
 JOB = Job("vit-micro", "digits", batch_size=16, steps=3, evaluate_every=3, warmup_steps=0)
@@ -152,13 +154,15 @@ CHATS |= {"packing": True, "input_size": 64}
 PAIRS = {"model": "llama", "dataset": "pairs.jsonl", "task": "embedding", "symmetric": True}
 PAIRS |= {"batch_size": 8, "learning_rate": 0.01, "input_size": 16}
 IMAGES = {"dataset": "images", "task": "embedding", "batch_size": 8, "learning_rate": 0.01}
-# Of texts: an answer's token weighs the same, and negatives are of all processes.
+OBJECTS = {"model": "deformable_detr", "dataset": "scenes", "batch_size": 8, "augment": "none"}
+# An answer's token and an object weigh the same, and negatives are of all processes.
 TEXTS = {
     "packed ddp": (Recipe("full"), {**CHATS, "strategy": "ddp", "accumulate": 2}),
     "embedding ddp": (Recipe("full"), {**PAIRS, "strategy": "ddp"}),
     "embedding fsdp": (Recipe("full"), {**PAIRS, "strategy": "fsdp"}),
     "clip fsdp": (Recipe("full"), {**IMAGES, "model": "clip", "strategy": "fsdp"}),
     "siglip ddp": (Recipe("full"), {**IMAGES, "model": "siglip", "strategy": "ddp"}),
+    "objects ddp": (Recipe("full"), {**OBJECTS, "strategy": "ddp"}),
 }
 CASES |= TEXTS
 RUN = ("finetune", "vit-micro", "digits", "--device", "cpu", "--json")
@@ -176,9 +180,12 @@ def together(ranks: list[int]) -> None:
 
 
 def write_texts(folder: Path) -> None:
-    """Models of texts and images, chats whose answers have from 1 to 30 words, pairs, captions."""
+    """Models of texts, images and objects, and data of each: an answer has from 1 to 30 words."""
     kinds.decoders(folder)
     kinds.towers(folder)
+    config = detector("deformable_detr", folder / "deformable_detr") / "config.json"
+    config.write_text(config.read_text().replace('"dropout": 0.1', '"dropout": 0.0'))
+    coco(str(folder / "scenes"), count=24)
     rows = kinds.captioned(folder / "images")
     (folder / "images" / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
     draw = random.Random(0)

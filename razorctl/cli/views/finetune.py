@@ -16,6 +16,7 @@ from razorctl.config.defaults import MANY
 from razorctl.config.job import Job
 from razorctl.config.recipe import Recipe
 from razorctl.models import RenderedChat
+from razorctl.models.boxes import DRAWN
 from razorctl.units import against, count, duration, size
 
 if TYPE_CHECKING:
@@ -55,9 +56,10 @@ def show_settings(run: "Run", job: Job, header_device: str | None, device: str) 
         new.append(f"{predicted_duration(run.predicted, left * average)} as planned")
     if new:
         views.say(", ".join(new))
+    drawn = f", both with {DRAWN} objects in each image" * (run.job.task == "detection")
     views.say(
         f"activations stored for backward: {size(run.saved_bytes)}; full fine-tuning stores "
-        f"{size(run.full_saved_bytes)}"
+        f"{size(run.full_saved_bytes)}{drawn}"
     )
     if run.packing is not None:
         views.say(packing_summary(asdict(run.packing), bool(run.job.packing)))

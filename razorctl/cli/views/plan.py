@@ -11,6 +11,7 @@ from razorctl.cli.views import common as views
 from razorctl.cli.views.common import packing_summary, predicted_duration, run_length
 from razorctl.config.job import SLOW_COMPILED, Job
 from razorctl.config.recipe import Recipe
+from razorctl.models.boxes import DRAWN
 from razorctl.planning.candidates import KEPT_BY_GRAPHS
 from razorctl.units import duration, percent, size
 
@@ -83,6 +84,8 @@ def show_ways(document: Mapping[str, Any]) -> None:
     if job["processes"] > 1:
         remarks += f"; each of {job['processes']} GPUs needs this memory"
         remarks += ", and communication takes more time"
+    if job["task"] == "detection":
+        remarks += f"; each image with {DRAWN} objects"
     views.out.print(
         f"All predicted{remarks}. Of all GPUs, an H100 and an H200 have run kernels of razorctl. "
         "≈: approximate gradient. model: weights, gradients and optimizer state. stored: "
@@ -185,7 +188,7 @@ def _host(plan: dict[str, Any]) -> Iterator[str]:
     host, card = predicted["host_seconds"], predicted["card_seconds"]
     draws = plan["chosen"]["recipe"]["joint_budget"] < 1
     refused = job["processes"] > 1 or job["optimizer_in_backward"] or draws
-    refused = refused or job["optimizer_state"] == "host"
+    refused = refused or job["optimizer_state"] == "host" or job["task"] == "detection"
     if host > MUCH * card and not (refused or job["cuda_graphs"] or job["compile"]):
         yield (
             f"The host takes {duration(host)} for a step, and the card {duration(card)}: "

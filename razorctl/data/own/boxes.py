@@ -192,7 +192,8 @@ def _fitting(raw: RawRows, boxes: Boxes, sizes: Mapping[int, tuple[int, int]] | 
     note += ", in shares of these" * (sizes is None)
     usual = best == "xywh" and sizes is not None
     notes = raw.notes if usual else (*raw.notes, f"{note}; change that with --box-format.")
-    return replace(raw, box_format=best, shares=sizes is None, notes=notes)
+    found = replace(raw, box_format=best, found_format=best)
+    return replace(found, shares=sizes is None, notes=notes)
 
 
 def _outside(

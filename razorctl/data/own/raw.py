@@ -130,6 +130,7 @@ class RawRows:
         mask_classes: the classes of the values of masks, as `mask_classes.parse` reads them; "" if
             values are numbers of classes.
         box_format: the order of a box's numbers, as `Job.box_format` calls it; "" if not known yet.
+        found_format: the `box_format`, if it is known by the sizes of the images alone; "" if not.
         shares: whether the numbers of boxes are shares of the image's width and height, not pixels.
     """
 
@@ -148,6 +149,7 @@ class RawRows:
     sorted: bool = False
     mask_classes: str = ""
     box_format: str = ""
+    found_format: str = ""
     shares: bool = False
 
     @property

@@ -218,6 +218,7 @@ class SplitRows:
             },
             white=inspection.white,
             mask_classes="" if self.request.mask_classes else self.raw.mask_classes,
+            box_format=self.raw.found_format,
             notes=(
                 *rows.notes(self.raw, self.targets, parts, contents_of),
                 *targets.notes(self.raw, self.targets, parts["train"][1]),

@@ -31,6 +31,8 @@ DETECTORS = frozenset(
     {"conditional_detr", "d_fine", "dab-detr", "deformable_detr", "detr", "lw_detr", "rf_detr"}
     | {"rt_detr", "rt_detr_v2", "table-transformer", "yolos"}
 )
+# The types of models whose classes share a softmax with no object, as `DetrImageProcessor` reads.
+SOFTMAX = frozenset({"detr", "table-transformer", "yolos"})
 SIDE = 640  # pixels, of models whose processor is not known
 STEP = 32  # a side is a multiple of it, since maps of features are halved up to five times
 
@@ -116,12 +118,11 @@ class ObjectDetector(ImageModel, PretrainedModel):
         import torch
 
         from razorctl.config.tasks import NO_LABEL
-        from razorctl.models.transformers.matched_losses import DRAWN
 
         inputs = self.example(model, batch_size, input_size)
         labels = torch.full((batch_size, self.most_objects), NO_LABEL)
         crowd = labels.clone()
-        labels[:, :DRAWN] = 0
+        labels[:, : boxes.DRAWN] = 0
         shares = torch.full((*labels.shape, 4), 0.5)
         return {**inputs, "boxes": shares, "crowd": crowd}, labels
 
@@ -136,13 +137,23 @@ class ObjectDetector(ImageModel, PretrainedModel):
         return MatchedLosses(self.logits, job, class_weights)
 
     def save(self, model: Any, classes: Sequence[str], input_size: Size, folder: Path) -> None:
-        """Writes what `from_pretrained(folder)` of the model and of its image processor load."""
+        """Writes what `from_pretrained(folder)` of the model and of its image processor load.
+
+        The processor pads to a square, as training does, and keeps proportions, unlike YOLOS's.
+        """
         name_classes(model, classes, self.task)
         with quiet_transformers():
             model.save_pretrained(folder)
         side, processor = self.size(input_size), self.pretrained.processor
-        names = ("height", "width") if _stretches(processor) else ("shortest_edge", "longest_edge")
-        settings = {**processor, "size": dict.fromkeys(names, side)}
+        both, kind = dict.fromkeys(("height", "width"), side), self.pretrained.config.model_type
+        settings, usual = {**processor, "size": both}, "RTDetrImageProcessor"
+        if not _stretches(processor):
+            settings["size"] = dict.fromkeys(("shortest_edge", "longest_edge"), side)
+            settings |= {"do_pad": True, "pad_size": both}
+            usual = "DeformableDetrImageProcessor"
+        usual = "DetrImageProcessor" if kind in SOFTMAX else usual
+        if kind == "yolos" or "image_processor_type" not in settings:
+            settings["image_processor_type"] = usual
         settings.pop("max_size", None)
         (folder / PROCESSOR).write_text(documents.text(settings, indent=2) + "\n")
 

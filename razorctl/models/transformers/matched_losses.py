@@ -7,6 +7,7 @@ Functions of their modules get stand-ins while they run:
 - The losses compare each matched box with all others and use the diagonal alone. With denoising
   queries, and at a batch of 16, that is 10 MB a tensor. The stand-ins compare pairs, and the other
   entries are NaN, so that another use of them would be seen.
+- Several processes of accelerate divide by their mean number of objects; a step divides by itself.
 """
 
 import sys
@@ -23,9 +24,9 @@ from torch import Tensor, nn
 from torchvision.ops import box_area
 
 from razorctl.config.tasks import NO_LABEL
+from razorctl.models.boxes import DRAWN
 from razorctl.step import ByLogits
 
-DRAWN = 10  # objects of each image in a trace; denoising groups of 100 then have the most queries
 LOSSES = "transformers.loss."  # the modules whose functions get stand-ins
 
 
@@ -33,8 +34,9 @@ LOSSES = "transformers.loss."  # the modules whose functions get stand-ins
 class MatchedLosses(ByLogits):
     """The losses of a detection model by its own matcher.
 
-    They are means over the objects of a batch. A sum is a mean times the number of objects, at
-    least 1, so that micro-batches weigh as their objects do.
+    They are means over the objects of a batch, but for the cross-entropy of DETR and YOLOS, a mean
+    over queries. A sum is a mean times the number of objects, at least 1, so that micro-batches
+    weigh as their objects do.
     """
 
     def scored(
@@ -87,6 +89,7 @@ def guesses(model: Any, output: Any) -> Tensor:
 def stand_ins(traced: bool) -> Iterator[None]:
     """Runs the block with stand-ins for functions of losses; see the module."""
     functions: dict[str, Any] = {"box_iou": _paired_iou, "generalized_box_iou": _paired_giou}
+    functions["is_accelerate_available"] = lambda _: False
     if traced:
         functions["linear_sum_assignment"] = _in_order
     with ExitStack() as patched:

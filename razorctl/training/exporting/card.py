@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ PIPELINES = {
     ("image", "classification"): "image-classification",
     ("image", "multi-label"): "image-classification",
     ("image", "segmentation"): "image-segmentation",
+    ("image", "detection"): "object-detection",
     ("text", "classification"): "text-classification",
     # The name for all models with the head of a classifier.
     ("text", "regression"): "text-classification",
@@ -41,11 +42,13 @@ PIPELINES = {
 AUTO = {
     "image-classification": "ImageClassification",
     "image-segmentation": "SemanticSegmentation",
+    "object-detection": "ObjectDetection",
     "text-classification": "SequenceClassification",
     "token-classification": "TokenClassification",
     "text-generation": "CausalLM",
     "fill-mask": "MaskedLM",
 }
+IMAGE = 'image = Image.new("RGB", (64, 64))  # yours'
 # Figure -> its name on the hub, if it has another one there.
 METRICS = {"matthews": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}
 # Task -> the word for its classes, if it has another one.
@@ -79,6 +82,9 @@ def text(trained: Trained, name: str, to: str, graph: Mapping[str, Any] | None) 
         figure.replace("_", " "): "-" if value is None else f"{value:.4f}"
         for figure, value in _figures(trained).items()
     }
+    use = _loading(library, pipeline, name)
+    if pipeline == "object-detection":
+        use = _finding(trained, name)
     return (
         f"{_header(trained, to, library, pipeline, name, job.dataset)}"
         f"# {name.rpartition('/')[2]}\n\n"
@@ -86,7 +92,7 @@ def text(trained: Trained, name: str, to: str, graph: Mapping[str, Any] | None) 
         f"{recipe.method}.\n\n{_table(_rows(trained, job.model, job.dataset, recipe))}\n"
         f"Figures of these weights on the {result['split']} split:\n\n{_table(figures)}\n"
         f"## Commands\n\n```sh\n{commands}\n```\n"
-        f"{_of_onnx(graph, library, name) if graph else _loading(library, pipeline, name)}"
+        f"{_of_onnx(trained, graph, library, name) if graph else use}"
     )
 
 
@@ -228,16 +234,60 @@ def _loading(library: str, pipeline: str | None, name: str) -> str:
     return ""
 
 
-def _of_onnx(graph: Mapping[str, Any], library: str, name: str) -> str:
-    """Code that computes logits by onnxruntime; graph: the result of `onnx_model.write`."""
+def _sides(trained: Trained) -> str:
+    """Code for the width and the height in pixels that shares of boxes refer to."""
+    from razorctl.training.exporting import onnx_model
+
+    config = onnx_model.data_config(trained)
+    if config["letterbox"] and not config["mask"]:
+        return "width = height = max(image.size)  # shares are of the image padded to a square"
+    return "width, height = image.size"
+
+
+def _finding(trained: Trained, name: str) -> str:
+    """Code that finds objects with transformers."""
+    return _use(
+        "from PIL import Image",
+        "from transformers import AutoImageProcessor, AutoModelForObjectDetection",
+        "",
+        f'processor = AutoImageProcessor.from_pretrained("{name}")',
+        f'model = AutoModelForObjectDetection.from_pretrained("{name}")',
+        IMAGE,
+        _sides(trained),
+        'output = model(**processor(image, return_tensors="pt"))',
+        "(found,) = processor.post_process_object_detection(",
+        "    output, threshold=0.5, target_sizes=[(height, width)]",
+        ")  # scores, labels, and boxes as left, top, right and bottom in pixels",
+    )
+
+
+def _of_objects(trained: Trained) -> Sequence[str]:
+    """Code that turns the outputs of `onnx_model.OBJECTS` into objects in pixels."""
+    return (
+        "image_scores, image_boxes = scores[0], boxes[0]  # a score for each class, and shares",
+        "best = numpy.argsort(-image_scores, axis=None)[:100]",
+        "queries, labels = numpy.unravel_index(best, image_scores.shape)",
+        "kept = image_scores[queries, labels] >= 0.5",
+        "queries, labels = queries[kept], labels[kept]  # labels are numbers of classes",
+        IMAGE,
+        _sides(trained),
+        "x, y, wide, high = image_boxes[queries].T",
+        "corners = [x - wide / 2, y - high / 2, x + wide / 2, y + high / 2]",
+        "found = numpy.stack(corners, 1) * [width, height, width, height]  # in pixels",
+    )
+
+
+def _of_onnx(trained: Trained, graph: Mapping[str, Any], library: str, name: str) -> str:
+    """Code that runs a model by onnxruntime; graph: the result of `onnx_model.write`."""
     from razorctl.training.exporting import onnx_model
 
     imports, folder, inputs = ["import onnxruntime"], f'"{name}"', graph["inputs"]
     if "/" in name:
         imports.append("from huggingface_hub import snapshot_download")
         folder = f"snapshot_download({folder})"
-    *_, output = graph["outputs"]
-    file = onnx_model.FILE if len(graph["outputs"]) == 1 else onnx_model.TOWERS[1]
+    *_, output = outputs = tuple(graph["outputs"])
+    towers = outputs not in ((output,), onnx_model.OBJECTS)
+    file = onnx_model.TOWERS[1] if towers else onnx_model.FILE
     code = [f"folder = {folder}"]
     code += [f'session = onnxruntime.InferenceSession(f"{{folder}}/{file}")']
     if "input_ids" in inputs:
@@ -251,11 +301,20 @@ def _of_onnx(graph: Mapping[str, Any], library: str, name: str) -> str:
         ]
     else:
         imports.append("import numpy")
-        ((pixels, axes),) = inputs.items()
+        (pixels, axes), *masks = inputs.items()
         file = "config.json" if library in TIMM else "preprocessor_config.json"
         size = ", ".join(map(str, axes[1:]))
         code += [
             f"images = numpy.zeros((1, {size}), numpy.float32)  # scaled as {file} says",
             f'feed = {{"{pixels}": images}}',
         ]
-    return _use(*sorted(imports), "", *code, f'({output},) = session.run(["{output}"], feed)')
+        for mask, (_, *sides) in masks:
+            size = ", ".join(map(str, sides))
+            ones = f'feed["{mask}"] = numpy.ones((1, {size}), numpy.int64)'
+            code += [f"{ones}  # 0 where the image is padded"]
+    if outputs == onnx_model.OBJECTS:
+        imports.append("from PIL import Image")
+        code += ["scores, boxes = session.run(None, feed)", *_of_objects(trained)]
+    else:
+        code += [f'({output},) = session.run(["{output}"], feed)']
+    return _use(*sorted(imports), "", *code)

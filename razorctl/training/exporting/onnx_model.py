@@ -18,6 +18,7 @@ from razorctl.training.predicting.inference import Trained
 FILE = "model.onnx"
 TOWERS = ("vision_model.onnx", "text_model.onnx")  # of images and of texts, as Optimum calls them
 IMAGES = ("pixel_values",)  # the input of images
+OBJECTS = ("scores", "boxes")  # the outputs of detection
 TOKENS = 16  # tokens of the traced texts; the model takes texts of any length
 ROUNDING = 1e-3  # most difference of logits, as a share of the largest
 AXES = ("batch", "tokens")  # of texts; images have the first one
@@ -25,19 +26,29 @@ MEND = "export it with --to safetensors"
 
 
 class ExportedModel(nn.Module):
-    """A model that takes its inputs one by one, and returns logits."""
+    """A model that takes its inputs one by one, and returns a tuple of outputs.
+
+    outputs: their names. Those of OBJECTS are the scores [batch, queries, classes] of classes and
+    the boxes [batch, queries, 4], centers and sizes as shares; others are logits.
+    """
 
     def __init__(
-        self, model: nn.Module, names: tuple[str, ...], logits: Callable[[nn.Module, Any], Tensor]
+        self,
+        model: nn.Module,
+        names: tuple[str, ...],
+        logits: Callable[[nn.Module, Any], Tensor],
+        outputs: Sequence[str],
     ) -> None:
         super().__init__()
-        self.model, self.names, self.logits = model, names, logits
+        self.model, self.names, self.logits, self.outputs = model, names, logits, outputs
 
-    def forward(self, *inputs: Tensor) -> Tensor:
-        """The logits of inputs in the order of `names`, which is empty for images."""
-        if not self.names:
-            return self.logits(self.model, inputs[0])
-        return self.logits(self.model, dict(zip(self.names, inputs, strict=True)))
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The outputs for inputs in the order of `names`, which is empty for images."""
+        given: Any = dict(zip(self.names, inputs, strict=True)) if self.names else inputs[0]
+        logits = self.logits(self.model, given)
+        if self.outputs != OBJECTS:
+            return (logits,)
+        return logits[..., :-4], logits[..., -4:]
 
 
 class _OtherThreads:
@@ -73,20 +84,24 @@ def write(trained: Trained, folder: Path) -> dict[str, Any]:
     """Writes FILE, or for two towers a file of TOWERS each, into a folder.
 
     Weights of more than 2 GB are beside a file. The size of images is the run's; the length of
-    texts and the batch size are free. Returns the opset, the axes of each input and output by name,
-    and the largest difference of an output from the run's model. Raises RazorError if the model
-    cannot be exported, or if a file computes other outputs.
+    texts and the batch size are free. A detection model has the outputs of OBJECTS, and takes a
+    mask of the padding if its images have padding. Returns the opset, the axes of each input and
+    output by name, and the largest difference of an output from the run's model. Raises RazorError
+    if the model cannot be exported, or if a file computes other outputs.
 
     trained: a model on the CPU.
     """
     inputs = _inputs(trained, 2, TOKENS)
-    graphs: dict[str, tuple[str, Sequence[str]]] = {FILE: ("logits", [*inputs])}
-    if {*IMAGES} < inputs.keys():
+    graphs: dict[str, tuple[Sequence[str], Sequence[str]]] = {FILE: (["logits"], [*inputs])}
+    if trained.job.task == "detection":
+        graphs = {FILE: (OBJECTS, [*inputs])}
+    elif {*IMAGES} < inputs.keys():
         texts = [name for name in inputs if name not in IMAGES]
-        graphs = dict(zip(TOWERS, (("image_embeds", IMAGES), ("text_embeds", texts)), strict=True))
+        both = (["image_embeds"], IMAGES), (["text_embeds"], texts)
+        graphs = dict(zip(TOWERS, both, strict=True))
     parts = [
-        _write(trained, {name: inputs[name] for name in names}, output, folder / file)
-        for file, (output, names) in graphs.items()
+        _write(trained, {name: inputs[name] for name in names}, outputs, folder / file)
+        for file, (outputs, names) in graphs.items()
     ]
     return {
         "opset": parts[0]["opset"],
@@ -97,13 +112,14 @@ def write(trained: Trained, folder: Path) -> dict[str, Any]:
 
 
 def _write(
-    trained: Trained, inputs: Mapping[str, Tensor], output: str, file: Path
+    trained: Trained, inputs: Mapping[str, Tensor], outputs: Sequence[str], file: Path
 ) -> dict[str, Any]:
-    """Writes a file with these inputs and this output; see `write`."""
+    """Writes a file with these inputs and outputs; see `write`."""
     names = tuple(inputs)
     alone = names == IMAGES and isinstance(_example(trained, 2), Tensor)
-    model = ExportedModel(trained.model, () if alone else names, trained.family.logits).eval()
-    axes = dict(enumerate(AXES[:1] if names == IMAGES else AXES))
+    taken = () if alone else names
+    model = ExportedModel(trained.model, taken, trained.family.logits, outputs).eval()
+    axes = dict(enumerate(AXES[:1] if {*IMAGES} <= {*names} else AXES))
     try:
         with _quiet(), torch.no_grad():
             program = torch.onnx.export(
@@ -112,7 +128,7 @@ def _write(
                 dynamo=True,
                 dynamic_shapes=(tuple(axes for _ in names),),
                 input_names=names,
-                output_names=[output],
+                output_names=[*outputs],
                 verbose=False,
             )
     except Exception as error:  # a model may raise anything
@@ -138,17 +154,27 @@ def _example(trained: Trained, batch: int) -> Any:
     return trained.family.example(trained.model, batch, trained.job.input_size)
 
 
+def data_config(trained: Trained) -> Mapping[str, Any]:
+    """The data config of a detection model, as in `models.boxes`."""
+    family: Any = trained.family
+    config: Mapping[str, Any] = family.data_config(trained.model, trained.job.input_size)
+    return config
+
+
 def _inputs(trained: Trained, batch: int, tokens: int) -> dict[str, Tensor]:
     """Random inputs by name; the mask of texts hides the last token of the first text."""
     example = _example(trained, batch)
     inputs = dict.fromkeys(IMAGES, example) if isinstance(example, Tensor) else {**example}
+    if trained.job.task == "detection":
+        taken = (*IMAGES, *(["pixel_mask"] if data_config(trained)["letterbox"] else []))
+        inputs = {name: value for name, value in inputs.items() if name in taken}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(batch)
         for name, value in inputs.items():
             if name in IMAGES:
                 inputs[name] = torch.randn(value.shape)
-                continue
-            inputs[name] = value[:, :tokens].clone()
+            elif name != "pixel_mask":
+                inputs[name] = value[:, :tokens].clone()
         if "input_ids" in inputs:
             model: Any = getattr(trained.model, "text_model", trained.model)  # of two towers
             inputs["input_ids"].random_(model.get_input_embeddings().num_embeddings)
@@ -161,6 +187,8 @@ def _inputs(trained: Trained, batch: int, tokens: int) -> dict[str, Tensor]:
 def _difference(trained: Trained, model: ExportedModel, names: Sequence[str], file: Path) -> float:
     """The largest difference of an output, on inputs of other sizes than the traced ones.
 
+    Of detection it is the largest one of a query from the most similar query.
+
     Raises RazorError for more than ROUNDING.
     """
     every = _inputs(trained, 3, TOKENS // 2)
@@ -168,23 +196,28 @@ def _difference(trained: Trained, model: ExportedModel, names: Sequence[str], fi
     with _quiet(), torch.no_grad():
         wanted = model(*inputs.values())
     try:
-        difference = float((_run(file, inputs) - wanted).abs().max())
+        found = _run(file, inputs)
     except Exception as error:  # onnxruntime's classes are not public
         raise RazorError(
             f"onnxruntime cannot run the ONNX model of {trained.run} ({reason_of(error)}); {MEND}."
         ) from error
-    if not difference <= ROUNDING * float(wanted.abs().max()):
+    if model.outputs == OBJECTS:  # queries of nearly equal scores may be in another order
+        apart = torch.cdist(torch.cat(found, -1), torch.cat(wanted, -1), torch.inf)
+        difference = max(float(apart.amin(side).max()) for side in (1, 2))
+    else:
+        difference = float((found[0] - wanted[0]).abs().max())
+    if not difference <= ROUNDING * max(float(output.abs().max()) for output in wanted):
         raise RazorError(
-            f"the ONNX model of {trained.run} computes other logits than the run's, by up to "
-            f"{difference:.2g}; {MEND}."
+            f"the ONNX model of {trained.run} computes other {' and '.join(model.outputs)} than "
+            f"the run's, by up to {difference:.2g}; {MEND}."
         )
     return difference
 
 
-def _run(file: Path, inputs: Mapping[str, Tensor]) -> Tensor:
-    """The output that onnxruntime computes on the CPU."""
+def _run(file: Path, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+    """The outputs that onnxruntime computes on the CPU."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     feed = {each.name: inputs[each.name].numpy() for each in session.get_inputs()}
-    return torch.from_numpy(session.run(None, feed)[0])
+    return [torch.from_numpy(output) for output in session.run(None, feed)]
