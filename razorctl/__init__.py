@@ -8,11 +8,15 @@ from razorctl.version import __version__ as __version__
 if TYPE_CHECKING:
     from razorctl.api import compare as compare
     from razorctl.api import finetune as finetune
+    from razorctl.api import list as list  # noqa: A004
     from razorctl.api import plan as plan
     from razorctl.api import profile as profile
     from razorctl.cli.results import Result as Result
     from razorctl.config.job import Job as Job
     from razorctl.config.recipe import Recipe as Recipe
+    from razorctl.finished import evaluate as evaluate
+    from razorctl.finished import export as export
+    from razorctl.finished import predict as predict
     from razorctl.planning.gpus import Gpu as Gpu
     from razorctl.planning.plan import Plan as Plan
     from razorctl.rules.base import Rule as Rule
@@ -37,8 +41,12 @@ _HOMES = {
     "Step": "training.metrics",
     "Result": "cli.results",
     "compare": "api",
+    "evaluate": "finished",
+    "export": "finished",
     "finetune": "api",
+    "list": "api",
     "plan": "api",
+    "predict": "finished",
     "profile": "api",
     "recipe_of": "surgery.sparsify",
     "restore": "surgery.sparsify",
@@ -46,7 +54,7 @@ _HOMES = {
     "sparsify": "surgery.sparsify",
     "sparsify_within": "surgery.byte_budget",
 }
-__all__ = [*_HOMES]
+__all__ = [name for name in _HOMES if name != "list"]  # a star import keeps Python's own
 
 
 def __getattr__(name: str) -> Any:
@@ -56,5 +64,5 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(f"razorctl.{_HOMES[name]}"), name)
 
 
-def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+def __dir__() -> tuple[str, ...]:
+    return (*_HOMES, "__version__")

@@ -4,14 +4,21 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
-from razorctl.cli import comparing, finetuning, planning, profiling
-from razorctl.cli.calls import call, public
+from razorctl.cli import (
+    comparing,
+    finetuning,
+    planning,
+    profiling,
+)
+from razorctl.cli import names as naming
+from razorctl.cli.calls import call, model_name, public
 from razorctl.cli.comparing import METHODS
 from razorctl.cli.results import Result
 from razorctl.cli.views import comparison as comparison_view
 from razorctl.cli.views import finetune as finetune_view
+from razorctl.cli.views import list as list_view
 from razorctl.cli.views import plan as plan_view
 from razorctl.cli.views import profile as profile_view
 from razorctl.cli.views import report
@@ -23,10 +30,14 @@ from razorctl.config.keywords import (
     TrainingSettings,
 )
 from razorctl.config.recipe import Recipe
-from razorctl.errors import UsageError
+from razorctl.errors import ArgumentTypeError, UsageError
 
 if TYPE_CHECKING:
+    from datasets import Dataset, DatasetDict
+    from pandas import DataFrame
     from torch import Tensor, nn
+
+    Rows: TypeAlias = DataFrame | Dataset | Sequence[Mapping[str, Any]]
 
 Name = str | os.PathLike[str]  # of a model or a data set, which may be a path
 
@@ -34,7 +45,7 @@ Name = str | os.PathLike[str]  # of a model or a data set, which may be a path
 @public
 def finetune(
     model: Name | None = None,
-    dataset: Name | None = None,
+    dataset: "Name | Rows | DatasetDict | None" = None,
     *,
     recipe: Recipe | Name | None = None,
     plan: Name | None = None,
@@ -58,7 +69,9 @@ def finetune(
 
     Args:
         model: name of a model; None with `plan` or `resume`.
-        dataset: name of a data set, hf:ORG/NAME, or a folder or table of your own.
+        dataset: name of a data set, hf:ORG/NAME, or a folder or table of your own; or rows: a
+            pandas DataFrame, a Dataset or DatasetDict of datasets, or a list of dicts. Rows are
+            written to the cache of datasets, which `resume` reads again.
         recipe: a Recipe, or the name or file of a preset; settings override it.
         plan: file of `razorctl plan --json` to run.
         vram: memory that a plan may use, such as "11GB"; None is all free memory.
@@ -81,8 +94,10 @@ def finetune(
     Raises:
         UsageError: a setting that cannot be used.
         NoFitError: no way to train fits the memory.
+        ArgumentTypeError: a TypeError and UsageError, for a model or data of another type.
         RazorError: any other error of `razorctl.errors`, such as OutOfMemoryError or DataError.
     """
+    dataset = _stored(dataset)
     planned = {"vram": vram, "gpu": gpu, "prefer": prefer, "host_memory": host_memory}
     this = call(settings, recipe, model=model, dataset=dataset, **planned)
     trackers = [tracker] if isinstance(tracker, str) else tracker
@@ -95,7 +110,7 @@ def finetune(
 @public
 def plan(
     model: Name = "vit-b16",
-    dataset: Name | None = None,
+    dataset: "Name | Rows | DatasetDict | None" = None,
     *,
     recipe: Recipe | Name | None = None,
     vram: str | None = None,
@@ -125,6 +140,7 @@ def plan(
         UsageError: a setting that cannot be used.
         NoFitError: nothing fits; its `needed` is in bytes, its `document` has what was tried.
     """
+    dataset = _stored(dataset)
     planned = {"vram": vram, "gpu": gpu, "prefer": prefer, "host_memory": host_memory}
     this = call(settings, recipe, model=model, dataset=dataset, **planned)
     return Result(planning.document(this), partial(plan_view.show, explain=False))
@@ -132,7 +148,7 @@ def plan(
 
 @public
 def compare(
-    *what: Name,
+    *what: "Name | Rows | DatasetDict",
     methods: str | Sequence[str] = METHODS,
     seeds: int = 1,
     budget: str | None = None,
@@ -149,7 +165,7 @@ def compare(
         razorctl.compare("vit-micro", "digits", methods=["full", "razor"], lr=[0.01, 0.1])
 
     Args:
-        what: a model and a data set, or directories of runs and comparisons.
+        what: a model and a data set as for `finetune`, or directories of runs and comparisons.
         methods: names of methods or baselines, as a sequence or with commas.
         seeds: number of runs of each method.
         budget: time after which no new run starts, such as "10m".
@@ -175,7 +191,8 @@ def compare(
         "out": _path(out),
         "resume": resume,
     }
-    names = [os.fspath(each) for each in what]
+    names = [str(model_name(each, "compare")) for each in what[:1]]
+    names += [str(_stored(each)) for each in what[1:]]
     runs = comparing.compare(call(settings), names, options, target=target, html=_path(html))
     plots = partial(report.comparison_plots, runs.document, runs.comparison)
     return Result(runs.document, comparison_view.show, plots, runs.comparison.exit_code)
@@ -235,10 +252,43 @@ def profile(
     from torch import nn
 
     if not isinstance(model, nn.Module):
-        raise UsageError(f"{type(model).__name__} is neither the name of a model nor an nn.Module.")
+        kind = type(model).__name__
+        raise ArgumentTypeError(f"{kind} is neither the name of a model nor an nn.Module.")
     tensors = dataset if inputs is None else inputs
     document = profiling.profile_module(this, model, options, tensors, forward)
     return Result(document, profile_view.show)
+
+
+@public
+def list(kind: str | None = None, model: str | None = None, dataset: str | None = None) -> Result:  # noqa: A001
+    """The names of models, data sets, methods, GPUs and recipes, like `razorctl list`.
+
+        razorctl.list("models")
+
+    kind: "models", "datasets", "methods", "gpus" or "recipes"; or "defaults", the default training
+    settings of a model on a data set, or on its usual one. Returns the keys of `list --json`.
+    Raises UsageError for an unknown name.
+    """
+    if kind == naming.DEFAULTS:
+        if model is None:
+            raise UsageError("list defaults needs a model, as in: list defaults vit-micro digits.")
+        from razorctl.cli import defaults
+
+        with planning.lookup_status(model):
+            return Result(defaults.defaults_of(model, dataset), list_view.show_defaults)
+    names = naming.listed(kind)
+    if model is not None:
+        raise UsageError(f"{model} does nothing without defaults; leave it out.")
+    return Result(names, partial(list_view.show, brief=kind is None))
+
+
+def _stored(dataset: Any) -> Any:
+    """The name of a data set; rows in memory are written to the cache."""
+    if dataset is None or isinstance(dataset, (str, os.PathLike)):
+        return dataset
+    from razorctl.data.own import in_memory
+
+    return in_memory.stored(dataset)
 
 
 def _path(name: Name | None) -> Path | None:

@@ -69,6 +69,10 @@ class UsageError(RazorError, ValueError):
     exit_code = 2
 
 
+class ArgumentTypeError(UsageError, TypeError):
+    """An argument of a Python function that is of another type."""
+
+
 class ValuesError(UsageError):
     """A trace has no values, but the model reads them."""
 

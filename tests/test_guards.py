@@ -31,15 +31,15 @@ FLOORS = (
     ("surgery",),
     ("planning",),
     ("training",),
-    ("api", "cli"),
+    ("api", "cli", "finished"),
     ("__main__",),
 )
 LEVELS = {room: level for level, floor in enumerate(FLOORS) for room in floor}
 
 
 def room_of(name: str) -> str:
-    """The room of a first-level module; api.py is of the room whose commands call it."""
-    return "cli" if name == "api" else name
+    """The room of a first-level module; functions are of the room whose commands call them."""
+    return "cli" if name in ("api", "finished") else name
 
 
 @cache
@@ -249,7 +249,7 @@ def test_public_names_are_all_there():
 
     for name in razorctl.__all__:
         assert getattr(razorctl, name).__doc__
-    assert dir(razorctl) == sorted([*razorctl.__all__, "__version__"])
+    assert dir(razorctl) == sorted([*razorctl.__all__, "__version__", "list"])
     with pytest.raises(AttributeError, match="nothing_of_the_kind"):
         _ = razorctl.nothing_of_the_kind
 

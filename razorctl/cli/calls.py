@@ -13,7 +13,7 @@ from razorctl.cli.settings import GIVEN, Call, is_given
 from razorctl.cli.views.common import hide_messages
 from razorctl.config.recipe import Recipe
 from razorctl.config.settings import check_type, types_in
-from razorctl.errors import RazorError, UsageError
+from razorctl.errors import ArgumentTypeError, RazorError, UsageError
 from razorctl.registry import unknown
 from razorctl.system import processes
 
@@ -44,16 +44,17 @@ def public(function: Function) -> Function:
     lines = [
         f"        {name}: {formatannotation(kind)}" for name, kind in types(function)[1].items()
     ]
-    shown.__doc__ = "\n".join([f"{function.__doc__}", "    Settings:", *lines, "    "])
+    if lines:
+        shown.__doc__ = "\n".join([f"{function.__doc__}", "    Settings:", *lines, "    "])
     return cast(Function, shown)
 
 
 def types(function: Callable[..., Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Keyword -> type, for the named keywords of a function and for its `**settings`."""
     parameters = dict(signature(function).parameters)
-    (settings,) = get_args(parameters.pop("settings").annotation)
+    settings = parameters.pop("settings", None)
     named = {n: p.annotation for n, p in parameters.items() if p.kind is not p.VAR_POSITIONAL}
-    return named, settings.__annotations__
+    return named, {} if settings is None else get_args(settings.annotation)[0].__annotations__
 
 
 def _checked(
@@ -65,14 +66,14 @@ def _checked(
     """
     named, settings = types(function)
     for name, value in signature(function).bind_partial(*args).arguments.items():
-        check_type(name, value, named.get(name, object))
+        _check(function, name, value, named.get(name, object))
     checked = {name: value for name, value in keywords.items() if value is not None}
     for name in keywords:
         if name not in named | settings:
             raise unknown(f"keyword of {function.__name__}", name, named | settings)
     for name, value in checked.items():
         if name in named:
-            check_type(name, value, named[name])
+            _check(function, name, value, named[name])
         elif isinstance(value, Sequence) and not isinstance(value, str):
             checked[name] = ",".join(map(str, value))  # a Job or a Recipe checks it
         elif str in types_in(settings[name]) and type(value) in (int, float):
@@ -82,6 +83,24 @@ def _checked(
             raise UsageError("learning_rate is given twice, under two names; give it once.")
         checked["learning_rate"] = checked.pop("lr")
     return checked
+
+
+def _check(function: Callable[..., Any], name: str, value: Any, annotation: Any) -> None:
+    """Raises ArgumentTypeError for a value of another type; for a model it says what to call."""
+    if name == "model" and annotation != "Name | nn.Module":
+        model_name(value, function.__name__)
+    else:
+        check_type(name, value, annotation)
+
+
+def model_name(model: Any, function: str) -> str | None:
+    """The name of a model; raises ArgumentTypeError for a module and all else that is no name."""
+    if model is None or isinstance(model, (str, os.PathLike)):
+        return None if model is None else str(os.fspath(model))
+    raise ArgumentTypeError(
+        f"{function} takes the name or folder of a model, not a {type(model).__name__}; for a "
+        "module of your own use razorctl.sparsify in your loop."
+    )
 
 
 def call(settings: Mapping[str, Any], recipe: Any = None, **more: Any) -> Call:

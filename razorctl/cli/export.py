@@ -1,26 +1,21 @@
 """`razorctl export`."""
 
-from contextlib import AbstractContextManager
 from pathlib import Path
-from tempfile import gettempdir
 from typing import Annotated
 
 import typer
 
 from razorctl.cli.options import Json, RunArgument, Weights, option, switch
-from razorctl.cli.results import print_result
-from razorctl.cli.views import common as views
-from razorctl.cli.views import export as view
-from razorctl.errors import UsageError
+from razorctl.cli.results import Result, print_result
 
 
 def export(
     ctx: typer.Context,
     run: RunArgument,
     to: Annotated[
-        str | None,
-        option("Files of the model's own library, or ONNX.", "safetensors", "[safetensors|onnx]"),
-    ] = None,
+        str,
+        option("Files of the model's own library, or ONNX.", metavar="[safetensors|onnx]"),
+    ] = "safetensors",
     out: Annotated[
         Path | None, option("New directory to write.", "RUN-FORMAT beside RUN", "DIR")
     ] = None,
@@ -52,51 +47,8 @@ def export(
 
     With --push-to-hub and --out, both are written.
     """
-    from razorctl.system import hub
-    from razorctl.training import run_files
-    from razorctl.training.exporting import formats
+    from razorctl import finished
+    from razorctl.cli import calls
 
-    to = to or "safetensors"
-    _, job = run_files.finished_run(run)
-    formats.check_format(to, run)
-    if private and push_to_hub is None:
-        raise UsageError("--private is for --push-to-hub; name a repository, or leave it out.")
-    if push_to_hub is None and out is None:
-        named = run if run.name not in ("", "..") else run.resolve()
-        out = named.with_name(f"{named.name}-{to}")
-    if push_to_hub is not None:
-        hub.check_name(push_to_hub)
-    with views.status(f"loading {run}") as at, _folder(None if dry_run else out) as folder:
-        if push_to_hub is not None and not dry_run:
-            hub.check_access(push_to_hub)
-        from razorctl.training.exporting import folder as exporting
-        from razorctl.training.predicting import inference
-
-        trained = inference.load(run, weights=weights, device="cpu")
-        at(f"exporting {run}")
-        name = push_to_hub or ("" if out is None else out.name)
-        writes = out is not None and not dry_run
-        files, graph = exporting.write(trained, to, folder, name, copy=writes)
-        document = {
-            "run_dir": str(run),
-            "model": job.model,
-            "weights": str(trained.weights),
-            "format": to,
-            "out": str(out) if writes else None,
-            "files": {each: file.stat().st_size for each, file in files.items()},
-            "onnx": graph,
-            "repository": push_to_hub,
-            "url": None,
-            "card": files["README.md"].read_text("utf-8") if dry_run else None,
-        }
-        if push_to_hub is not None and not dry_run:
-            at(f"writing {push_to_hub}")
-            document["url"] = hub.push(files, push_to_hub, private, exporting.title(trained))
-    print_result(ctx, document, view.show)
-
-
-def _folder(out: Path | None) -> AbstractContextManager[Path]:
-    """A folder that is renamed to `out` when the block succeeds; None: a temporary folder."""
-    from razorctl.system import atomic
-
-    return atomic.scratch(Path(gettempdir())) if out is None else atomic.atomic_folder(out)
+    result = calls.run(ctx, finished.export)
+    print_result(ctx, result, Result.show)

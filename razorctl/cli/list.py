@@ -2,17 +2,14 @@
 
 from typing import Annotated
 
-from razorctl.cli.names import all_names
-from razorctl.cli.options import Json, argument
-from razorctl.cli.views import common as views
-from razorctl.cli.views import list as view
-from razorctl.errors import UsageError
-from razorctl.registry import find
+import typer
 
-DEFAULTS = "defaults"
+from razorctl.cli.options import Json, argument
+from razorctl.cli.results import Result, print_result
 
 
 def list_names(
+    ctx: typer.Context,
     kind: Annotated[
         str | None,
         argument(
@@ -39,26 +36,8 @@ def list_names(
     defaults MODEL DATASET shows the default training settings of the model on the
     data set, and where each comes from.
     """
-    if kind == DEFAULTS:
-        if model is None:
-            raise UsageError("list defaults needs a model, as in: list defaults vit-micro digits.")
-        from razorctl.cli import defaults, planning  # imported here: models slow --help
+    from razorctl import api
+    from razorctl.cli import calls
 
-        with planning.lookup_status(model):
-            document = defaults.defaults_of(model, dataset)
-        if json:
-            views.print_json(document)
-        else:
-            view.show_defaults(document)
-        return
-    groups = all_names()
-    if kind is not None:
-        names = {name.replace(" ", ""): name for name in groups}
-        group = find("kind", kind, {**names, DEFAULTS: DEFAULTS})
-        groups = {group: groups[group]}
-    if model is not None:
-        raise UsageError(f"{model} does nothing without defaults; leave it out.")
-    if json:
-        views.print_json(groups)
-    else:
-        view.show(groups, brief=kind is None)
+    result = calls.run(ctx, api.list)
+    print_result(ctx, result, Result.show)

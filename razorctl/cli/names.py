@@ -5,6 +5,9 @@ from collections.abc import Callable
 from razorctl.config import presets
 from razorctl.config.settings import read_toml
 from razorctl.methods import METHODS
+from razorctl.registry import find
+
+DEFAULTS = "defaults"  # the kind of `list` that is not of names
 
 
 def all_names() -> dict[str, dict[str, str]]:
@@ -22,6 +25,16 @@ def all_names() -> dict[str, dict[str, str]]:
             for name, file in presets.files("recipes").items()
         },
     }
+
+
+def listed(kind: str | None) -> dict[str, dict[str, str]]:
+    """The names of a kind, such as "datasets", or all; raises UsageError for an unknown kind."""
+    groups = all_names()
+    if kind is None:
+        return groups
+    names = {name.replace(" ", ""): name for name in groups}
+    group = find("kind", kind, {**names, DEFAULTS: DEFAULTS})
+    return {group: groups[group]}
 
 
 def completion(group: str) -> Callable[[str], list[str]]:

@@ -1,9 +1,8 @@
 """`razorctl predict`."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeGuard
@@ -23,28 +22,17 @@ from razorctl.cli.options import (
     switch,
     with_options,
 )
-from razorctl.cli.settings import Call, is_given, of_other_data
-from razorctl.cli.views import common as views
-from razorctl.cli.views import evaluate as evaluation
+from razorctl.cli.predicting import NEW_TOKENS
+from razorctl.cli.settings import Call, is_given
 from razorctl.cli.views import predict as view
 from razorctl.cli.views.terminal import data_stream
 from razorctl.errors import DataError, UsageError
 
 # Functions below import what --help does not need.
 if TYPE_CHECKING:
-    from razorctl.config.job import Job
-    from razorctl.data.own.whole import UnlabeledRows
     from razorctl.training.predicting.inference import Trained
 
 COLUMNS = ("image_column", "text_column", "skip_bad")
-NEW_TOKENS = 64
-# Option -> the tasks that it applies to.
-TASK_OPTIONS = {
-    "top": ("classification",),
-    "probabilities": ("classification", "multi-label"),
-    **dict.fromkeys(("max_new_tokens", "temperature", "seed"), ("causal-lm",)),
-    **dict.fromkeys(("threshold", "draw"), ("detection",)),
-}
 FIRST = (
     *("top", "probabilities", "max_new_tokens", "temperature", "seed", "out"),
     *("weights", "batch_size", "device", "json", "spreadsheet"),
@@ -124,88 +112,22 @@ def predict(
     with their names, from number 0 on. The output has the path of each mask, and its most
     frequent label with the share of its pixels.
     """
-    from razorctl import models
-    from razorctl.cli import progress
-    from razorctl.data.own import whole
-    from razorctl.training import run_files
+    from razorctl.cli import predicting
 
-    given = Call.typed(ctx, **flags, batch_size=batch_size).explicit.given
-    _, trained = run_files.finished_run(run)
-    _check_task(ctx, run, trained, out)
-    job = replace(trained, **of_other_data(given))
-    with views.status("reading the files") as at:
-        modality = models.named(job.model).modality
-        white = run_files.read_split(run).get("white")
-        lines = _stdin(files)
-        parts, skipped = whole.unlabeled(files, job, modality, lines, at, white, trained)
-        at(f"loading {run}")
-        model = _loaded(run, weights, device, given.get("batch_size"))
-    evaluation.note_skipped(skipped)
-    file = None if job.task == "segmentation" else out
-    total = sum(len(part.good) for part in parts)
-    with _opened(file) as stream, progress.count_rows("predicting", total) as done:
-        row_format, rows = _predictions(model, parts, ctx.params, done)
-        document = _document(model, skipped) if json else None
-        _writer(out, document, spreadsheet, job.task)(stream, rows, row_format)
-
-
-def _loaded(
-    run: Path, weights: str | None, device: str | None, batch_size: int | None
-) -> "Trained":
-    from razorctl.training.predicting import inference
-
-    return inference.load(run, weights=weights, device=device, batch_size=batch_size)
-
-
-def _predictions(
-    model: "Trained",
-    parts: list["UnlabeledRows"],
-    options: Mapping[str, Any],
-    done: Callable[[int], None],
-) -> tuple[view.RowFormat, Iterable[Any]]:
-    """The format and the rows of a model's predictions; rows are predicted as they are read.
-
-    Args:
-        model: the model of the run.
-        parts: the rows of files.
-        options: the parameters of the command.
-        done: called with the number of done rows.
-    """
-    from razorctl.training.detections import LEAST
-    from razorctl.training.predicting import continuations, labels, masks, objects, tags
-
-    task, every = model.job.task, options["probabilities"]
-    if task == "segmentation":
-        written = masks.write_masks(model, parts, options["out"], done)
-        return view.fields_format("mask", "label", "share"), written
-    rows: Iterator[Any]
-    if task == "detection":
-        least = LEAST if options["threshold"] is None else options["threshold"]
-        if (drawn := options["draw"]) is not None:
-            rows = iter(objects.draw_objects(model, parts, drawn, least, done))
-        else:
-            rows = view.report_progress(objects.find_objects(model, parts, least), done)
-        found = rows if options["json"] else (one for row in rows for one in row.objects)
-        return view.fields_format("label", "score", "left", "top", "right", "bottom"), found
-    if task == "token-classification":
-        row_format, rows = view.fields_format("tokens", "tags"), tags.predict_tags(model, parts)
-    elif task == "causal-lm":
-        new, temperature = options["max_new_tokens"] or NEW_TOKENS, options["temperature"] or 0.0
-        rows = continuations.continue_texts(model, parts, new, temperature, options["seed"] or 0)
-        row_format = view.fields_format("text")
-    elif task == "embedding":
-        from razorctl.training.predicting import vectors
-
-        row_format, rows = view.vectors_format(), vectors.predict_vectors(model, parts)
-    elif task == "regression":
-        row_format, rows = view.fields_format("value"), labels.predict_numbers(model, parts)
-    elif task == "multi-label":
-        row_format = view.several_format(model.classes, every)
-        rows = labels.predict_several(model, parts)
-    else:
-        row_format = view.labels_format(model.classes, options["top"] or 1, every)
-        rows = labels.predict_labels(model, parts)
-    return row_format, view.report_progress(rows, done)
+    options = {name: ctx.params[name] for name in predicting.OPTIONS}
+    typed = [name for name in options if is_given(ctx, name, ["COMMANDLINE"])]
+    task = predicting.checked_job(run, options, typed).task
+    file = None if task == "segmentation" else out
+    if file is not None:
+        _check_file(file, task, json)
+    call = Call.typed(ctx, **flags, batch_size=batch_size)
+    data = predicting.read(call, run, files, _stdin(files), weights, device)
+    document = _document(data.model, data.skipped) if json else None
+    with (
+        _opened(file) as stream,
+        predicting.predictions(data, options, by_image=json) as (row_format, rows),
+    ):
+        _writer(out, document, spreadsheet, task)(stream, rows, row_format)
 
 
 def _writer(
@@ -229,31 +151,16 @@ def _document(model: "Trained", skipped: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _check_task(ctx: typer.Context, run: Path, job: "Job", out: Path | None) -> None:
-    """Raises UsageError for a task without predictions, and for an option of another task."""
-    task = job.task or "classification"
-    if task == "masked-lm":
-        raise UsageError(
-            f"{run} is for masked-lm, which continues no texts; fill masks with transformers' "
-            f"pipeline('fill-mask', '{run}'), or name a run for another task."
-        )
-    for name, tasks in TASK_OPTIONS.items():
-        if task not in tasks and is_given(ctx, name, ["COMMANDLINE"]):
-            flag = name.replace("_", "-")
-            raise UsageError(
-                f"--{flag} is for {' and '.join(tasks)}, and {run} is for {task}; leave it out."
-            )
-    if _is_array(out) and (task != "embedding" or ctx.params["json"]):
+def _check_file(out: Path, task: str | None, json: bool) -> None:
+    """Raises UsageError for a file that cannot be written, and for an array of no embeddings."""
+    from razorctl.system import atomic
+
+    if _is_array(out) and (task != "embedding" or json):
         raise UsageError(
             f"{out} would be an array of NumPy, which has vectors of an embedding alone; name "
             "another file."
         )
-    if task == "segmentation" and out is None:
-        raise UsageError(f"{run} predicts masks; name a new directory for them with --out.")
-    if out is not None:
-        _check_out(out, task == "segmentation")
-    if (draw := ctx.params["draw"]) is not None:
-        _check_out(draw, folder=True)
+    atomic.check_room(out, "--out")
 
 
 def _is_array(out: Path | None) -> TypeGuard[Path]:
@@ -273,19 +180,6 @@ def _stdin(files: list[str]) -> list[str]:
         return sys.stdin.buffer.read().decode("utf-8-sig").splitlines()
     except UnicodeDecodeError:
         raise DataError("stdin is not UTF-8; convert it.") from None
-
-
-def _check_out(out: Path, folder: bool) -> None:
-    """Raises UsageError if `out` exists or cannot be made; folder: whether it is a folder."""
-    from razorctl.system import atomic
-
-    if not folder:
-        atomic.check_room(out, "--out")
-        return
-    with atomic.writing(out):
-        with atomic.atomic_folder(out):
-            pass
-        out.rmdir()
 
 
 @contextmanager

@@ -66,6 +66,23 @@ class DataSettings(TypedDict, total=False):
     cuda_graphs: bool | None
 
 
+class PredictedSettings(TypedDict, total=False):
+    """The settings of data without labels that a finished run reads."""
+
+    image_column: str | None
+    text_column: Names | None
+    skip_bad: bool | None
+
+
+class EvaluatedSettings(PredictedSettings, total=False):
+    """The settings of data with labels that a finished run reads."""
+
+    label_column: Names | None
+    mask_values: Names | None
+    mask_colors: Names | None
+    box_format: BoxFormat | None
+
+
 class ProfiledSettings(RecipeSettings, DataSettings, total=False):
     """The settings that change the cost of a step."""
 

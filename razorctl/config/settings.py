@@ -6,7 +6,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from razorctl.errors import UsageError
+from razorctl.errors import ArgumentTypeError, UsageError
 from razorctl.system import documents
 
 
@@ -23,7 +23,7 @@ def check_types(settings: Any, values: Mapping[str, Any] | None = None) -> None:
 
 
 def check_type(name: str, value: Any, annotation: Any) -> None:
-    """Raises UsageError if a value is not of an annotated type.
+    """Raises ArgumentTypeError if a value is not of an annotated type.
 
     An int is accepted as a float; a bool is not accepted as a number. For a Literal only the type
     is checked. A quoted annotation is not checked, since its class may not be imported.
@@ -42,7 +42,7 @@ def check_type(name: str, value: Any, annotation: Any) -> None:
     ):
         return
     names = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
-    raise UsageError(f"{name} {value!r} is not of type {names}; give one that is.")
+    raise ArgumentTypeError(f"{name} {value!r} is not of type {names}; give one that is.")
 
 
 def types_in(annotation: Any) -> tuple[Any, ...]:

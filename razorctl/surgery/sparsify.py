@@ -2,14 +2,15 @@
 
 import logging
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from razorctl.config.keywords import RecipeSettings
 from razorctl.config.recipe import Recipe
 from razorctl.errors import UsageError
 from razorctl.layers import own_forward
@@ -60,8 +61,14 @@ class Swap:
     rules: Rules | None
 
 
-def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
+def sparsify(
+    model: nn.Module, recipe: Recipe | str | None = None, **settings: Unpack[RecipeSettings]
+) -> tuple[str, ...]:
     """Swaps the layers of `model` that the recipe prunes, in place, by class.
+
+        razorctl.sparsify(model, "razor", ratio=0.9)
+
+    recipe: a Recipe, or the name of a method; None is razor. settings: fields of the recipe.
 
     Parameters, buffers, state dict, hooks and optimizers stay valid; `restore` undoes it. A module
     is swapped only if its type is exactly a known stock type, because a subclass may compute
@@ -75,7 +82,10 @@ def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
     ones that got adapters, then of the swapped ones; none for method `full`. Raises UsageError if
     the model is sparsified already, if it cannot honor the recipe, or if it has nothing to swap.
     """
-    recipe = recipe or Recipe()
+    given = {name: value for name, value in settings.items() if value is not None}
+    if recipe is None or isinstance(recipe, str):
+        recipe = Recipe() if recipe is None else Recipe(recipe)
+    recipe = replace(recipe, **given)  # type: ignore[arg-type]
     if recipe.has_byte_budget and not recipe.activation_checkpointing:
         checkpointing.advise(model)
     names = swap(model, recipe)

@@ -17,7 +17,8 @@ from torch import nn
 
 import razorctl
 from razorctl import Job, Recipe, errors, saved_bytes, sparsify
-from razorctl.cli import calls, compare, finetune, plan, profile
+from razorctl.cli import calls, compare, evaluate, export, finetune, plan, predict, profile
+from razorctl.cli import list as listing
 from razorctl.cli.views import common as views
 from razorctl.config.keywords import TrainingSettings
 from razorctl.config.settings import types_in
@@ -30,7 +31,12 @@ COMMANDS = {
     "plan": plan.plan,
     "compare": compare.compare,
     "profile": profile.profile,
+    "predict": predict.predict,
+    "evaluate": evaluate.evaluate,
+    "export": export.export,
+    "list": listing.list_names,
 }
+DATA = {("predict", "files"): "data", ("evaluate", "dataset"): "data"}
 SETTINGS = {each.name: each.type for kind in (Job, Recipe) for each in fields(kind)}
 
 
@@ -42,7 +48,7 @@ def html(result) -> str:
 
 
 # Parameters that only say how a command prints, and keywords that no command line can give.
-PRINTING = {"json", "csv", "explain"}
+PRINTING = {"json", "csv", "explain", "spreadsheet"}
 OF_PYTHON = {"progress", "inputs", "forward", "what"}
 
 
@@ -63,6 +69,7 @@ def parameters(name: str) -> dict[str, inspect.Parameter]:
                 each for each in (info.default, *(info.param_decls or ())) if "--" in str(each)
             ]
             keyword = flags[0][2:].replace("-", "_") if flags else parameter.name
+            keyword = DATA.get((name, keyword), keyword)
             table[keyword] = parameter
             if parameter.name in SETTINGS:
                 table[parameter.name] = parameter

@@ -8,6 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from razorctl.data.catalog import DATASETS
+from razorctl.data.own import in_memory
 from razorctl.data.own.raw import NOT_UTF8, RawRows
 from razorctl.data.own.read import (
     boxes,
@@ -89,6 +90,10 @@ def _check_path(name: str, path: Path) -> None:
     """Raises UsageError if nothing is at a path, and DataError if it is not UTF-8."""
     if not exists(path):
         if any(separator in name for separator in SEPARATORS):
+            if in_memory.is_folder(path):
+                raise UsageError(
+                    f"{name}, which had rows in memory, was removed; give the same rows again."
+                )
             hint = f", or write hf:{name} for a set of the hub" if HUB_NAME.fullmatch(name) else ""
             raise UsageError(f"{name} does not exist; name a file or a folder that does{hint}.")
         more = ", and no such file exists (sets of the hub are hf:ORG/NAME)"
