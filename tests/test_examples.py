@@ -83,16 +83,19 @@ def test_notebook(tmp_path, monkeypatch, traces):
     client.execute()
     outputs = [output for cell in cells for output in cell.outputs]
     results = [output.data for output in outputs if output.output_type == "execute_result"]
-    assert [data["text/html"].count("<img") for data in results] == [0, 0, 1, 2]
-    plan, profile, finetune, compare = (data["text/html"] for data in results)
+    assert [data["text/html"].count("<img") for data in results] == [0, 0, 1, 2, 0, 0]
+    plan, profile, finetune, compare, evaluate, export = (data["text/html"] for data in results)
     assert "razor 0.5" in plan
     assert "LayerNorm" in profile
     assert "test accuracy" in finetune
     assert "razor 0.9" in compare
-    (accuracies,) = (o.text for o in outputs if o.get("name") == "stdout")
+    assert "digits" in evaluate
+    assert "model.safetensors" in export
+    accuracies, weights = (o.text for o in outputs if o.get("name") == "stdout")
     scores = [float(score) for score in re.findall(r"(\S+)%", accuracies)]
     assert len(scores) == 2
     assert min(scores) > 60
+    assert "weights in timm" in weights
     assert any("image/png" in output.get("data", {}) for output in outputs)
     lines = [
         output.data["text/plain"] for output in outputs if output.output_type == "display_data"

@@ -71,7 +71,7 @@ def parameters(name: str) -> dict[str, inspect.Parameter]:
             keyword = flags[0][2:].replace("-", "_") if flags else parameter.name
             keyword = DATA.get((name, keyword), keyword)
             table[keyword] = parameter
-            if parameter.name in SETTINGS:
+            if flags and parameter.name in SETTINGS:
                 table[parameter.name] = parameter
     return table
 
