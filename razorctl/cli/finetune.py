@@ -74,6 +74,8 @@ def finetune(
     be left out.
 
     Under torchrun, the processes share each batch; README.md shows the command.
+    On several machines each needs razorctl, the model and the data at the same path
+    or name. Only the first writes --out; --resume needs a --out that all see.
 
     Trackers get losses, learning rates and evaluations. TensorBoard and wandb
     write into the run directory; with WANDB_MODE=offline nothing leaves it.

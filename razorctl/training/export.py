@@ -97,7 +97,7 @@ def write_finished(run: PreparedRun) -> None:
             last = deepcopy(run.model)
             standard.fold(last)
             files += export(last, save, (out / LAST).parent)
-            state.load_model(best.path, run.model)
+            run.model.load_state_dict(tensors.read(best.path / state.MODEL))
         standard.fold(run.model)
         files += export(run.model, save, out)
         run.checksums = {

@@ -106,9 +106,24 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def put(values: Mapping[str, Tensor], model: nn.Module) -> None:
-    """Loads the full tensors of a state dict into a model, whose parameters may be DTensors."""
-    present = model.state_dict()
-    model.load_state_dict({name: like(value, present.get(name)) for name, value in values.items()})
+    """Loads full tensors into a model, whose parameters may be DTensors. Collective.
+
+    values: a state dict of the first process; the others receive it, and their `values` are unused.
+    """
+    if processes.count() > 1:
+        present = model.state_dict().items()
+        values = {name: _received(values, name, entry) for name, entry in present}
+    model.load_state_dict(values)
+
+
+def _received(values: Mapping[str, Tensor], name: str, entry: Tensor) -> Any:
+    """The first process's full tensor, as a DTensor like `entry` if this is one. Collective."""
+    value = values[name] if processes.first() else torch.empty(entry.shape)
+    value = value.to(local(entry).device, entry.dtype).contiguous()
+    if hasattr(entry, "to_local"):
+        return like(value, entry)  # which sends the first process's
+    torch.distributed.broadcast(value, 0)
+    return value
 
 
 def like(value: Any, other: Any) -> Any:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from razorctl.surgery.drawing import draws
-from razorctl.system import documents
+from razorctl.system import documents, processes
 from razorctl.training import parallel, tensors
 
 EIGHT_BITS = "OptimState8bit"  # torchao's class of a state in 8 bits
@@ -33,8 +33,8 @@ def write(folder: Path, model: Mapping[str, Tensor], state: Mapping[str, Any]) -
 
 
 def load_model(folder: Path, model: nn.Module) -> None:
-    """Loads the weights of a checkpoint into a model."""
-    parallel.put(tensors.read(folder / MODEL), model)
+    """Loads a checkpoint's weights, which the first process reads, into a model. Collective."""
+    parallel.put(tensors.read(folder / MODEL) if processes.first() else {}, model)
 
 
 def read(folder: Path) -> dict[str, Any]:

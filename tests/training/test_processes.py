@@ -1,10 +1,12 @@
 """Several processes train as one would: each test starts two, as torchrun does, through Gloo."""
 
 import json
+import os
 import random
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -17,6 +19,7 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from razorctl import data
 from razorctl.cli.app import app
 from razorctl.config.job import Job
 from razorctl.config.recipe import Recipe
@@ -345,3 +348,44 @@ def test_what_several_processes_cannot_do(monkeypatch):
     result = CliRunner().invoke(app, ["plan", "vit-micro", "digits", "--vram", "11GB"])
     assert result.exit_code == 2
     assert "only finetune runs in several processes" in result.stderr
+
+
+def test_processes_on_two_machines_train_as_one_and_only_the_first_has_files(tmp_path):
+    """Both torchruns see the images at one path, and have no other folder in common."""
+    rows = data.find("digits").load().train.select(range(120))
+    for number, row in enumerate(rows):
+        split = ("train", "train", "train", "validation", "test")[number % 5]
+        file = tmp_path / "photos" / split / str(row["label"]) / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        row["image"].save(file)
+    words = ("finetune", "vit-micro", str(tmp_path / "photos"), "--device", "cpu")
+    words += ("--method", "full", "--batch-size", "16", "--steps", "3", "--evaluate-every", "1")
+    words += ("--lr", "2", "--warmup-steps", "0", "--out")  # so that the first step is best
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nnodes", "2")
+    torchrun += ("--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", port)
+    ways = {rank: (*torchrun, "--node-rank", rank) for rank in "01"} | {"one": (sys.executable,)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    started = []
+    for name, way in ways.items():
+        (tmp_path / name).mkdir()
+        command = *way, "-m", "razorctl", *words, "run"
+        started.append(subprocess.Popen(command, cwd=tmp_path / name, env=environment, **pipes))
+    for process in started:
+        _, errors = process.communicate(timeout=240)
+        assert process.returncode == 0, errors.decode()
+    assert not [*(tmp_path / "1").iterdir()]
+    one, two = (
+        [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in (tmp_path / "one/run", tmp_path / "0/run")
+    )
+    assert [step["loss"] for step in two] == pytest.approx([s["loss"] for s in one], rel=1e-4)
+    one, two = (
+        json.loads((folder / "result.json").read_text())
+        for folder in (tmp_path / "one/run", tmp_path / "0/run")
+    )
+    assert one["best_step"] == two["best_step"] == 1
+    assert two["best_accuracy"] == pytest.approx(one["best_accuracy"])
