@@ -15,8 +15,5 @@ case "${1:-}" in
     tests/training/test_doctor.py tests/test_private_names.py "${@:2}"
   ;;
 esac
-scripts/setup.sh dev
-.venv/bin/ruff format --check .
-.venv/bin/ruff check .
-.venv/bin/mypy
+scripts/lint.sh
 .venv/bin/pytest -n auto --no-loadscope-reorder "$@"  # tests/conftest.py says which come first
