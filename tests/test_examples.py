@@ -1,8 +1,10 @@
 """The scripts in scripts/examples, and razor on a model that has adapters of PEFT."""
 
 import copy
+import os
 import re
 import runpy
+import sys
 from pathlib import Path
 
 import nbformat
@@ -69,19 +71,34 @@ data.DATASETS["digits"] = few_tests(data.find("digits"))
 """
 
 
-def test_notebook(tmp_path, monkeypatch, traces):
+@pytest.fixture
+def executed(tmp_path, monkeypatch, traces):
     monkeypatch.setenv("PYTHONPATH", str(EXAMPLES.parents[1]))
     monkeypatch.setenv("XDG_CACHE_HOME", str(traces))
-    notebook = nbformat.read(EXAMPLES / "notebook.ipynb", nbformat.NO_CONVERT)
-    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert not any(cell.outputs or cell.execution_count for cell in cells)  # stripped
-    for cell in cells:
-        cell.source = cell.source.replace('"steps": 40', '"steps": 20')  # which learn enough
-        cell.source = cell.source.replace('"rtx-4090"', '"rtx-4090", max_ratio=0.5')  # fewer ways
-    notebook.cells.insert(0, nbformat.v4.new_code_cell(SMALLER))
-    client = NotebookClient(notebook, timeout=500, resources={"metadata": {"path": str(tmp_path)}})
-    client.execute()
-    outputs = [output for cell in cells for output in cell.outputs]
+    scripts = Path(sys.executable).parent
+    monkeypatch.setenv("PATH", str(scripts), prepend=os.pathsep)  # of an active environment
+
+    def execute(name, *changes):
+        """The outputs of a notebook's cells, after changes of their sources."""
+        notebook = nbformat.read(EXAMPLES / name, nbformat.NO_CONVERT)
+        nbformat.validate(notebook)
+        cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+        assert not any(cell.outputs or cell.execution_count for cell in cells)  # stripped
+        for cell in cells:
+            for old, new in changes:
+                cell.source = cell.source.replace(old, new)
+        notebook.cells.insert(0, nbformat.v4.new_code_cell(SMALLER))
+        resources = {"metadata": {"path": str(tmp_path)}}
+        NotebookClient(notebook, timeout=500, resources=resources).execute()
+        return [output for cell in cells for output in cell.outputs]
+
+    return execute
+
+
+def test_notebook(executed):
+    # Which learn enough, and fewer ways.
+    changes = ('"steps": 40', '"steps": 20'), ('"rtx-4090"', '"rtx-4090", max_ratio=0.5')
+    outputs = executed("notebook.ipynb", *changes)
     results = [output.data for output in outputs if output.output_type == "execute_result"]
     assert [data["text/html"].count("<img") for data in results] == [0, 0, 1, 2, 0, 0]
     plan, profile, finetune, compare, evaluate, export = (data["text/html"] for data in results)
@@ -102,6 +119,20 @@ def test_notebook(tmp_path, monkeypatch, traces):
     ]
     assert any(re.search(r"step 20 of 20: loss", line) for line in lines)
     assert not any("IProgress" in output.get("text", "") for output in outputs)
+
+
+def test_colab_notebook(executed, tmp_path):
+    outputs = executed("colab.ipynb", ("--steps 40", "--steps 4"), ('"t4"', '"t4", max_ratio=0.5'))
+    printed = "".join(output.get("text", "") for output in outputs)
+    assert "error:" not in printed  # a command that fails stops no notebook
+    assert "balanced accuracy" in printed
+    assert "photos/test/7/48.png" in printed
+    assert len((tmp_path / "runs/photos/metrics.jsonl").read_text().splitlines()) == 4
+    assert (tmp_path / "exported/model.safetensors").exists()
+    assert not (tmp_path / "razorctl-source").exists()
+    results = [output.data for output in outputs if output.output_type == "execute_result"]
+    assert results[0]["text/plain"] == "10"
+    assert "razor 0.5" in results[1]["text/html"]
 
 
 def adapted(kind, model):
