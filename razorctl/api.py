@@ -183,6 +183,8 @@ def compare(
     Raises:
         UsageError: a setting that cannot be used, or does not apply to finished runs.
     """
+    if not what:
+        raise UsageError("nothing is named; name a model and a data set, or directories of runs.")
     options = {
         "methods": methods if isinstance(methods, str) else ",".join(methods),
         "seeds": seeds,

@@ -1,8 +1,8 @@
 """`sparsify` puts razor layers into a model, `restore` takes them out again."""
 
 import logging
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Unpack
 
@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from razorctl.config.keywords import RecipeSettings
 from razorctl.config.recipe import Recipe
-from razorctl.errors import UsageError
+from razorctl.errors import ArgumentTypeError, UsageError
 from razorctl.layers import own_forward
 from razorctl.layers.attention.stored import Attention
 from razorctl.layers.base import LayerSettings, RazorLayer, WeightLayer
@@ -26,6 +26,7 @@ from razorctl.layers.shared_copies.memo import Memo
 from razorctl.memory.fake import mode_of
 from razorctl.memory.saved import Forward, bytes_by_module, on_copies, storages_by_module
 from razorctl.methods import METHODS
+from razorctl.registry import unknown
 from razorctl.rules.allocation import Names
 from razorctl.rules.base import Rules
 from razorctl.rules.prune import Centered
@@ -82,10 +83,7 @@ def sparsify(
     ones that got adapters, then of the swapped ones; none for method `full`. Raises UsageError if
     the model is sparsified already, if it cannot honor the recipe, or if it has nothing to swap.
     """
-    given = {name: value for name, value in settings.items() if value is not None}
-    if recipe is None or isinstance(recipe, str):
-        recipe = Recipe() if recipe is None else Recipe(recipe)
-    recipe = replace(recipe, **given)  # type: ignore[arg-type]
+    recipe = _recipe(recipe, settings)
     if recipe.has_byte_budget and not recipe.activation_checkpointing:
         checkpointing.advise(model)
     names = swap(model, recipe)
@@ -93,6 +91,20 @@ def sparsify(
     if recipe.has_byte_budget and not warn_of_excess(model, recipe):
         model.register_forward_pre_hook(tell_excess, with_kwargs=True)
     return names
+
+
+def _recipe(recipe: Recipe | str | None, settings: Mapping[str, Any]) -> Recipe:
+    """The recipe of a Recipe or the name of a method, with settings that are not None."""
+    if not isinstance(recipe, Recipe | str | None):
+        kind = type(recipe).__name__
+        raise ArgumentTypeError(f"recipe cannot be a {kind}; give a Recipe or a method's name.")
+    names = [field.name for field in fields(Recipe)]
+    for name in settings:
+        if name not in names:
+            raise unknown("setting of a recipe", name, names)
+    given = {name: value for name, value in settings.items() if value is not None}
+    plain = recipe if isinstance(recipe, Recipe) else Recipe(recipe or Recipe.method)
+    return replace(plain, **given)
 
 
 def tell_excess(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

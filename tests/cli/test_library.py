@@ -88,8 +88,8 @@ def test_evaluations_are_of_the_run_and_of_other_rows(here):
     known = command("evaluate", "images", "--weights", "last", "--device", "cpu", "--json")
     assert of_run["metrics"] == json.loads(known.stdout)["metrics"]
     every = razorctl.evaluate("images", images(), device="cpu", progress=False)
-    assert (every["rows"], every["dataset"]) == (12, "the rows in memory")
-    with pytest.raises(errors.DataError, match=r"the rows in memory .*bird"):
+    assert (every["rows"], every["dataset"]) == (12, "the table in memory")
+    with pytest.raises(errors.DataError, match=r"the table in memory .*bird"):
         razorctl.evaluate("images", [{**images()[0], "label": "bird"}], progress=False)
 
 
@@ -123,6 +123,10 @@ def test_without_progress_nothing_is_printed(here, capfd):
     run = razorctl.finetune("vit-micro", Dataset.from_list(images()), out="silent", **QUICK)
     razorctl.evaluate(run, images(), progress=False)
     razorctl.predict(run, images(), progress=False)
+    images()[0]["image"].save("a.png")
+    assert razorctl.predict(
+        run, pd.DataFrame({"image": ["a.png", None]}), progress=False, skip_bad=True
+    )
     razorctl.plan("vit-micro", images(), gpu="t4", ratio=0.5, batch_size=4, progress=False)
     for to in ("safetensors", "onnx"):
         exported = razorctl.export(run, to, progress=False)
@@ -144,7 +148,10 @@ REFUSED = {
     "finetune": (lambda: razorctl.finetune(NET, "digits"), f"finetune {OWN} razorctl.sparsify"),
     "plan": (lambda: razorctl.plan(NET), f"plan {OWN}"),
     "compare": (lambda: razorctl.compare(NET, "digits"), f"compare {OWN}"),
-    "dataset": (lambda: razorctl.finetune("vit-micro", 3), "data cannot be a int; give a path"),
+    "dataset": (
+        lambda: razorctl.finetune("vit-micro", 3),
+        "data cannot be of type int; give a path",
+    ),
     "run": (lambda: razorctl.predict(3, []), "run 3 is not of type str or PathLike or Result"),
     "profile": (lambda: razorctl.profile(3), "int is neither the name of a model nor an nn.Module"),
 }
@@ -161,12 +168,13 @@ def test_arguments_of_another_type_are_type_errors(case):
 
 def test_refusals_of_finished_runs(here):
     for call, sentence in (
-        (lambda: razorctl.predict("texts", [1]), "data cannot be a list of int"),
+        (lambda: razorctl.predict("texts", [1]), "data cannot be of type list of int"),
         (lambda: razorctl.predict("texts", TEXTS, out="x"), "out is a directory for masks"),
         (lambda: razorctl.predict("texts", TEXTS, draw="x"), "--draw is for detection"),
         (lambda: razorctl.predict("images", ["no.jpg"]), "no.jpg does not exist"),
         (lambda: razorctl.export("texts", "gguf"), "gguf"),
         (lambda: razorctl.evaluate("texts", skip_bad=True), "is for reading DATASET"),
+        (lambda: razorctl.compare(), "nothing is named"),
         (lambda: razorctl.list("defaults"), "list defaults needs a model"),
     ):
         with pytest.raises(errors.UsageError, match=sentence):
@@ -187,3 +195,7 @@ def test_sparsify_takes_the_name_of_a_method(given):
     assert razorctl.recipe_of(net) == razorctl.Recipe("razor", 0.7)
     with pytest.raises(errors.UsageError, match="unknown method 'razr'; did you mean 'razor'"):
         razorctl.sparsify(nn.Linear(8, 8), "razr")
+    with pytest.raises(errors.UsageError, match="unknown setting of a recipe 'ratoi'; did you"):
+        razorctl.sparsify(nn.Linear(8, 8), "razor", ratoi=0.5)
+    with pytest.raises(TypeError, match="recipe cannot be a int"):
+        razorctl.sparsify(nn.Linear(8, 8), 3)

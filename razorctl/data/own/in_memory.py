@@ -24,10 +24,10 @@ from razorctl.system import atomic, hub
 if TYPE_CHECKING:
     from datasets import Dataset
 
-KINDS = "a pandas DataFrame, a datasets.Dataset, or a list of rows (dicts)"
+KINDS = "a pandas DataFrame, a datasets.Dataset, or a list of rows (dicts) or of PIL images"
 FOLDER = re.compile(r"rows-[0-9a-f]{16}")
 BATCH = 100  # rows
-NAME = "the rows in memory"  # their name in sentences and documents
+NAME = "the table in memory"  # their name in sentences and documents
 
 
 def is_a(value: Any, module: str, name: str) -> bool:
@@ -111,33 +111,34 @@ def _splits(data: Any) -> Mapping[str, "Dataset"]:
             columns = {str(name): [row.get(name) for row in data] for name in names}
             return {"train": _of_columns(columns)}
     kind = type(data).__name__
-    if isinstance(data, Sequence) and len(data):
-        kind += f" of {type(data[0]).__name__}"
-    raise ArgumentTypeError(f"data cannot be a {kind}; give a path, {KINDS}.")
+    if isinstance(data, Sequence) and not isinstance(data, (str, bytes)):
+        kind += f" of {' and '.join(sorted({type(row).__name__ for row in data}))}"
+    raise ArgumentTypeError(f"data cannot be of type {kind}; give a path, {KINDS}.")
 
 
 def _of_columns(columns: Mapping[str, Sequence[Any]]) -> "Dataset":
     """The rows of columns; columns of paths of images are images."""
     import pyarrow as pa
-    from datasets import Dataset, Image
+    from datasets import Dataset, Features, Image
+    from datasets.table import table_cast
 
     paths = [name for name, values in columns.items() if _are_paths(values)]
-    absolute = {
+    whole = {
         name: [value and str(Path(value).absolute()) for value in columns[name]] for name in paths
     }
     try:
-        rows = Dataset.from_dict({**columns, **absolute})
+        rows = Dataset.from_dict({**columns, **whole})
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise DataError(
-            f"{NAME} cannot be a table ({reason_of(error)}); give each column values of one type."
+            f"the data cannot be a table ({reason_of(error)}); give each column values of one type."
         ) from None
-    for name in paths:
-        rows = rows.cast_column(name, Image())
-    return rows
+    features = Features({**rows.features, **{name: Image() for name in paths}})
+    # `Dataset.cast` would show a bar.
+    return Dataset(table_cast(rows.data.table, features.arrow_schema)) if paths else rows
 
 
 def _are_paths(values: Sequence[Any]) -> bool:
-    present = [value for value in values if value]
+    present = [value for value in values if value is not None]
     if not present or not all(isinstance(each, (str, os.PathLike)) for each in present):
         return False
     return all(Path(each).suffix.casefold() in SUFFIXES for each in present)

@@ -78,20 +78,21 @@ def test_paths_are_of_the_working_directory():
     plain = [{"file": file, "label": file.parent.name} for file in files]
     assert trained_on(frame) == trained_on(plain)
     Path("d/bus/0.jpg").unlink()
-    with pytest.raises(DataError, match=r"d/bus/0.jpg of the rows in memory cannot be read"):
+    with pytest.raises(DataError, match=r"d/bus/0.jpg of the table in memory cannot be read"):
         in_memory.stored(frame)
 
 
 REFUSED = {
-    "number": (3, ArgumentTypeError, "data cannot be a int; give a path, a pandas DataFrame"),
-    "numbers": ([3], ArgumentTypeError, "data cannot be a list of int"),
+    "number": (3, ArgumentTypeError, "data cannot be of type int; give a path, a pandas DataFrame"),
+    "numbers": ([3], ArgumentTypeError, "data cannot be of type list of int"),
+    "some": ([{}, None], ArgumentTypeError, "of type list of NoneType and dict"),
     "stream": (
         Dataset.from_dict({"a": [1]}).to_iterable_dataset(),
         ArgumentTypeError,
-        "data cannot be a IterableDataset",
+        "data cannot be of type IterableDataset",
     ),
     "empty": ([], UsageError, "the data are an empty list"),
-    "types": ([{"text": "a"}, {"text": 3}], DataError, "the rows in memory cannot be a table"),
+    "types": ([{"text": "a"}, {"text": 3}], DataError, "the data cannot be a table"),
 }
 
 
