@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, config
 from huggingface_hub import constants
 from PIL import Image
 from torch import nn
@@ -32,8 +32,15 @@ def images() -> list[dict]:
     return [{"image": Image.fromarray(s), "label": NAMES[n]} for n, s in enumerate(shades)]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(config, "HF_DATASETS_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, shallow):
+def trained(tmp_path_factory, shallow, cache):
     """A folder with a run on images and a run on texts, both of rows in memory."""
     top = tmp_path_factory.mktemp("trained")
     with pytest.MonkeyPatch.context() as patch, registered(*local_hub.ENTRIES.values()):
