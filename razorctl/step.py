@@ -11,14 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from razorctl.config.job import Job, Precision, resolve_precision
+from razorctl.config.job import TEMPERATURE, Job, Precision, resolve_precision
 from razorctl.config.tasks import LANGUAGE, NO_LABEL
 from razorctl.errors import DivergedError, UsageError
 from razorctl.ops.contrastive import Similarity, embedding_loss
 from razorctl.ops.weight_copies import shared_by
 from razorctl.system import processes
 
-TEMPERATURE = 0.05  # of embeddings of texts
 # `Job.precision` -> the dtype of autocast; None disables it.
 DTYPES: dict[str, torch.dtype | None] = {
     "fp32": None,

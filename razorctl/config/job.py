@@ -51,6 +51,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "metric": EVERY_FIGURE,
 }
 
+TEMPERATURE = 0.05  # of embeddings of texts
 FEWEST_CAPTURED = 20  # steps of a run for which CUDA graphs are captured by default
 # By the branches that a compiler takes, a step of ViT-B/16 has 1,018 launches of 102 GB, and else
 # 690 of 68 GB: residual sums, statistics and the int8 rows of gradients are passes of their own. An

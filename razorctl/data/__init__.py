@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from razorctl import models, units
 from razorctl.config.defaults import FROM_SCRATCH, ByRows
-from razorctl.config.job import BY_ROWS, Job
+from razorctl.config.job import BY_ROWS, TEMPERATURE, Job
 from razorctl.config.job_checks import weight_numbers
 from razorctl.config.tasks import FIGURES, Task
 from razorctl.data.catalog import DATASETS as DATASETS
@@ -131,9 +131,11 @@ def _check_of_task(job: Job, source: Source) -> None:
         )
     embeds, texts = source.task == "embedding", source.modality == "text"
     ranks = embeds and source.classes > 1
+    # Directories of runs may have the default, which asks for nothing.
+    warm = job.temperature not in (None, TEMPERATURE)
     asked = {
         "pooling of texts": job.pooling is not None and not (embeds and texts),
-        "temperature of pairs without scores": job.temperature is not None and not ranks,
+        "temperature of pairs without scores": warm and not ranks,
         "symmetric of pairs of texts without scores": job.symmetric and not (ranks and texts),
     }
     what = "has pairs with scores" if texts else "has images with texts"
