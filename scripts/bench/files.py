@@ -64,7 +64,7 @@ DETECTOR: dict[str, Any] = {  # a small RT-DETR, and how it is trained
     "side": 96,
     "batch_size": 16,
     "steps": 1600,
-    "rate": 1e-3,
+    "rate": 5e-4,
     "config": {
         "model_type": "rt_detr",
         "backbone_config": {
@@ -430,6 +430,7 @@ def detector(cache: Path, folder: Path) -> None:
     places = {"model": str(folder / "start"), "dataset": str(folder / "data")}
     begun = job("detection", DETECTOR["batch_size"], DETECTOR["steps"], DETECTOR["side"])
     begun = replace(begun, **places, learning_rate=DETECTOR["rate"], from_scratch=True)
+    begun = replace(begun, augment="none")
     going = finetune(begun, Recipe("full"), out=folder / "run")
     for step in going:
         print(f"detector: step {step.step}, loss {step.loss:.2f}", end="\r", flush=True)
