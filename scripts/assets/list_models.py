@@ -15,6 +15,8 @@ BEGIN, END = "<!-- models: scripts/assets/list_models.py -->\n", "<!-- /models -
 ROWS = {
     ("classification", "image"): "`classification`, `regression` and `multi-label` of images",
     ("segmentation", "image"): "`segmentation`, a class for each pixel",
+    ("detection", "image"): "`detection`, a class and a box for each object",
+    ("embedding", "image"): "`embedding` of images and texts",
     (
         "classification",
         "text",

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from razorctl.cli.app import COMMANDS, loaded
 from tests.cli.commands import razorctl
-from tests.own import photos, picture, table, texts
+from tests.detectors import detector
+from tests.own import coco, photos, table, texts
 
 ROOT = Path(__file__).parents[2]
 SMALL = {
@@ -16,6 +17,8 @@ SMALL = {
     "bert-base": "bert",
     "gpt2": "./gpt2",
     "cifar100": "digits",
+    "rt-detr-r18": "./yolos",
+    "480,560,640": "64,128",
     "50": "2",
     "4": "1",
     "512": "8",
@@ -37,12 +40,8 @@ def printed(page: str) -> list[list[str]]:
 def test_commands_run_as_printed(kinds, runs_here, monkeypatch):
     photos(Path("photos"), 12)
     photos(Path("new"), 1)
-    faces = [picture(Path(f"ages/{n}.png"), 9 * n).name for n in range(24)]
-    table(
-        Path("ages/metadata.csv"),
-        [f"{face},{n / 8}" for n, face in enumerate(faces)],
-        "file_name,age",
-    )
+    coco("coco")
+    detector("yolos", Path("yolos"))
     texts(Path("reviews.csv"), 24)
     table(
         Path("pairs.csv"),
@@ -52,8 +51,6 @@ def test_commands_run_as_printed(kinds, runs_here, monkeypatch):
     rows = [{"instruction": f"Count to {n}.", "output": "one " * n} for n in range(1, 25)]
     Path("alpaca.json").write_text(json.dumps(rows))
     table(Path("stsb.csv"), [f"{'good ' * (1 + n % 5)},{n % 5 + 0.5}" for n in range(24)])
-    labels = [f"text {n},{n % 2},{n % 3 // 2},{n // 12}" for n in range(24)]
-    table(Path("toxic.csv"), labels, "text,insult,threat,obscene")
     Path("news.conll").write_text("good B-PER\nmovie O\n\n" * 24)
     for name in ("bert", "gpt2"):
         shutil.copytree(kinds / name, name)

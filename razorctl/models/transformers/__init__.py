@@ -52,7 +52,7 @@ DETECTION_DEFAULTS = {
     "batch_size": 16,
     "steps": 5000,
     "optimizer": "adamw",
-    "sgd": {"learning_rate": 0.01},
+    "sgd": {"learning_rate": 1e-3},
     "adamw": {"learning_rate": 1e-4, "weight_decay": 1e-4},
 }
 # transformers' lists of models for other tasks -> the purpose of these models.
