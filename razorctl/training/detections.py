@@ -8,6 +8,7 @@ from torchmetrics.detection import MeanAveragePrecision
 from torchvision.ops import box_convert
 
 from razorctl.config.tasks import FIGURES, NO_LABEL
+from razorctl.errors import DataError
 
 MOST = 100  # guesses of an image that count
 SHARES = ("precision", "recall", "f1")  # of a class
@@ -69,6 +70,11 @@ class AveragePrecision(MeanAveragePrecision):
 
     def compute(self) -> dict[str, Tensor]:
         objects = torch.cat([*self.groundtruth_labels]).flatten()
+        if not len(objects):
+            raise DataError(
+                "no image that is evaluated has a box; add boxes, or hold out more with "
+                "--validation."
+            )
         alone = objects[torch.cat([*self.groundtruth_crowds]).flatten() == 0]
         values = super().compute()
         figures = {name: values[name] for name in FIGURES["detection"] if name in values}

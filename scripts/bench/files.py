@@ -490,7 +490,7 @@ TASKS = {
     ),
     "objects": Task(
         *("RT-DETR of 0.6 M parameters, garments on a background", detector, objects),
-        *(job("detection", 16, 320, DETECTOR["side"]), (2e-4,), 2),
+        *(replace(job("detection", 16, 320, DETECTOR["side"]), augment="none"), (2e-4,), 2),
     ),
     "instructions": Task(
         *("Llama of four layers, instructions on Reuters R8", decoder_home, instructions),

@@ -24,7 +24,8 @@ from pages import GIB, HERE, MIB, RESULTS, ROOT, Column, Row, label, load, order
 PAGES = [ROOT / "README.md", HERE / "README.md"]
 PAGES += [HERE / f"{topic}.md" for topic in ("memory", "time", "gradients", "accuracy", "models")]
 NONE = "\N{EN DASH}"
-BENCH = ("step_cpu", "gradients", "allocate")  # results that need the extra of that name
+# Results that need the extra of that name.
+BENCH = ("step_cpu", "gradients", "task_gradients", "allocate")
 BOTH = ("fp32", "bf16")
 PAIR = (("saved_bytes", MIB, ",.0f"), ("peak_bytes", MIB, ",.0f"))
 
@@ -374,6 +375,18 @@ def updates() -> str:
             names = f"{row['task']}, {row['precision']}", f"{way(row)} {row['ratio'] or ''}".strip()
             lines.append([*names, *(f"{vector.get('cosine', 1):.3f}" for vector in vectors)])
     return table(["task, precision", "case", "update", "its worst", "worst gradient"], lines)
+
+
+def task_cosines() -> str:
+    """The cosines of embeddings and of detection."""
+    heads = ["task, precision", "case", "stored", "to the exact gradient", "to `full` in it"]
+    lines = []
+    for row in load("task_gradients")["rows"]:
+        names = f"{row['task']}, {row['precision']}", f"{way(row)} {row['ratio']}"
+        case = "full" if row["method"] == "full" else names[1]
+        cosines = (f"{row[key]:.4f}" for key in ("cosine", "to_stock", "worst_cosine"))
+        lines.append([names[0], case, f"{row['kept']:.1%}", *cosines])
+    return table([*heads, "its worst parameter"], lines)
 
 
 def on_a_gpu() -> str:

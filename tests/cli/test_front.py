@@ -40,7 +40,7 @@ def printed(page: str) -> list[list[str]]:
 def test_commands_run_as_printed(kinds, runs_here, monkeypatch):
     photos(Path("photos"), 12)
     photos(Path("new"), 1)
-    coco("coco")
+    coco("coco", count=48)
     detector("yolos", Path("yolos"))
     texts(Path("reviews.csv"), 24)
     table(
@@ -79,4 +79,5 @@ def test_options_exist():
     assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", text)) <= known | {
         "--help",
         "--nproc-per-node",
-    }  # the last is torchrun's
+        "--nnodes",
+    }  # the last two are torchrun's

@@ -11,7 +11,7 @@ from transformers.loss import loss_rt_detr
 
 from razorctl import Recipe, models
 from razorctl.config.job import Job
-from razorctl.errors import UsageError
+from razorctl.errors import DataError, UsageError
 from razorctl.memory.job_forward import JobForward
 from razorctl.memory.saved import kept_storages, traced_bytes
 from razorctl.models import boxes
@@ -224,6 +224,10 @@ def test_average_precision():
     assert values["by class labels"].tolist() == [1, 2, 0]
     assert values["by class average_precision"].tolist() == pytest.approx([1, half, 0])
     assert values["by class recall"].tolist() == pytest.approx([1, 0.5, 0])
+    empty = AveragePrecision(["a", "b", "c"])
+    empty.update(guesses, torch.full_like(labels, -100), {**inputs, "crowd": crowd})
+    with pytest.raises(DataError, match="no image that is evaluated has a box"):
+        empty.compute()
     # A guess inside a group of objects does not count.
     crowd[1, 1], inputs["boxes"][1, 1] = 1, shares[2]
     figures = AveragePrecision(["a", "b", "c"])
