@@ -16,13 +16,13 @@ from transformers import (
     BertConfig,
     DistilBertConfig,
     LlamaConfig,
+    OwlViTConfig,
     RobertaConfig,
     SegformerConfig,
     T5Config,
     ViTConfig,
     Wav2Vec2Config,
     WhisperConfig,
-    YolosConfig,
 )
 
 from razorctl import models
@@ -199,7 +199,7 @@ OTHERS = {
         T5Config(d_model=24, d_kv=12, d_ff=32, num_layers=1, num_heads=2, vocab_size=40),
     ),
     "Wav2Vec2 (speech to text)": ("Wav2Vec2ForCTC", Wav2Vec2Config()),
-    "Yolos (object detection)": ("YolosForObjectDetection", YolosConfig()),
+    "OwlViT (object detection)": ("OwlViTForObjectDetection", OwlViTConfig()),
 }
 
 

@@ -155,7 +155,8 @@ def test_weights_in_bf16_stay_tied_and_buffers_as_they_are():
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
     model[2].weight = model[0].weight
     cast_weights(model, replace(JOB, weights="bf16", optimizer="adamw", precision="bf16"))
-    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in (*model[0].parameters(), *model[2].parameters())} == {torch.bfloat16}
+    assert model[1].weight.dtype == torch.float32  # as a batch norm on a CPU wants it
     assert model[2].weight is model[0].weight
     assert model[1].running_mean.dtype == torch.float32
 

@@ -84,7 +84,7 @@ def show_ways(document: Mapping[str, Any]) -> None:
     if job["processes"] > 1:
         remarks += f"; each of {job['processes']} GPUs needs this memory"
         remarks += ", and communication takes more time"
-    if job["task"] == "detection":
+    if job.get("task") == "detection":
         remarks += f"; each image with {DRAWN} objects"
     views.out.print(
         f"All predicted{remarks}. Of all GPUs, an H100 and an H200 have run kernels of razorctl. "
@@ -188,7 +188,7 @@ def _host(plan: dict[str, Any]) -> Iterator[str]:
     host, card = predicted["host_seconds"], predicted["card_seconds"]
     draws = plan["chosen"]["recipe"]["joint_budget"] < 1
     refused = job["processes"] > 1 or job["optimizer_in_backward"] or draws
-    refused = refused or job["optimizer_state"] == "host" or job["task"] == "detection"
+    refused = refused or job["optimizer_state"] == "host" or job.get("task") == "detection"
     if host > MUCH * card and not (refused or job["cuda_graphs"] or job["compile"]):
         yield (
             f"The host takes {duration(host)} for a step, and the card {duration(card)}: "

@@ -118,8 +118,9 @@ def _splits(data: Any) -> Mapping[str, "Dataset"]:
 
 def _of_columns(columns: Mapping[str, Sequence[Any]]) -> "Dataset":
     """The rows of columns; columns of paths of images are images."""
+    import datasets
     import pyarrow as pa
-    from datasets import Dataset, Features, Image
+    from datasets import Dataset, Features
     from datasets.table import table_cast
 
     paths = [name for name, values in columns.items() if _are_paths(values)]
@@ -132,7 +133,7 @@ def _of_columns(columns: Mapping[str, Sequence[Any]]) -> "Dataset":
         raise DataError(
             f"the data cannot be a table ({reason_of(error)}); give each column values of one type."
         ) from None
-    features = Features({**rows.features, **{name: Image() for name in paths}})
+    features = Features({**rows.features, **{name: datasets.Image() for name in paths}})
     # `Dataset.cast` would show a bar.
     return Dataset(table_cast(rows.data.table, features.arrow_schema)) if paths else rows
 
