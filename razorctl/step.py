@@ -210,7 +210,7 @@ def clip(model: nn.Module, optimizer: Optimizer, job: Job, scaler: torch.amp.Gra
 class ByLogits:
     """The losses of a job's model, by `Model.logits`; class_weights: as in `losses_of`.
 
-    similarity: of embeddings, by the model; None is that of the job.
+    similarity: of embeddings, by the model; None is by the job.
     """
 
     logits: Callable[[nn.Module, Any], Tensor]

@@ -15,7 +15,7 @@ from razorctl.errors import UsageError
 def evaluate(
     call: Call, run: Path, dataset: str | None, weights: str | None, device: str | None
 ) -> dict[str, Any]:
-    """The document of `evaluate --json`; the arguments are as in `api.evaluate`."""
+    """The document of `evaluate --json`; the arguments are as in `finished.evaluate`."""
     from razorctl import data
     from razorctl.cli import progress
     from razorctl.training import evaluation_rows, run_files

@@ -39,7 +39,7 @@ def export(
     files of RUN are left out, and of paths all but their last part.
 
     onnx: model.onnx, or a file for each tower of images and texts, has an input for
-    each tensor, and logits, which onnxruntime compares with those of the model.
+    each tensor, and logits, which are compared with the logits of the model.
 
     safetensors: the files that timm.create_model or from_pretrained load. Those of
     a language model are what llama.cpp's convert_hf_to_gguf.py reads, which RUN

@@ -20,7 +20,7 @@ def export(
     weights: str | None,
     dry_run: bool,
 ) -> dict[str, Any]:
-    """The document of `export --json`; the arguments are as in `api.export`."""
+    """The document of `export --json`; the arguments are as in `finished.export`."""
     from razorctl.system import hub
     from razorctl.training import run_files
     from razorctl.training.exporting import formats

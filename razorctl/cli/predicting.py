@@ -45,7 +45,7 @@ def checked_job(run: Path, options: Mapping[str, Any], given: Collection[str]) -
     Raises UsageError for a task without predictions, for an option of another task, and for a
     folder to write that exists.
 
-    options: those of OPTIONS. given: the names of the options that the user gives.
+    options: the values of OPTIONS. given: the names of the options that the user gives.
     """
     from razorctl.training import run_files
 
@@ -113,7 +113,7 @@ def read(
 
 @contextmanager
 def files_of(data: Any, job: "Job") -> Iterator[tuple[list[str], list[str], bool]]:
-    """Yields the files and the lines of stdin for the data of `api.predict`, and if they are files.
+    """Yields files and lines of stdin for the data of `finished.predict`, and if they are files.
 
     Raises what `in_memory.lent` raises. job: of the run.
     """
@@ -163,7 +163,7 @@ def _predictions(
     Args:
         model: the model of the run.
         parts: the rows of files.
-        options: those of OPTIONS.
+        options: the values of OPTIONS.
         by_image: whether the objects of an image are one row.
         done: called with the number of done rows.
     """

@@ -1,11 +1,14 @@
 """Helpers that run commands and check how they end."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 from typer.testing import CliRunner, Result
 
 from razorctl.cli.app import app
+from razorctl.config.job import Job
+from razorctl.training import run as trainer
 
 SMALL = ["vit-micro", "digits", "--batch-size", "1024"]
 PLANNED = [*SMALL, "--max-ratio", "0.5"]
@@ -34,3 +37,15 @@ def assert_ends_with_an_error(result: Result, sentence: str) -> None:
     assert len(header) in (0, 2) or (len(header) == 1 and header[0].endswith(" ..."))
     assert last.startswith("error: ")
     assert sentence in last
+
+
+def assert_resumes_to_the_bit(job: Job) -> None:
+    """Stops a run after two steps, and resumes it: losses and weights equal a whole run's."""
+    losses = [step.loss for step in trainer.finetune(job, out="a", device="cpu")]
+    run = trainer.finetune(job, out="b", device="cpu")
+    next(run), next(run)
+    run.rescue()
+    resumed = trainer.finetune(job, out="b", device="cpu", resume=True)
+    assert [step.loss for step in resumed] == losses[2:]
+    weights = [Path(out, "model.safetensors").read_bytes() for out in "ab"]
+    assert weights[0] == weights[1]

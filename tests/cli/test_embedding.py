@@ -10,8 +10,12 @@ from sentence_transformers import SentenceTransformer
 from razorctl import models
 from razorctl.config.job import Job
 from razorctl.models.transformers.embedding import FILES, MODULES, POOLING
-from razorctl.training.run import finetune
-from tests.cli.commands import assert_ends_with_an_error, done, razorctl
+from tests.cli.commands import (
+    assert_ends_with_an_error,
+    assert_resumes_to_the_bit,
+    done,
+    razorctl,
+)
 from tests.own import written
 
 QUICK = (
@@ -100,15 +104,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(kinds):
         "learning_rate": 0.01,
     }
     job = Job(str(kinds / "bert"), written(DATA["triplets"]), symmetric=True, seed=3, **settings)
-    whole = finetune(job, out="a", device="cpu")
-    losses = [step.loss for step in whole]
-    run = finetune(job, out="b", device="cpu")
-    next(run), next(run)
-    run.rescue()
-    resumed = finetune(job, out="b", device="cpu", resume=True)
-    assert [step.loss for step in resumed] == losses[2:]
-    weights = [Path(out, "model.safetensors").read_bytes() for out in "ab"]
-    assert weights[0] == weights[1]
+    assert_resumes_to_the_bit(job)
 
 
 @pytest.mark.parametrize("change", [{"1_Pooling": "max"}, {"module": "Dense"}, {"pooling": "cls"}])

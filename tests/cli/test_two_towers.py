@@ -16,9 +16,13 @@ from razorctl.config.recipe import Recipe
 from razorctl.memory.job_forward import JobForward
 from razorctl.planning.job_trace import trace
 from razorctl.surgery.byte_budget import sparsify_within
-from razorctl.training.run import finetune
 from tests.cli import kinds as made
-from tests.cli.commands import assert_ends_with_an_error, done, razorctl
+from tests.cli.commands import (
+    assert_ends_with_an_error,
+    assert_resumes_to_the_bit,
+    done,
+    razorctl,
+)
 from tests.kept import held_bytes
 from tests.own import written
 
@@ -89,14 +93,7 @@ def test_onnx_has_a_file_for_each_tower(towers):
 def test_a_resumed_run_is_the_same_to_the_bit(accumulate, towers):
     settings = {"batch_size": 8, "accumulate": accumulate, "steps": 4, "save_every": 1}
     job = Job(str(towers / "clip"), str(towers / "images"), learning_rate=0.01, **settings)
-    losses = [step.loss for step in finetune(job, out="a", device="cpu")]
-    run = finetune(job, out="b", device="cpu")
-    next(run), next(run)
-    run.rescue()
-    resumed = finetune(job, out="b", device="cpu", resume=True)
-    assert [step.loss for step in resumed] == losses[2:]
-    weights = [Path(out, "model.safetensors").read_bytes() for out in "ab"]
-    assert weights[0] == weights[1]
+    assert_resumes_to_the_bit(job)
 
 
 @pytest.mark.parametrize("model", ["clip", "siglip"])

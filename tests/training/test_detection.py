@@ -107,7 +107,7 @@ def test_random_crops_keep_boxes_on_their_pixels(augment):
     assert found > 8
 
 
-def test_scales_change_pixels_and_no_shares():
+def test_scales_change_pixels_and_no_shares(folders):
     config = {**CONFIG, "letterbox": True, "mask": True}
     batch = default_collate(boxes.transform(config)(rows())["inputs"])
     job = Job("m", "d", task="detection", scales="32,64")
@@ -121,6 +121,9 @@ def test_scales_change_pixels_and_no_shares():
     assert sides == {32, 64}
     with pytest.raises(UsageError, match="largest of the scales is 64, and the input size 96"):
         Job("m", "d", scales="32,64", input_size=96)
+    family = models.find(str(folders["rt_detr"]))
+    with pytest.raises(UsageError, match="takes images of a multiple of 32 pixels, not 50"):
+        family.fed(Job("m", "d", task="detection", scales="50,64"))
     with pytest.raises(UsageError, match="'32,x' are no sizes"):
         Job("m", "d", scales="32,x")
 

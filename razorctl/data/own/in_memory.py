@@ -63,7 +63,7 @@ def stored(data: Any) -> Path:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a path is that of a folder of `stored`, which may have been removed."""
+    """Whether `stored` names a folder so; it may have been removed."""
     return FOLDER.fullmatch(path.name) is not None and path.parent.name == "razorctl"
 
 

@@ -131,8 +131,8 @@ def check_enough(raw: RawRows, targets: Targets, good: Good) -> None:
     """Raises DataError if the good rows cannot be trained on and evaluated.
 
     No split may be empty. The training rows of a classifier must have several classes, of which
-    one has several rows. Those of a classifier and of detection must have all classes of the other
-    splits, and those of detection a box.
+    one has several rows. Training rows of a classifier and of detection must have all classes of
+    the other splits; in detection they must have a box.
     """
     import numpy as np
 

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from razorctl.config.job import Job
+from razorctl.config.job_checks import scale_numbers
 from razorctl.errors import UsageError
 from razorctl.models import boxes
 from razorctl.models.image_model import ImageModel
-from razorctl.models.model import Size
+from razorctl.models.model import Model, Size
 from razorctl.models.transformers import vision
 from razorctl.models.transformers.pretrained_files import (
     PROCESSOR,
@@ -64,6 +65,12 @@ class ObjectDetector(ImageModel, PretrainedModel):
         with torch.device("meta"):
             one, two = (self.bare(classes).state_dict() for classes in (1, 2))
         return tuple(name for name, weight in one.items() if weight.shape != two[name].shape)
+
+    def fed(self, job: Job) -> Model:
+        """Raises UsageError for a scale that the model cannot take."""
+        for side in () if job.scales is None else scale_numbers(job.scales):
+            self.size(side)
+        return self
 
     def settings(self, classes: int) -> dict[str, Any]:
         """No other weights are loaded into its backbone: its own files have all."""

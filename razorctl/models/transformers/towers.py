@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from razorctl.step import ByLogits
 
 # Types of configs whose models have `get_image_features`, `get_text_features` and `logit_scale`. Of
-# SigLIP2, those of images of one shape are of the type siglip; others cannot be traced.
+# SigLIP2, models of images of one shape have the type siglip; others cannot be traced.
 KINDS = ("clip", "siglip", "chinese_clip", "altclip", "metaclip_2")
 # Of these, kinds that read all texts at their full length and without a mask, as in pretraining.
 FULL_LENGTH = ("siglip",)
@@ -94,7 +94,7 @@ class TwoTowers(VisionModel):
         return min(TOKENS, most)
 
     def build(self, classes: int, input_size: Size = None, pretrained: bool = True) -> "nn.Module":
-        """Its scale is that of the temperature, if there is one."""
+        """The scale is the inverse of the temperature, if there is one."""
         model: Any = super().build(classes, input_size, pretrained)
         if self.temperature is not None:
             model.logit_scale.data.fill_(-math.log(self.temperature))

@@ -37,7 +37,7 @@ class FoundObject(RowOfFile):
 
 @dataclass(frozen=True)
 class FoundObjects(RowOfFile):
-    """The objects of an image, those of the highest score first; its sides in pixels."""
+    """The objects of an image by descending score, and its sides in pixels."""
 
     width: int
     height: int

@@ -48,7 +48,7 @@ def of_folder(request: DataRequest, folder: Folder) -> RawRows | None:
 def of_file(request: DataRequest, file: Path) -> RawRows | None:
     """The rows of a JSON file of COCO, or of a data.yaml of YOLO; None for others.
 
-    The folder of the file is that of the data, or if it is called annotations the one around it.
+    The data are in the folder of the file, or in the one around it if it is called annotations.
     Raises as `of_folder`.
     """
     if file.suffix.casefold() not in (".json", *yolo.YAML) or file.is_dir():
