@@ -169,7 +169,7 @@ def compare(
         methods: names of methods or baselines, as a sequence or with commas.
         seeds: number of runs of each method.
         budget: time after which no new run starts, such as "10m".
-        target: score to reach, such as an accuracy of 0.95; None is 99 % of full's best.
+        target: score to reach, such as an accuracy of 0.95; None is 99 % of the best of full.
         out: new directory; None is one under runs/.
         resume: continue in `out`; finished runs are not repeated.
         html: new file for a report with plots.

@@ -59,10 +59,10 @@ KEPT: list[tuple[list[str], list[str], list[int | None], str]] = [
     (["pos", "neg"], ["neg", "pos"], [1, 0], "keeps the rows of neg, pos"),
     (["Pos", "NEG"], ["neg", "pos"], [1, 0], "keeps the rows of neg, pos"),
     (["a", "A", "b"], ["A", "a", "B"], [1, 0, 2], "keeps the rows of A, a, B"),
-    (["a", "A", "b"], ["b", "c"], [2, None], "keeps the rows of b; those of c are new"),
+    (["a", "A", "b"], ["b", "c"], [2, None], "keeps the rows of b; the rows of c are new"),
     (["a", "b", "c"], ["c", "a"], [2, 0], "keeps the rows of c, a"),
     (["a", "b"], ["a", "b", "x", "y"], [0, 1, None, None], "those of x, y are new"),
-    (["a", "b"], ["b", "x"], [1, None], "keeps the rows of b; those of x are new"),
+    (["a", "b"], ["b", "x"], [1, None], "keeps the rows of b; the rows of x are new"),
     (["a", "b"], ["x", "y"], [None, None], "is new; it is trained from random weights"),
 ]
 
@@ -109,7 +109,7 @@ UNNAMED: list[tuple[list[str], list[str], list[int | None], str]] = [
     (["LABEL_0", "LABEL_1"], ["b", "a"], [0, 1], "keeps the rows of b (LABEL_0), a (LABEL_1)"),
     (["LABEL_0", "LABEL_1", "LABEL_2"], ["a", "b"], [None, None], "from random weights"),
     (["0", "1"], ["a", "b"], [0, 1], "keeps the rows of a (0), b (1)"),
-    (["0", "1"], ["1", "2"], [1, None], "keeps the rows of 1; those of 2 are new"),
+    (["0", "1"], ["1", "2"], [1, None], "keeps the rows of 1; the rows of 2 are new"),
     (["0", "1"], ["0", "1"], [0, 1], "keeps the rows of 0, 1"),
 ]
 
@@ -203,7 +203,7 @@ def test_an_embedding_grows_with_its_tokenizer(task: str, caplog: pytest.LogCapt
     assert len(weight) == rows + 2 == model.config.vocab_size
     torch.testing.assert_close(weight[rows], weight[:rows].mean(0))
     said = [record.getMessage() for record in caplog.records]
-    assert any("gets 2 rows for tokens that its tokenizer has" in line for line in said)
+    assert any("gets 2 rows for new tokens of its tokenizer" in line for line in said)
     bare = family.bare(2, None)
     assert len(bare.get_input_embeddings().weight) == rows + 2
     family.save(model, [], None, Path("run"))

@@ -35,17 +35,15 @@ SPINS = "3000"
 CONTEXT = {"auto_envvar_prefix": PREFIX, "help_option_names": ["-h", "--help"]}
 # Command -> the first line of its help; `--help` loads no command.
 COMMANDS = {
-    "plan": "Show the ways to train MODEL on DATASET on a card, what each needs, and which one to "
-    "take.",
+    "plan": "Predict the memory and time of each way to train MODEL on DATASET, and choose one.",
     "finetune": "Fine-tune MODEL on DATASET and write the run to a directory.",
-    "evaluate": "Evaluate a finished RUN on DATASET, or on the data it was trained on.",
-    "predict": "Predict labels, texts or masks of FILES with a finished RUN.",
+    "evaluate": "Evaluate a finished RUN on DATASET, or on the held-out rows of its own data.",
+    "predict": "Predict labels, texts, boxes, vectors or masks for FILES with a finished RUN.",
     "export": "Export the model of a finished RUN for other tools, or push it to the hub.",
-    "profile": "Show where the bytes and the time of a training step of MODEL go.",
-    "compare": "Compare methods on MODEL and DATASET, or compare the finished runs in directories.",
+    "profile": "Show the memory and time of a training step of MODEL, by layer and by phase.",
+    "compare": "Compare methods on MODEL and DATASET, or compare finished runs.",
     "doctor": "Check this machine: versions, GPUs, kernels, folders and the hub.",
-    "list": "Show the names of all models, data sets, methods, GPUs and recipes, or one KIND in "
-    "full.",
+    "list": "List models, data sets, methods, GPUs and recipes, or describe those of one KIND.",
 }
 FUNCTIONS = {"list": "list_names"}  # command -> its function, if it has another name
 
@@ -156,10 +154,10 @@ def main(
         bool, switch("--version", "Show the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Fine-tune whole pretrained models on consumer GPUs.
+    """Fine-tune all weights of pretrained models on consumer GPUs.
 
-    The forward pass stays exact; a compressed copy of its activations is kept for the backward
-    pass.
+    The forward pass is unchanged. For the backward pass, method razor stores a few activations in
+    a few bits and recomputes the others, so its gradient is approximate.
     """
     processes.resolve_environment()
     if not processes.first():

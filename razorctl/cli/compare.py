@@ -41,14 +41,16 @@ def compare(
     methods: Annotated[
         str, option("Names of methods or baselines (see below).", metavar="NAMES")
     ] = METHODS,
-    seeds: Annotated[int, option("Runs of each method.", metavar="N")] = 1,
+    seeds: Annotated[
+        int, option("Number of runs of each method, each with its own seed.", metavar="N")
+    ] = 1,
     budget: Annotated[
         str | None, option("Time after which no new run starts, such as 10m.", "none", "TIME")
     ] = None,
     target: Annotated[
         float | None,
         evaluation_option(
-            "Score to reach, such as an accuracy of 0.95.", "99 % of full's best", "SCORE"
+            "Score to reach, such as an accuracy of 0.95.", "99 % of the best of full", "SCORE"
         ),
     ] = None,
     device: Device = None,
@@ -63,21 +65,20 @@ def compare(
     ] = None,
     **flags: Any,
 ) -> None:
-    """Compare methods on MODEL and DATASET, or compare the finished runs in directories.
+    """Compare methods on MODEL and DATASET, or compare finished runs.
 
         razorctl compare vit-b16 ./photos --methods full,razor --html report.html
 
-    Each DIR is the directory of a run or of a comparison. Every method and seed
-    is run by `finetune` in its own process; if a run fails, its row shows the
-    error. Only the ratio of a recipe can be set; every other setting is the
-    method's default.
+    Each DIR is the directory of a run or of a comparison. `finetune` runs every
+    method and seed in its own process. If a run fails, its row shows the error. Of
+    a recipe, only the ratio can be set; other settings are the method's defaults.
 
-    Baselines are methods with other settings: full-stored and full-flash are full
+    Baselines are methods with other settings. full-stored and full-flash are full
     with stored or flash attention. accumulate is full with the fewest
-    micro-batches that bring its peak to razor's or below; gradcache is that for
-    embeddings, whose micro-batches share a loss and run forward twice. full-compiled is full
-    with --compile, and activation-memory-budget is that with a tenth of the
-    activations kept. razor-compiled, razor-checkpoint
+    micro-batches whose peak is at most the peak of razor. gradcache does the same for
+    embeddings: micro-batches share a loss and run forward twice. full-compiled is full
+    with --compile. activation-memory-budget is full-compiled with a tenth of the
+    activations stored. razor-compiled, razor-checkpoint
     (--activation-checkpointing), razor-lora (--lora), razor-branches (half of the
     residual branches in a step) and razor-int8-forward are razor with one more
     option.
@@ -85,9 +86,9 @@ def compare(
     Any option that is a number may be a list, such as --lr 1e-5,3e-5,1e-4: each
     method is run with every value, and the last line has the command of the best.
 
-    After the time of --budget no new run starts, but the current one ends; --resume
-    goes on with the others. --html writes all figures, plots and commands to one
-    file, which needs no network; with --resume it replaces an existing file.
+    After the time of --budget the current run ends, and no new one starts; --resume
+    runs the others. --html writes all figures, plots and commands to one file,
+    which needs no network. With --resume it replaces an existing file.
     """
     from razorctl import api
     from razorctl.cli import calls

@@ -12,8 +12,8 @@ from razorctl.cli.views import doctor as view
 def doctor(json: Json = False) -> None:
     """Check this machine: versions, GPUs, kernels, folders and the hub.
 
-    Kernels and attention run on a small model. The exit code is 1 if something
-    does not work. A note marks what works, but not as well as it could.
+    Kernels and attention run on a small model. The exit code is 1 if a check
+    fails. A note marks a check that passes, but could be better.
     """
     with views.status("loading PyTorch") as at:
         from razorctl.training.doctor import diagnose

@@ -62,7 +62,7 @@ def without_effect(given: Collection[str], settings: Recipe | Job) -> list[str]:
 def _of_recipe(recipe: Recipe) -> Iterator[tuple[str, str]]:
     way = f"method {recipe.method}" + ("" if recipe.has_effect else f" at ratio {recipe.ratio:g}")
     if not METHODS[recipe.method].has_ratio:
-        yield "ratio", f"the ratio does nothing: method {recipe.method} has none."
+        yield "ratio", f"the ratio does nothing: method {recipe.method} has no ratio."
     if recipe.joint_budget == 1:
         yield "joint", f"joint {recipe.joint} does nothing without a joint budget below 1."
     if recipe.unbiased and recipe.joint_budget == 1 and not any(r.draws for r in _rules(recipe)):

@@ -24,7 +24,7 @@ def evaluate(
     run: RunArgument,
     dataset: Annotated[str | None, DATASET] = None,
     split: Annotated[
-        str | None, option("Split to evaluate.", "the one that the run was evaluated on", "NAME")
+        str | None, option("Split to evaluate.", "the split of the run's own evaluation", "NAME")
     ] = None,
     weights: Weights = None,
     batch_size: Batch = None,
@@ -32,17 +32,17 @@ def evaluate(
     json: Json = False,
     **flags: Any,
 ) -> None:
-    """Evaluate a finished RUN on DATASET, or on the data it was trained on.
+    """Evaluate a finished RUN on DATASET, or on the held-out rows of its own data.
 
         razorctl evaluate runs/photos
 
-    Without DATASET, the rows are those that the run itself was evaluated on: its
-    test or validation split, or the rows that were held out. With DATASET, they
-    are its test split, else its validation split, else all its rows. Labels are
-    matched to the classes of the run by name.
+    Without DATASET, the run is evaluated on the same rows as in training: its test
+    or validation split, or the held-out rows. With DATASET, it is evaluated on the
+    test split, else the validation split, else all rows. Labels are matched to
+    the classes of the run by name.
 
-    The weights are the best ones of the run, by its evaluations during training.
-    --weights last gives the figures of the run's result.json.
+    The weights are the best ones, by the evaluations during training.
+    --weights last gives the metrics of the run's result.json.
     """
     from razorctl import finished
     from razorctl.cli import calls

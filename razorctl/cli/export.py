@@ -14,18 +14,23 @@ def export(
     run: RunArgument,
     to: Annotated[
         str,
-        option("Files of the model's own library, or ONNX.", metavar="[safetensors|onnx]"),
+        option(
+            "Format: safetensors for the model's own library, or ONNX.",
+            metavar="[safetensors|onnx]",
+        ),
     ] = "safetensors",
     out: Annotated[
         Path | None, option("New directory to write.", "RUN-FORMAT beside RUN", "DIR")
     ] = None,
     push_to_hub: Annotated[
-        str | None, option("Repository ORG/NAME of the hub to write.", "none", "NAME")
+        str | None, option("Repository ORG/NAME on the hub to write.", "none", "NAME")
     ] = None,
-    private: Annotated[bool, switch("--private", "Make a new repository a private one.")] = False,
+    private: Annotated[
+        bool, switch("--private", "Make the repository private if it is new.")
+    ] = False,
     weights: Weights = None,
     dry_run: Annotated[
-        bool, switch("--dry-run", "Export, but keep nothing; print the model card.")
+        bool, switch("--dry-run", "Print the model card and the files, and write nothing.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -33,17 +38,17 @@ def export(
 
         razorctl export runs/photos --to onnx
 
-    Either format comes with the model's configuration, such as the names of its
-    classes, with its tokenizer, and with a model card, README.md, that has the
-    method, the ratio, the data, the figures and the commands of the run. Other
-    files of RUN are left out, and of paths all but their last part.
+    Both formats include the configuration of the model with its class names, the
+    tokenizer and a model card. The card, README.md, has the method, the ratio, the
+    data, the metrics and the commands of the run. Other files of RUN are left out.
+    Paths are shortened to their last part.
 
-    onnx: model.onnx, or a file for each tower of images and texts, has an input for
-    each tensor, and logits, which are compared with the logits of the model.
+    onnx: model.onnx, or one file for the image tower and one for the text tower.
+    Its logits are compared with the logits of the model.
 
-    safetensors: the files that timm.create_model or from_pretrained load. Those of
-    a language model are what llama.cpp's convert_hf_to_gguf.py reads, which RUN
-    itself has too.
+    safetensors: the files that timm.create_model or from_pretrained load. llama.cpp
+    converts a language model with convert_hf_to_gguf.py, from these files or from
+    RUN itself.
 
     With --push-to-hub and --out, both are written.
     """

@@ -31,7 +31,8 @@ FIRST = (
 def finetune(
     ctx: typer.Context,
     plan: Annotated[
-        Path | None, plan_option("File of `plan --json`, run as planned.", "none", "FILE")
+        Path | None,
+        plan_option("Output file of `plan --json`; the run follows that plan.", "none", "FILE"),
     ] = None,
     recipe: Preset = None,
     device: Device = None,
@@ -43,7 +44,7 @@ def finetune(
         bool,
         switch(
             "--dry-run",
-            "Prepare the run, show its settings and a sample of its rows, and stop.",
+            "Show the settings and a sample of the rows, and train nothing.",
             rich_help_panel="Machine",
         ),
     ] = False,
@@ -61,21 +62,21 @@ def finetune(
         razorctl finetune vit-b16 ./photos --out runs/photos
 
     The run directory gets config.toml, metrics.jsonl and, at the end, result.json
-    and the model in the format of timm or transformers. Settings that are not
-    given have the measured defaults of the model and the method.
+    and the model in the format of timm or transformers. Other settings have
+    measured defaults, which depend on the model and the method.
 
     With --vram or --gpu, the run is planned first, and on CUDA its memory is
     limited to the plan's. --plan runs the plan in a file. Without these options
-    and without a recipe, the run is planned for the CUDA card it runs on, if
-    there is one. The precision on CUDA is bf16, or fp16 on older cards.
+    and without a recipe, a run on CUDA is planned for its GPU. The precision on
+    CUDA is bf16, or fp16 on older GPUs.
 
-    After Ctrl-C or any other end, --resume --out DIR continues a run from its
-    newest checkpoint, to the same weights. MODEL, DATASET and settings may then
-    be left out.
+    After Ctrl-C or a crash, --resume --out DIR continues a run from its newest
+    checkpoint, to the same weights. MODEL, DATASET and settings may then be left
+    out.
 
     Under torchrun, the processes share each batch; README.md shows the command.
-    On several machines each needs razorctl, the model and the data at the same path
-    or name. Only the first writes --out; --resume needs a --out that all see.
+    With several machines, each needs razorctl, the model and the data at the same
+    path or name. The first machine writes --out; --resume needs a shared --out.
 
     Trackers get losses, learning rates and evaluations. TensorBoard and wandb
     write into the run directory; with WANDB_MODE=offline nothing leaves it.

@@ -13,28 +13,25 @@ def list_names(
     kind: Annotated[
         str | None,
         argument(
-            "models, datasets, methods, gpus or recipes, to show in full; or defaults, with a "
-            "model and a data set.",
+            "models, datasets, methods, gpus or recipes; or defaults, for a model and a data set.",
             "KIND",
         ),
     ] = None,
-    model: Annotated[
-        str | None, argument("Model whose defaults are shown.", "MODEL", "models")
-    ] = None,
+    model: Annotated[str | None, argument("Model, for defaults.", "MODEL", "models")] = None,
     dataset: Annotated[
         str | None,
         argument(
-            "Data set of the defaults; without it, the model's usual one.", "DATASET", "data sets"
+            "Data set, for defaults; without it, a usual one for the model.", "DATASET", "data sets"
         ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show the names of all models, data sets, methods, GPUs and recipes, or one KIND in full.
+    """List models, data sets, methods, GPUs and recipes, or describe those of one KIND.
 
         razorctl list models
 
     defaults MODEL DATASET shows the default training settings of the model on the
-    data set, and where each comes from.
+    data set, and the source of each.
     """
     from razorctl import api
     from razorctl.cli import calls

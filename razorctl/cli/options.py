@@ -105,90 +105,111 @@ JOB = NAMES | _typed(
         parser=_batch_size,
     ),
     learning_rate=_optimizer(
-        "Highest learning rate.", BY_MODEL, "RATE", flag="--lr", envvar="RAZORCTL_LR"
+        "Peak learning rate.", BY_MODEL, "RATE", flag="--lr", envvar="RAZORCTL_LR"
     ),
     optimizer=_optimizer("Optimizer; adamw8bit stores its state in 8 bits.", BY_MODEL),
-    weight_decay=_optimizer("Weight decay, of all but biases and norms.", BY_MODEL, "RATE"),
+    weight_decay=_optimizer("Weight decay; biases and norms have none.", BY_MODEL, "RATE"),
     layer_decay=_optimizer(
-        "Factor of the learning rate per layer below the last.", metavar="FACTOR"
+        "Layer-wise learning rate decay: a factor for each layer below the last.", metavar="FACTOR"
     ),
     momentum=_optimizer("Momentum of SGD.", metavar="FACTOR"),
-    warmup_steps=_optimizer("Steps of rising learning rate.", BY_MODEL),
-    clip_norm=_optimizer("Norm that the gradient is clipped to.", metavar="NORM"),
+    warmup_steps=_optimizer("Steps of linear warmup.", BY_MODEL),
+    clip_norm=_optimizer("Largest norm of the gradient, which is clipped to it.", metavar="NORM"),
     ema=_optimizer(
-        "Decay of an average of the weights, which is evaluated and exported.", "none", "DECAY"
+        "Decay of a moving average of the weights (EMA), which is evaluated and exported.",
+        "none",
+        "DECAY",
     ),
     freeze=_optimizer(
-        "Weights to freeze: the first N blocks and what is before them, or names: a,b.*.",
+        "Weights to freeze: the embedding and the first N blocks, or names such as a,b.*.",
         "none",
         "[N|NAMES]",
     ),
-    optimizer_in_backward=_optimizer("Update a weight as soon as it has a gradient.", "no"),
-    optimizer_state=_optimizer("Where the state of AdamW is; host frees the card of it.", "card"),
-    weights=_optimizer("Dtype of the weights; bf16 is rounded stochastically.", "fp32"),
+    optimizer_in_backward=_optimizer(
+        "Update each weight during the backward pass, and free its gradient at once.", "no"
+    ),
+    optimizer_state=_optimizer(
+        "Where the state of AdamW is stored; host frees GPU memory.", "card"
+    ),
+    weights=_optimizer("Dtype of the weights; updates of bf16 are rounded stochastically.", "fp32"),
     task=_training("Task.", "the data set's"),
-    input_size=_training("Side of an image in pixels, or tokens of a text.", "the model's"),
+    input_size=_training(
+        "Side of an image in pixels, or number of tokens of a text.", "the model's"
+    ),
     augment=_training("Augmentation of images; crop also flips, rand is RandAugment.", BY_MODEL),
     mixup=_training("Alpha of mixup; 0 turns it off.", metavar="ALPHA"),
     cutmix=_training("Alpha of cutmix; 0 turns it off.", metavar="ALPHA"),
-    label_smoothing=_training("Share of a label spread over all classes.", metavar="SHARE"),
+    label_smoothing=_training(
+        "Probability that label smoothing spreads over all classes.", metavar="SHARE"
+    ),
     class_weights=_training(
-        "Weights of classes in the loss: balanced (the rarer, the more), or numbers a,b,c.",
+        "Weights of classes in the loss: balanced (rare classes weigh more), or numbers a,b,c.",
         "all the same",
         "WEIGHTS",
     ),
-    pooling=_of_task("What of a text's tokens is its embedding.", BY_MODEL),
+    pooling=_of_task("Pooling of the token states of a text into its embedding.", BY_MODEL),
     temperature=_of_task(
-        "Divides cosines in the loss over a batch.", "0.05, or learned with images", "T"
+        "Temperature of the contrastive loss.", "0.05, or learned with images", "T"
     ),
-    symmetric=_of_task("Also find the first texts of pairs by the second ones."),
+    symmetric=_of_task("Symmetric contrastive loss: second texts also retrieve first texts."),
     scales=_of_task(
-        "Sides of images, one drawn for each batch: 480,512,544.", "the input size", "SIZES"
+        "Multi-scale training: sides of images, one for each batch: 480,512,544.",
+        "the input size",
+        "SIZES",
     ),
     from_scratch=_training("Start from random weights, not from pretrained ones."),
-    seed=_training("Seed of the classifier, the data order and all draws."),
+    seed=_training("Random seed of the new classifier, the data order and all sampling."),
     metric=evaluation_option(
-        "Figure of evaluations that chooses the best weights, such as f1.", "the data set's", "NAME"
+        "Metric that chooses the best weights, such as f1.", "the data set's", "NAME"
     ),
-    patience=evaluation_option("Evaluations without improvement that end the run.", BY_MODEL),
+    patience=evaluation_option(
+        "Early stopping: evaluations without improvement that end the run.", BY_MODEL
+    ),
     evaluate_every=evaluation_option("Steps between evaluations.", BY_MODEL),
     save_every=evaluation_option("Steps between checkpoints.", "every evaluation"),
     keep_checkpoints=evaluation_option("Keep the checkpoints of a finished run."),
     precision=machine_option("Precision of a step; auto: by device."),
-    accumulate=machine_option("Micro-batches of a step, whose gradients accumulate."),
-    workers=machine_option("Processes that load rows.", "8 on CUDA, else 0"),
-    processes=machine_option("Processes that share a batch, one per GPU; torchrun sets it."),
-    strategy=machine_option("How processes share a model; fsdp shards weights and state."),
-    strict=machine_option("Stop, instead of adapting steps, when out of memory."),
-    compile=machine_option("Compile steps: pays in long runs of full, not of razor."),
+    accumulate=machine_option("Gradient accumulation: number of micro-batches in a step."),
+    workers=machine_option("Number of data-loading processes.", "8 on CUDA, else 0"),
+    processes=machine_option(
+        "Number of processes that share a batch, one per GPU; torchrun sets it."
+    ),
+    strategy=machine_option("Data parallelism; fsdp also shards weights and optimizer state."),
+    strict=machine_option(
+        "Stop when out of memory, instead of retrying with smaller micro-batches."
+    ),
+    compile=machine_option("Run torch.compile: faster in long runs of full, slower with razor."),
     cuda_graphs=machine_option(
-        "Capture forward and backward passes as CUDA graphs.",
-        "in runs on CUDA, if batches have one shape",
+        "Capture forward and backward as CUDA graphs, at the cost of fixed shapes, a capture at "
+        "the start and up to 19 % of the peak in reserved memory (H100).",
+        "on CUDA, if batches have one shape",
     ),
     activation_memory_budget=machine_option(
-        "Share of activations that compiled steps keep, in (0, 1].", "1", "SHARE"
+        "Share of activations that compiled steps store for backward, in (0, 1].", "1", "SHARE"
     ),
     max_ratio=plan_option(
-        "Largest ratio to choose, in plans and when out of memory.", metavar="SHARE"
+        "Largest ratio that a plan, or a retry after out of memory, may choose.", metavar="SHARE"
     ),
     image_column=_data("Column of image paths.", "detected", "COLUMN"),
     text_column=_data("Column of texts, or two: a,b.", "detected", "COLUMN"),
     label_column=_data(
-        "Column of labels; several of 0 and 1 are several labels: a,b.", "detected", "COLUMN"
+        "Column of labels; for multi-label also several columns of 0 and 1: a,b.",
+        "detected",
+        "COLUMN",
     ),
     mask_values=_data(
-        "Values of masks that are classes: 0,255=car, or 0-20.", "those that occur", "VALUES"
+        "Mask values that are classes: 0,255=car, or 0-20.", "all that occur", "VALUES"
     ),
-    mask_colors=_data("Colors of masks that are classes: 000000,ff0000=car.", "none", "COLORS"),
+    mask_colors=_data("Mask colors that are classes: 000000,ff0000=car.", "none", "COLORS"),
     box_format=_data("Order of the numbers of a box in tables.", "detected"),
-    split=_data("Splits to use: train,validation,test.", "detected", "NAMES"),
+    split=_data("Names of the splits to use: train,validation,test.", "detected", "NAMES"),
     validation=_data(
-        "Share of training rows to hold out, without a validation split.", "0.1", "SHARE"
+        "Share of training rows to hold out if the data have no validation split.", "0.1", "SHARE"
     ),
     skip_bad=_data("Leave out bad rows instead of stopping at them."),
     packing=_data(
-        "Pack several conversations, or short texts, into a sequence.",
-        "if an epoch of conversations gets a fifth shorter",
+        "Pack several conversations or short texts into one sequence.",
+        "if it shortens an epoch of conversations by a fifth",
     ),
 )
 RECIPE = _typed(
@@ -200,40 +221,47 @@ RECIPE = _typed(
         autocompletion=completion("methods"),
     ),
     ratio=_recipe(
-        "Share of activations to prune, in [0, 1); for razor, of their bytes.", metavar="SHARE"
+        "Share of activations to prune, in [0, 1). At 0.9 razor stores at most 10 % of the bytes.",
+        metavar="SHARE",
     ),
     joint_budget=_recipe(
-        "Share of parameter blocks with a gradient in a step, in (0, 1].", metavar="SHARE"
+        "Share of parameter blocks that get a gradient in a step, in (0, 1].", metavar="SHARE"
     ),
-    joint=_recipe("Blocks that the joint budget draws; branches suit text encoders."),
+    joint=_recipe(
+        "What the joint budget samples: weights, or residual branches (for text encoders)."
+    ),
     attention=_recipe("What attention stores for backward; auto: by method."),
-    mean_correction=_recipe("Keep each column's mean exactly; prune the rest."),
-    unbiased=_recipe("Scale the gradients of drawn columns and blocks by 1 / p.", "no"),
+    mean_correction=_recipe("Store the mean of each column exactly, and prune the rest."),
+    unbiased=_recipe(
+        "Divide the gradients of sampled columns and blocks by their probability.", "no"
+    ),
     int8_weight_grad=_recipe("Compute weight gradients of linear layers in int8.", BY_METHOD),
     int8_input_grad=_recipe("Compute input gradients of linear layers in int8.", BY_METHOD),
     int8_forward=_recipe(
-        "Compute outputs of linear layers in int8 in training; it cost no accuracy in tests."
+        "Compute the forward pass of linear layers in int8; it cost no accuracy in tests."
     ),
     activation_checkpointing=_recipe("Also use the model's own activation checkpointing."),
     lora=_lora("Train only LoRA adapters and the classifier."),
     lora_rank=_lora("Rank of the LoRA adapters.", metavar="N"),
-    lora_alpha=_lora("Factor of the LoRA adapters, times their rank.", "2 x rank", "NUMBER"),
+    lora_alpha=_lora(
+        "Alpha of the LoRA adapters, which are scaled by alpha / rank.", "2 x rank", "NUMBER"
+    ),
     lora_targets=_lora(
-        "Linear layers that get adapters: q_proj,v_proj or such.", "all but the head", "NAMES"
+        "Linear layers that get adapters, such as q_proj,v_proj.", "all but the head", "NAMES"
     ),
 )
 PLANS: dict[str, Any] = {
-    "vram": plan_option("Memory to use, such as 11GB.", "all free memory", "SIZE"),
+    "vram": plan_option("GPU memory to use, such as 11GB.", "all free memory", "SIZE"),
     "gpu": plan_option(
         "Name or file of a GPU preset.", "detected", "NAME", autocompletion=completion("gpus")
     ),
     "prefer": plan_option(
-        "Exact gradients only, approximate ones if they pay, or the fastest way.",
+        "exact: exact gradients only; balanced: also close ones, if 5 % faster; fast: any.",
         "balanced",
         "[exact|balanced|fast]",
     ),
     "host_memory": plan_option(
-        "Memory of the host that the optimizer's state may take.",
+        "Host memory that the optimizer state may take.",
         "this machine's, or any with --gpu",
         "SIZE",
     ),
@@ -254,14 +282,15 @@ Preset = Annotated[
 ]
 RunArgument = Annotated[Path, argument("Directory of a finished run.", "RUN")]
 Weights = Annotated[
-    str | None, option("Weights of the run's best or last evaluation.", "best", "[best|last]")
+    str | None,
+    option("Weights of the best or of the last evaluation of the run.", "best", "[best|last]"),
 ]
 Batch = Annotated[int | None, option("Examples in a batch.", "the run's", "N", min=1)]
 Device = Annotated[
     str | None, machine_option("Device to run on.", "cuda if any, else cpu", "[cpu|cuda|cuda:N]")
 ]
 Threshold = Annotated[
-    float | None, _detection("Least score of an object.", "0.5", "SCORE", min=0, max=1)
+    float | None, _detection("Lowest score of an object.", "0.5", "SCORE", min=0, max=1)
 ]
 Draw = Annotated[
     Path | None, _detection("New directory for images with their boxes.", "none", "DIR")

@@ -48,19 +48,21 @@ def predict(
         argument("Images, folders of images, tables, .txt files, or - for stdin.", "FILES"),
     ],
     top: Annotated[
-        int | None, option("Labels of a row, most probable first.", "1", "N", min=1)
+        int | None, option("Number of labels for a row, most probable first.", "1", "N", min=1)
     ] = None,
     probabilities: Annotated[
         bool, switch("--probabilities", "Add the probability of every class.")
     ] = False,
     max_new_tokens: Annotated[
-        int | None, option("Most new tokens of a text.", str(NEW_TOKENS), "N", min=1)
+        int | None, option("Largest number of new tokens for a text.", str(NEW_TOKENS), "N", min=1)
     ] = None,
     temperature: Annotated[
         float | None,
-        option("Temperature of sampling; 0 takes the most probable token.", "0", "T", min=0),
+        option("Sampling temperature; 0 takes the most probable token.", "0", "T", min=0),
     ] = None,
-    seed: Annotated[int | None, option("Seed of sampling.", "0", "N", min=0, max=2**32 - 1)] = None,
+    seed: Annotated[
+        int | None, option("Random seed of sampling.", "0", "N", min=0, max=2**32 - 1)
+    ] = None,
     threshold: Threshold = None,
     draw: Draw = None,
     out: Annotated[
@@ -72,45 +74,48 @@ def predict(
     json: Json = False,
     spreadsheet: Annotated[
         bool,
-        switch("--spreadsheet", "Write ' before cells that a spreadsheet would run (= + - @)."),
+        switch(
+            "--spreadsheet",
+            "Write ' before cells that a spreadsheet would run as formulas (= + - @).",
+        ),
     ] = False,
     **flags: Any,
 ) -> None:
-    """Predict labels, texts or masks of FILES with a finished RUN.
+    """Predict labels, texts, boxes, vectors or masks for FILES with a finished RUN.
 
         razorctl predict runs/photos new/ > labels.csv
 
-    Models of images take images, folders with images at any depth, and tables
-    with images or their paths. Models of texts take tables with texts, and .txt
-    files with a text on each line. Tables are CSV, TSV, JSON, JSONL, Parquet or
-    CoNLL. A dash stands for the lines of stdin: texts, or paths of images.
-    Labels, masks and empty lines are skipped, so FILES may be training data.
+    Image models take images, folders with images at any depth, and tables with
+    images or their paths. Text models take tables with texts, and .txt files with
+    a text on each line. Tables are CSV, TSV, JSON, JSONL, Parquet or CoNLL. A dash
+    reads texts or paths of images from stdin, one on each line. Labels, masks and
+    empty lines are skipped, so FILES may be training data.
 
     The output is CSV, or one document with --json. Its first columns are file and
-    row; rows are counted from 0, and an image file has none.
+    row. Rows count from 0; the row of an image file is empty.
 
     Classification: label and probability. --top 3 adds the columns label_2,
     probability_2, label_3 and probability_3. --probabilities adds a column for
     each class, such as p_cat.
 
-    Regression: value. Multi-label: labels of a probability of 1/2 or more, with |
-    between them; --probabilities adds a column for each. Token-classification:
+    Regression: value. Multi-label: all labels with a probability of at least 1/2,
+    separated by |; --probabilities adds a column for each. Token-classification:
     tokens and tags, with spaces between them; texts are split at spaces.
 
-    causal-lm: the text that follows a text, or the answer to a conversation or
-    an instruction; an answer at the end of a conversation is ignored.
+    causal-lm: the continuation of a text, or the answer to a conversation or an
+    instruction; an answer at the end of a conversation is ignored.
 
-    Embedding: the vector of each text, or of each image of a model of both, of norm
-    1. --out vectors.npy writes them as an array of NumPy.
+    Embedding: a vector of norm 1 for each text, or for each image with a model of
+    images and texts. --out vectors.npy writes the vectors as a NumPy array.
 
     Detection: a line for each object, with its label, score and box in pixels:
-    left, top, right and bottom. The document of --json is one of COCO, with a
-    score in each annotation. --draw DIR also writes the images with their boxes.
+    left, top, right and bottom. --json prints COCO annotations with a score each.
+    --draw DIR also writes the images with their boxes.
 
-    Segmentation: the directory --out gets a mask for each image, which is a PNG
-    of the same name and size whose values are numbers of classes, and classes.txt
-    with their names, from number 0 on. The output has the path of each mask, and its most
-    frequent label with the share of its pixels.
+    Segmentation: the directory --out gets a mask for each image: a PNG of the same
+    name and size, whose values are class numbers. classes.txt there has the names
+    of the classes, from number 0 on. The output has the path of each mask, and its
+    most frequent label with the share of its pixels.
     """
     from razorctl.cli import predicting
 
@@ -157,8 +162,8 @@ def _check_file(out: Path, task: str | None, json: bool) -> None:
 
     if _is_array(out) and (task != "embedding" or json):
         raise UsageError(
-            f"{out} would be an array of NumPy, which has vectors of an embedding alone; name "
-            "another file."
+            f"{out} would be a NumPy array, which only embeddings can be written to; name another "
+            "file."
         )
     atomic.check_room(out, "--out")
 

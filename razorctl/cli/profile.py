@@ -33,7 +33,7 @@ def profile(
     dataset: Annotated[
         str | None,
         argument(
-            "Data set of the batches, as for finetune; without it they are random.",
+            "Data set, as for finetune; without it batches are random.",
             "DATASET",
             "data sets",
         ),
@@ -52,16 +52,15 @@ def profile(
     json: Json = False,
     **flags: Any,
 ) -> None:
-    """Show where the bytes and the time of a training step of MODEL go.
+    """Show the memory and time of a training step of MODEL, by layer and by phase.
 
         razorctl profile vit-b16 --method razor --ratio 0.9
 
-    The bytes stored for backward are traced, with this recipe and in full
+    The bytes stored for backward are traced, with this recipe and with full
     fine-tuning. The times are measured on real steps with random weights. Without
-    DATASET batches are random, so nothing is downloaded.
+    DATASET batches are random, and nothing is downloaded.
 
-    The bytes of a model of your own are traced in Python, by
-    `razorctl.profile(model, inputs)`.
+    For a model of your own, call `razorctl.profile(model, inputs)` in Python.
     """
     from razorctl import api
     from razorctl.cli import calls

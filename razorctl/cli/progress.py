@@ -118,7 +118,7 @@ def train(
     except (KeyboardInterrupt, Terminated) as stop:
         if resumed or run_files.read_settings(out) is not None:
             stop.add_note(
-                f"{left(out)}; go on with `{rundir.resuming(out, device, job.processes)}`"
+                f"{left(out)}; continue with `{rundir.resuming(out, device, job.processes)}`"
             )
         else:
             stop.add_note("before the first step; nothing was written")

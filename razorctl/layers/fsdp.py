@@ -26,8 +26,8 @@ def refuse_sharded(model: nn.Module) -> None:
     """Raises UsageError for a model that FSDP2 shards."""
     if not set(_wrapped()).isdisjoint(model.modules()):
         raise UsageError(
-            f"{type(model).__name__} is sharded by FSDP2, so what it keeps cannot be traced; "
-            "trace and sparsify it before fully_shard."
+            f"{type(model).__name__} is sharded by FSDP2, so its stored activations cannot be "
+            "traced; trace and sparsify it before fully_shard."
         )
 
 
@@ -58,8 +58,8 @@ def gather(layer: nn.Module, weight: Tensor) -> None:
     if not around:
         raise UsageError(
             f"the weight of {getattr(layer, 'place', '') or 'a linear layer'} is sharded apart "
-            "from the rest of its block, which computes with it in the backward pass, and not by "
-            "FSDP2; shard whole blocks."
+            "from the rest of its block, which needs it in the backward pass; shard whole blocks "
+            "with FSDP2."
         )
     nearest = min(around, key=lambda module: len(list(module.modules())))
     nearest.unshard()  # type: ignore[operator]

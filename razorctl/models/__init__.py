@@ -28,7 +28,7 @@ from razorctl.system import documents, folders
 T = TypeVar("T")
 
 FROM_SCRATCH = (
-    "{model} begins with random weights, nothing in it is pretrained: expect to need far more rows "
+    "{model} starts from random weights and has no pretrained part: expect to need far more rows "
     "and epochs."
 )
 

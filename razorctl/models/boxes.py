@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Change = Callable[[dict[str, Any]], dict[str, Any]]
 # Objects of each image in a trace; denoising groups of 100 then have the most queries. With 50, a
-# step of rt-detr-r18 at a batch of 4 stores 70 KiB more, of full's 1.6 GiB as of razor's 135 MiB.
+# step of rt-detr-r18 at a batch of 4 stores 70 KiB more, of 1.6 GiB (full) or 135 MiB.
 # Beyond 100 objects queries grow with them: with 300 full stores 10 % more, and razor 15 %.
 DRAWN = 10
 FILL = 124  # of 255, the gray around an image that is zoomed out

@@ -126,8 +126,8 @@ def conversation_tokens(
     cut, lost = sum(length > tokens for length in whole), len(rows) - len(dataset)
     if cut or lost:
         log.warning(
-            "of %s, %s cut after %s, and %s left out for want of an answer to learn before that; a "
-            "larger --input-size keeps more.",
+            "of %s, %s cut after %s, and %s left out, since no answer begins before that; a larger "
+            "--input-size keeps more.",
             units.count(len(rows), "conversation"),
             are(cut),
             units.count(tokens, "token"),
@@ -222,9 +222,9 @@ def _spans(tokenizer: Any, spoken: Spoken) -> tuple[str, dict[int, tuple[int, in
             before, after = text(place, prompt=True), text(place + 1)
             if not (after.startswith(before) and whole.startswith(after)):
                 raise UsageError(
-                    "the chat template of the model writes earlier messages anew, so that answers "
-                    "cannot be told; choose another model, or mark them with {% generation %} in "
-                    "its template."
+                    "the chat template of the model rewrites earlier messages, so answers "
+                    "cannot be located; choose another model, or mark answers with {% generation %} "
+                    "in its template."
                 )
             spans[place] = (len(before), len(after))
     return whole, spans

@@ -80,7 +80,7 @@ class KeptHead:
             log.warning("the classifier of %s is new; it is trained from random weights", what)
             return
         others = [name for name in classes if name not in kept]
-        new_rows = f"; those of {_listed(others)} are new" if others else ""
+        new_rows = f"; the rows of {_listed(others)} are new" if others else ""
         said = [a if a == b or not UNNAMED.fullmatch(b) else f"{a} ({b})" for a, b in kept.items()]
         log.warning("the classifier of %s keeps the rows of %s%s", what, _listed(said), new_rows)
 

@@ -62,7 +62,7 @@ class Plan:
     def reason(self) -> str:
         """A phrase that gives the reason for the choice."""
         if not self.others:
-            return "as asked for, in as few micro-batches as fit"
+            return "as requested, with the fewest micro-batches that fit"
         if self.prefer == "fast":
             return "the fastest way that fits"
         if self.chosen.exact:
@@ -71,8 +71,8 @@ class Plan:
         rival = "nothing exact fits"
         if exact is not None:
             rival = f"{_times(exact.seconds, self.chosen)} as fast as {exact.label}"
-        close = f"a cosine of {self.chosen.cosine:.3f} or more to the exact one"
-        return f"{rival}, and its gradient was measured in {self.job.precision} at {close}"
+        close = f"a measured cosine of {self.chosen.cosine:.3f} or more to the exact one"
+        return f"{rival}, and in {self.job.precision} its gradient has {close}"
 
     @property
     def command(self) -> str:

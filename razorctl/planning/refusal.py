@@ -91,7 +91,7 @@ def _smallest_change(searches: Searches, prefer: Prefer) -> str:
             return f"and fits with {' and '.join(flags)}"
     if recipe is None and searches.asked.fastest([ADAPTERS]):
         return f"and only --method {ADAPTERS.method} fits, which trains only adapters"
-    return "so choose a smaller model, or a card with as much memory"
+    return "so choose a smaller model, or a GPU with that much memory"
 
 
 def changes(searches: Searches) -> Iterator[tuple[list[str], dict[str, Any]]]:

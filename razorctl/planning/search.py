@@ -166,7 +166,7 @@ class Search:
         else:
             chosen = self.fastest(self.allowed(prefer))
         if chosen is not None:
-            self._reasons.append(f"{chosen.label}: taken.")
+            self._reasons.append(f"{chosen.label}: chosen.")
         return chosen
 
     def gain(self, way: Candidate) -> Gain | None:
@@ -246,8 +246,8 @@ class Search:
         if rival is None or way.slow <= PAYS * rival.seconds:
             return True
         self._note(
-            f"{way.label}: {_takes(way)} a step, at worst not 5 % less than the "
-            f"{_takes(rival)} of {rival.label}.",
+            f"{way.label}: {_takes(way)} a step, which may be less than 5 % faster than "
+            f"{rival.label} ({_takes(rival)}).",
             None,
         )
         return False
@@ -367,7 +367,7 @@ class Search:
                     yield way
                 else:
                     self._note(
-                        f"{way.label}: needs {units.size(over, math.ceil)} more than there is.",
+                        f"{way.label}: needs {units.size(over, math.ceil)} more than is free.",
                         budget,
                     )
 

@@ -40,7 +40,7 @@ class Searches:
             search = self.of(state)
             why = self.impossible(search)
             if why is not None:
-                reasons.append(f"{state.label or 'weights and optimizer as asked for'}: {why}")
+                reasons.append(f"{state.label or 'weights and optimizer as requested'}: {why}")
                 continue
             chosen = search.choose(prefer)
             reasons += search.reasons[prefer]
@@ -69,9 +69,9 @@ class Searches:
         over, host = search.least - search.budget, search.state.host_bytes(search.weights)
         if over > 0 and search.shards == 1:
             what = "weights" if search.state.on_host else "weights, gradients and state"
-            return f"{what} need {units.size(over, math.ceil)} more than there is."
+            return f"{what} need {units.size(over, math.ceil)} more than is free."
         if not self.hosts(search):
-            return f"state on the host needs {units.size(host, math.ceil)} of its memory."
+            return f"the optimizer state needs {units.size(host, math.ceil)} of host memory."
         return None
 
     def hosts(self, search: Search) -> bool:

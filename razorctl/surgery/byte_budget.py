@@ -128,8 +128,8 @@ def _tried(
     if again.names and recipe.activation_checkpointing:
         raise UsageError(
             f"ratio {recipe.ratio:g} is met by {stock_type(twin).__name__} only if blocks are "
-            f"recomputed from packed inputs ({again.stars()}), which its own activation "
-            "checkpointing stores whole; leave activation checkpointing out."
+            f"recomputed from packed inputs ({again.stars()}); activation checkpointing stores "
+            "these inputs unpacked, so leave it out."
         )
     if again.recipe is None:
         least = search.parts()
@@ -139,12 +139,12 @@ def _tried(
         raise UsageError(
             f"ratio {recipe.ratio:g} cannot be met by {stock_type(twin).__name__} with this batch"
             f"{''.join(f': {reason}' for reason in reasons if reason)}; "
-            f"the largest that can is {max(0.0, possible):g}."
+            f"the largest possible ratio is {max(0.0, possible):g}."
         )
     if not search.is_close(again):
         log.warning(
-            "%s meets ratio %g by copies of so few bits that its gradient is not close to the "
-            "exact one; a smaller ratio brings it closer.",
+            "%s meets ratio %g only with copies of so few bits that its gradient is not close to "
+            "the exact one; choose a smaller ratio.",
             stock_type(twin).__name__,
             recipe.ratio,
         )
@@ -159,7 +159,7 @@ def _check_checkpointed(model: nn.Module, recipe: Recipe, now: int, full: int) -
         possible = math.floor(20 * (1 - now / full)) / 20
         share = units.percent(now / full)
         raise UsageError(
-            f"activation checkpointing stores {share} of what full fine-tuning does for this "
+            f"activation checkpointing stores {share} of the bytes of full fine-tuning for this "
             f"batch, more than ratio {recipe.ratio:g} allows; leave it out, or choose "
             f"a ratio such as {max(0.0, possible):g}."
         )

@@ -68,9 +68,9 @@ def advise(model: nn.Module) -> None:
     """Warns if a stock model has checkpointing switched on."""
     if any(map(on, model.modules())):
         log.warning(
-            "%s checkpoints activations by itself, which razor does not need; steps are faster "
-            "without: gradient_checkpointing_disable(), set_grad_checkpointing(False), or "
-            "gradient_checkpointing=False of a trainer switch it off.",
+            "%s has activation checkpointing enabled, which razor does not need. Disable it for "
+            "faster steps: gradient_checkpointing_disable(), set_grad_checkpointing(False), or "
+            "gradient_checkpointing=False of a trainer.",
             stock_type(model).__name__,
         )
 

@@ -17,7 +17,7 @@ from razorctl.surgery import freezing, reruns
 
 log = logging.getLogger(__name__)
 
-LEAST = 0.01  # of full's bytes: warnings name parts that store at least this share
+LEAST = 0.01  # of the bytes of full fine-tuning: warnings name parts that store at least this share
 FELL_BACK = 0.9  # of a stock module's bytes: a razor layer that stores as much ran as stock
 OUTPUT = "output layer"
 
@@ -31,8 +31,8 @@ def note_excess(
     if total > most:
         unknown = uncompressed(model, parts, full, most, stock)
         log.warning(
-            "%s stores %s for backward of what full fine-tuning does, more than the %s that ratio "
-            "%g allows%s; razorctl.sparsify_within stores less, where that can mend it.",
+            "%s stores %s of the bytes of full fine-tuning for backward, more than the %s that "
+            "ratio %g allows%s; razorctl.sparsify_within may store less.",
             stock_type(model).__name__,
             units.percent(total / full),
             units.percent(1 - recipe.ratio),
@@ -78,7 +78,7 @@ def uncompressed(
     for part, size in large:
         one = part == OUTPUT and counts[part] == 1
         what = "the classifier" if one else units.count(counts[part], part)
-        of_full = "" if words else " of full's activations"
+        of_full = "" if words else " of full fine-tuning"
         words.append(f"{what} ({units.percent(size / full)}{of_full})")
     one = len(large) == 1 and counts[large[0][0]] == 1
     return f"{', '.join(words)} {'is' if one else 'are'} not compressed"

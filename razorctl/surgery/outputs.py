@@ -141,7 +141,7 @@ def _say(model: nn.Module, found: Outputs, guessed: frozenset[str] = frozenset()
         log.info("output layers of %s, which stay exact: %s", kind, names)
         return
     log.warning(
-        "output layers of %s by its first forward pass: %s; they run in float, but sparsify took "
-        "%s. razorctl.sparsify_within, which gets inputs, knows them before the first step.",
+        "the first forward pass of %s shows its output layers: %s. They are not computed in int8; "
+        "sparsify assumed %s. razorctl.sparsify_within traces inputs and finds them beforehand.",
         *(kind, names, ", ".join(sorted(guessed))),
     )

@@ -98,8 +98,8 @@ class Rerun(InPlace):
             return self._forward(*args, **kwargs)
         if torch.compiler.is_compiling():
             torch._dynamo.graph_break(
-                msg=f"{self.name} is recomputed in the backward pass, which no compiled graph "
-                "does; call torch.compile without fullgraph, or choose a smaller ratio."
+                msg=f"{self.name} is recomputed in the backward pass, which a full graph does "
+                "not support; call torch.compile without fullgraph, or choose a smaller ratio."
             )
         return self._run(args, kwargs)
 

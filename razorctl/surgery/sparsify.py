@@ -134,7 +134,9 @@ def tell_excess(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
             parts, stock = on_copies(both, model, (args, kwargs), real=False)
     except Exception as error:  # user code may raise anything
         reason = f"{type(error).__name__}: {error}"
-        log.info("not compared with the byte budget, since a trace raises %s", reason)
+        log.info(
+            "the stored bytes are not checked against the byte budget: tracing raises %s", reason
+        )
         return
     if recipe and sum(parts.values()) > FAR * (1 - recipe.ratio) * sum(stock.values()):
         note_excess(model, recipe, parts, stock)
@@ -230,9 +232,9 @@ def _joint(
     residual = list[branches.Branch]()
     if recipe.joint == "branches":
         residual = branches.find(model)
-        size, what = len(residual), "residual branch that is known and trainable"
+        size, what = len(residual), "trainable residual branch that razorctl recognizes"
     else:
-        size, what = sum(map(_drawn, chosen)), "trainable weight to draw"
+        size, what = sum(map(_drawn, chosen)), "trainable weight to sample"
     if not size:
         raise UsageError(f"{type(model).__name__} has no {what}; set joint_budget to 1.")
     kinds = [branch.kind for branch in residual]

@@ -56,7 +56,9 @@ def log_stock(model: nn.Module, recipe: Recipe) -> None:
     named = dict(model.named_modules()).items()
     own = {n: m for n, m in named if not place(m) and razor_of(stock_type(m)) is not None}
     if own:
-        log.warning("stock, since their instances have forwards of their own: %s", _grouped(own))
+        log.warning(
+            "not compressed, since their instances have their own forward: %s", _grouped(own)
+        )
     again = _running_again(model)
     leaves = {
         name: module
@@ -167,8 +169,8 @@ def warn_of_excess(model: nn.Module, recipe: Recipe) -> bool:
         what = f"{likely} it has layers that are not compressed: {names}"
     elif count["conv"] > count["linear"] and recipe.ratio > largest("convolution"):
         what = (
-            f"{likely} {count['conv']} layers are convolutions, whose inputs are stored in 2 bits "
-            "at least; nor is the gradient close to the exact one, as from ratios up to "
+            f"{likely} {count['conv']} layers are convolutions, whose inputs are stored in at "
+            "least 2 bits; the gradient is close to the exact one only at ratios up to "
             f"{closest('convolution', 'wide'):g} in single and "
             f"{closest('convolution', 'narrow'):g} in half precision"
         )
@@ -177,8 +179,8 @@ def warn_of_excess(model: nn.Module, recipe: Recipe) -> bool:
     else:
         return False
     log.warning(
-        "%s %s; razorctl.saved_bytes(model, inputs) says how much it stores, and "
-        "razorctl.sparsify_within stores less, where that can mend it.",
+        "%s %s; razorctl.saved_bytes(model, inputs) returns the stored bytes, and "
+        "razorctl.sparsify_within may store less.",
         stock_type(model).__name__,
         what,
     )

@@ -28,7 +28,7 @@ def taken(
     out: Path, begun: bool = False, kind: str = "directory", option: str = "--out"
 ) -> UsageError:
     """The error for a path that exists; begun: whether a run can be resumed there."""
-    mend = "go on there with --resume, or name" if begun else "name"
+    mend = "continue there with --resume, or name" if begun else "name"
     return UsageError(f"{out} exists already; {mend} another {kind} with {option}.")
 
 

@@ -56,7 +56,7 @@ class RazorCallback(TrainerCallback):  # type: ignore[misc]
             return
         dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
         if not self._meet(model, batch, {"autocast": dtype}) and self.recipe.joint_budget == 1:
-            log.warning("the byte budget is met for the inputs of the first call instead")
+            log.warning("the inputs of the first call determine the byte budget instead")
             drawing.unhook(model, tell_excess)
             first = partial(self._at_first_call, dtype)
             self._hook = model.register_forward_pre_hook(first, with_kwargs=True)
@@ -67,14 +67,15 @@ class RazorCallback(TrainerCallback):  # type: ignore[misc]
             full = sum(stock_parts(model, batch, **run).values())
         except Exception as error:  # the trainer may change the batch before it calls the model
             why = f"{type(error).__name__}: {error}"
-            log.warning("the byte budget is not met for the first batch, which raises %s", why)
+            log.warning("the first batch cannot determine the byte budget, as it raises %s", why)
             sparsify(model, self.recipe)
             return False
         self.full_saved_bytes = full
         sparsify_within(model, self.recipe, batch, full=full, **run)
         self.saved_bytes = saved_bytes(model, batch, **run)
         share = units.percent(self.saved_bytes / full)
-        log.info("stores %s for backward, %s of full's", units.size(self.saved_bytes), share)
+        size = units.size(self.saved_bytes)
+        log.info("stores %s for backward, %s of full fine-tuning", size, share)
         return True
 
     def _at_first_call(

@@ -97,7 +97,7 @@ class Checkpoints:
         for path in paths[first_newer:]:
             where = f"step {self.newest.step:,}" if self.newest else "the beginning"
             why = f" ({results[path]})" if results[path] else ""
-            log.warning("%s is incomplete or damaged%s; going on from %s.", path, why, where)
+            log.warning("%s is incomplete or damaged%s; continuing from %s.", path, why, where)
 
     @property
     def newest(self) -> Checkpoint | None:

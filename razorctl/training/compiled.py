@@ -106,14 +106,14 @@ class Compiled:
             with compiler_settings(self._budget):
                 return take(self._compiled, *args, **kwargs)
         except (TorchDynamoException, FailOnRecompileLimitHit) as error:
-            log.warning("training goes on without compiling: %s", failure_reason(error))
+            log.warning("training continues without compiling: %s", failure_reason(error))
             self._compiled = None
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             if not self._graphs:
                 raise
-            log.warning("training goes on without CUDA graphs: %s", failure_reason(error))
+            log.warning("training continues without CUDA graphs: %s", failure_reason(error))
             self._graphs = False
             self._compiled = self._compile()
         self.model.zero_grad()  # of the micro-batches before

@@ -279,7 +279,7 @@ class CapturedPasses:
 
     def _end(self, why: str) -> None:
         """Ends the use of graphs."""
-        log.warning("training goes on without CUDA graphs: %s", why)
+        log.warning("training continues without CUDA graphs: %s", why)
         self.works = False
         self.forget()
 

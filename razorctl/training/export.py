@@ -112,7 +112,7 @@ def write_finished(run: PreparedRun) -> None:
         saved = f"step {newest.step:,} of {job.steps:,}" if newest else "no step"
         raise RazorError(
             f"the weights cannot be written ({error.strerror}), and {saved} is saved; free "
-            f"{room} on the disk of {out}, then go on with `{run.command}`."
+            f"{room} on the disk of {out}, then continue with `{run.command}`."
         ) from None
     if not job.keep_checkpoints:
         checkpoints.clear(out)

@@ -249,7 +249,7 @@ class PreparedRun:
             saved = f"step {newest.step:,} is saved in it" if newest else "no step is saved in it"
             raise RazorError(
                 f"{self.out} is not the directory of this run any more: that was moved, removed or "
-                f"replaced, and {saved}; put it back, then go on with `{self.command}`."
+                f"replaced, and {saved}; put it back, then continue with `{self.command}`."
             )
 
     def evaluate(self, rows: DataLoader[Any] | None = None) -> dict[str, float]:

@@ -99,7 +99,7 @@ class Run(PreparedRun, Iterator[Step]):
         """Restores the history of the run from the state of a checkpoint."""
         if snapshot["data"] != self.feed.facts:
             raise UsageError(
-                f"{self.job.dataset} has changed since {self.out} was begun; {run_files.ELSEWHERE}."
+                f"{self.job.dataset} has changed since {self.out} began; {run_files.ELSEWHERE}."
             )
         self.history = [Step(**step) for step in snapshot["history"]]
         self.peak_bytes = snapshot["peak_bytes"]

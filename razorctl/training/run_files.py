@@ -89,14 +89,14 @@ def read_settings(out: Path) -> tuple[Job, Recipe] | None:
 
 
 def begun_threads(out: Path, threads: int) -> tuple[int, list[str]]:
-    """The threads that the run in `out` was begun with, and a note if they are not `threads`.
+    """The threads that the run in `out` was started with, and a note if they are not `threads`.
 
     The last bits of the weights depend on that number.
     """
     begun = read_toml(out / CONFIG)[ENVIRONMENT].get("threads")
     begun = begun if isinstance(begun, int) else threads
     note = (
-        f"the run was begun with {count(begun, 'thread')} and goes on with {threads}, so its "
+        f"the run was started with {count(begun, 'thread')} and continues with {threads}, so its "
         f"weights differ in their last bits; set OMP_NUM_THREADS={begun} for the same weights."
     )
     return begun, [] if begun == threads else [note]
@@ -126,7 +126,7 @@ def read_split(run: Path) -> dict[str, Any]:
 def pretrained(out: Path, model: str, files: Sequence[Path]) -> dict[str, Any] | None:
     """The document of the files of a run's pretrained model; None if it has no files.
 
-    Raises UsageError that names the files that have changed since the run was begun.
+    Raises UsageError that names the files that have changed since the run was started.
     """
     from razorctl.training.schemas import Pretrained
 
@@ -139,7 +139,7 @@ def pretrained(out: Path, model: str, files: Sequence[Path]) -> dict[str, Any] |
         names = sorted({*before["files"], *now})
         changed = [name for name in names if before["files"].get(name) != now.get(name)]
         raise UsageError(
-            f"{model} has changed since {out} was begun: {', '.join(changed)}; {ELSEWHERE}."
+            f"{model} has changed since {out} began: {', '.join(changed)}; {ELSEWHERE}."
         )
     return documents.sealed({"model": model, "files": now})
 
@@ -186,7 +186,7 @@ def finished_run(run: Path) -> tuple[dict[str, Any], Job]:
         raise UsageError(f"{run} {fault}; {WRITTEN}.")
     file = run / RESULT
     if is_run(run) and not file.exists():
-        raise UsageError(f"the run in {run} is not finished; go on with `{resuming(run)}`.")
+        raise UsageError(f"the run in {run} is not finished; continue with `{resuming(run)}`.")
     if not is_run(run):
         inside = sorted(
             result.parent for result in run.glob(f"*/{RESULT}") if is_run(result.parent)
@@ -222,7 +222,7 @@ def refuse_others(out: Path, settings: Mapping[str, Any], wanted: Mapping[str, A
         # One state cannot be turned into another, but weights can.
         weights = f" and start from its weights, with {out} as MODEL"
         raise UsageError(
-            f"{out} was begun with {', '.join(words)}; resume it with the same, or name another "
+            f"{out} was started with {', '.join(words)}; resume it with the same, or name another "
             f"directory with --out{weights if STATE.keys() & set(differing) else ''}."
         )
 

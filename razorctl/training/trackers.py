@@ -123,7 +123,7 @@ class _Open:
         except Exception as error:  # each library has other classes
             raise UsageError(
                 f"{name} cannot be started ({reason_of(error)}); correct that, or leave it out, "
-                f"and go on with `{run.command}`."
+                f"and continue with `{run.command}`."
             ) from error
         if new:
             for step in run.history:
@@ -144,7 +144,9 @@ class _Open:
                 getattr(self.tracker, verb)(*args, **settings)
         except Exception as error:  # each library has other classes
             self.works = False
-            log.warning("%s fails (%s); training goes on without it.", self.name, reason_of(error))
+            log.warning(
+                "%s fails (%s); training continues without it.", self.name, reason_of(error)
+            )
 
 
 def _settings(name: str, run: "Run", identity: str, new: bool) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def test_a_run_is_not_resumed_with_another_model(model, began):
         with changed(file):
             result = resume(model)
         assert result.exit_code == 2, result.stderr
-        assert f"has changed since run-{model} was begun: {file.name}; undo that" in result.stderr
+        assert f"has changed since run-{model} began: {file.name}; undo that" in result.stderr
         assert content(Path(f"run-{model}")) == before
     extra = began / model / "model-2.safetensors"
     shutil.copy(began / model / "model.safetensors", extra)
@@ -101,7 +101,7 @@ def test_a_run_is_bound_to_what_the_hub_had(name, hub):
             with changed(file):
                 result = resume("hub")
             assert result.exit_code == 2, result.stderr
-            assert f"{name} has changed since run-hub was begun: {file.name};" in result.stderr
+            assert f"{name} has changed since run-hub began: {file.name};" in result.stderr
         assert resume("hub").exit_code == 0
 
 

@@ -279,7 +279,7 @@ def test_a_head_keeps_the_rows_of_known_classes(here, caplog):
         [*finetune(job, Recipe("full"), out=f"{kind}-kept", device="cpu")]
         (said,) = [r.getMessage() for r in caplog.records if "classifier" in r.getMessage()]
         assert said.endswith(
-            f"keeps the rows of {NAMES[0]}, {NAMES[2]}; those of {NAMES[1]} are new"
+            f"keeps the rows of {NAMES[0]}, {NAMES[2]}; the rows of {NAMES[1]} are new"
         )
         before, now = (load_file(f"{at}/model.safetensors") for at in (kind, f"{kind}-kept"))
         heads = [name for name in now if now[name].shape[:1] in ((3,), (4,)) and "class" in name]

@@ -108,7 +108,7 @@ class TestNotes:
         Path("razorctl.toml").write_text("[recipe]\nmethod = 'full'\njoint = 'branches'\n")
         monkeypatch.setenv("RAZORCTL_RATIO", "0.9")
         assert self.notes(finetune("--unbiased", "--json")) == [
-            "note: the ratio does nothing: method full has none.",
+            "note: the ratio does nothing: method full has no ratio.",
             "note: joint branches does nothing without a joint budget below 1.",
             "note: unbiased does nothing: method full draws nothing.",
         ]

@@ -113,7 +113,7 @@ class TestSignals:
         result = finetune(*FULL, "--out", "run", "--json", "--steps", "4")
         assert (result.exit_code, result.stdout) == (code, "")
         assert result.stderr.splitlines()[-1] == (
-            f"error: {word}: step 3 of 4 is saved; go on with "
+            f"error: {word}: step 3 of 4 is saved; continue with "
             "`razorctl finetune --resume --out run --device cpu`."
         )
         assert run_files.steps_taken(Path("run")) == 3
@@ -128,7 +128,9 @@ class TestSignals:
         monkeypatch.setattr(trainer.Run, "_note_peak", note_peak)
         result = finetune(*FULL, "--out", "run", "--steps", "4", "--save-every", "4", *EACH)
         assert result.exit_code == code
-        assert f"error: {word}: step 1 of 4 is saved; go on with" in result.stderr.splitlines()[-1]
+        assert (
+            f"error: {word}: step 1 of 4 is saved; continue with" in result.stderr.splitlines()[-1]
+        )
 
     def test_before_training_they_leave_nothing(self, number, code, word, monkeypatch):
         traced = "razorctl.training.preparation.traced_bytes"
@@ -191,7 +193,7 @@ class TestResume:
     def test_needs_nothing_but_the_directory(self, stopped):
         result = razorctl("finetune", "--resume", "--out", "run", "--json")
         assert result.exit_code == 0, result.stderr
-        assert "going on from step 2 of 4" in result.stderr
+        assert "resuming from step 2 of 4" in result.stderr
         document = json.loads(result.stdout)
         assert (document["steps"], document["recipe"]["ratio"]) == (4, 0.5)
         again = razorctl("finetune", "--resume", "--out", "run", "--json")
@@ -226,7 +228,7 @@ class TestResume:
         result = razorctl("finetune", "vit-micro", "digits", "--resume", "--out", "run", *flags)
         assert result.exit_code == 2
         (line,) = result.stderr.splitlines()
-        assert line.startswith("error: run was begun with ")
+        assert line.startswith("error: run was started with ")
         for flag in flags[::2]:
             names = {"--lr": "learning rate", "--epochs": "steps"}
             assert names.get(flag, flag.removeprefix("--")) in line
@@ -266,7 +268,7 @@ class TestResume:
         monkeypatch.chdir(tmp_path)
         other = razorctl("finetune", "vit-micro", "data", "--resume", "--out", "run")
         assert other.exit_code == 2
-        assert f"run was begun with dataset {known}; resume it" in other.stderr
+        assert f"run was started with dataset {known}; resume it" in other.stderr
         result = razorctl("finetune", "vit-micro", "data/photos", "--resume", "--out", "run")
         assert result.exit_code == 0, result.stderr
         assert json.loads(Path("run/result.json").read_text())["dataset"] == known

@@ -26,7 +26,7 @@ def test_the_table_marks_the_choice_and_ends_with_the_command():
     # A range, since no card has run razor; full's rows rest on measurements, but for the host.
     (row,) = (line for line in result.stdout.splitlines() if line.startswith("   razor 0.5 ≈"))
     assert len(re.findall(r" [0-9.]+-[0-9.]+ m?s", row)) == 2  # of a step and of the run
-    assert "All predicted. " in result.stdout
+    assert "All figures are predicted. " in result.stdout
     assert result.stdout.splitlines()[-1].startswith("razorctl finetune vit-micro digits ")
     assert "--precision fp16" in result.stdout.splitlines()[-1]
     assert all(len(line) <= 80 for line in result.stdout.splitlines()[:-1])
@@ -67,7 +67,7 @@ def test_explain_says_what_was_tried():
     lines = [line for line in result.stdout.splitlines() if re.match(r"\d+\. ", line)]
     assert lines[0].startswith("1. full: needs ")
     assert any("too slow" in line for line in lines)
-    assert lines[-1].endswith(": taken.")
+    assert lines[-1].endswith(": chosen.")
 
 
 def test_a_flag_says_no_to_what_the_environment_or_a_file_compiles(tmp_path, monkeypatch):
@@ -134,7 +134,7 @@ def test_the_card_of_this_machine(monkeypatch):
 
 def test_a_card_whose_rates_were_not_measured_says_whose_stand_in():
     words = " ".join(razorctl("plan", *PLANNED, "--gpu", "rtx-3060").stdout.split())
-    assert "times with the efficiency of the NVIDIA GeForce RTX 3090" in words
+    assert "times with the measured efficiency of the NVIDIA GeForce RTX 3090" in words
 
 
 def test_a_card_that_is_assumed_is_named():
@@ -168,9 +168,9 @@ def test_graphs_and_compiled_steps_that_may_not_pay_are_named():
         return [*view._compiled(plan), *view._graphs(plan)]
 
     assert said(18) == [
-        "CUDA graphs may keep 19 MiB more; if there is less, steps run without them."
+        "CUDA graphs may reserve 19 MiB more; if less is free, steps run without them."
     ]
-    assert said(18, strict=True)[0].endswith("if there is less, the run ends.")
+    assert said(18, strict=True)[0].endswith("if less is free, the run ends.")
     assert said(19) == said(18, steps=19) == said(18, cuda_graphs=False) == []
     assert said(18, cuda_graphs=True, steps=19)
     (slow,) = said(0, compile=True)
@@ -180,14 +180,44 @@ def test_graphs_and_compiled_steps_that_may_not_pay_are_named():
     assert not said(0, "full", compile=True)
 
 
+def test_what_a_cosine_means_and_when_checkpointing_is_better():
+    def way(method: str, peak: int, fits: bool = True, state: str = "", **more: object) -> dict:
+        names = ("weights_bytes", "gradients_bytes", "optimizer_bytes")
+        predicted = {**dict.fromkeys(names, 3 * 2**30), "peak_bytes": peak * 2**30}
+        predicted |= {"reserve_bytes": 0, "step_seconds": 2.2 if method == "checkpoint" else 2.0}
+        more = {"exact": method != "razor", "cosine": None, **more}
+        return {"method": method, "label": method, "fits": fits, "state": state, **more} | {
+            "predicted": predicted
+        }
+
+    def said(chosen: dict, *others: dict) -> str:
+        plan = {"chosen": chosen, "candidates": [chosen, *others]}
+        return " ".join([*view._closeness(plan), *view._checkpoint(plan)])
+
+    razor = way("razor", 11, cosine=0.998)
+    closeness = said(razor, way("checkpoint", 13))  # more than a tenth more memory
+    assert closeness.startswith("A cosine of 1 is exact; ")
+    assert closeness.endswith("an orthogonal error of up to 6.3 % of its length.")
+    assert said(razor, way("checkpoint", 12)) == (
+        f"{closeness} Consider checkpoint: its gradient is exact, it is about 1.10x slower, and it "
+        "needs 12.0 GiB. Weights, gradients and optimizer state, which are the same for every "
+        "method, take 75 % of that."
+    )
+    for other in (way("checkpoint", 12, fits=False), way("checkpoint", 12, state="bf16 weights")):
+        assert said(razor, other) == closeness
+    assert said(way("full", 12), way("checkpoint", 11)) == ""
+    assert said(way("razor", 11), way("full", 11)) == ""
+
+
 def test_a_host_that_takes_longer_than_the_card_is_named():
     predicted = {"host_seconds": 0.054, "card_seconds": 0.04, "host_bytes": 0}
+    predicted["peak_bytes"] = 100 * 2**20
     job = dict.fromkeys(("optimizer_in_backward", "cuda_graphs", "compile"), False)
     chosen = {"predicted": predicted, "recipe": {"joint_budget": 1.0}}
     plan = {"chosen": chosen, "job": {**job, "processes": 1, "optimizer_state": "card"}}
     assert [*view._host(plan)] == [
-        "The host takes 54 ms for a step, and the card 40 ms: --cuda-graphs launches all of it at "
-        "once."
+        "Python takes 54 ms to launch a step, and the GPU 40 ms to run it. --cuda-graphs launches "
+        "all kernels at once, for up to 19 MiB more reserved memory."
     ]
     for setting in ({"cuda_graphs": True}, {"optimizer_state": "host"}):
         assert not [*view._host({**plan, "job": plan["job"] | setting})]
@@ -196,4 +226,4 @@ def test_a_host_that_takes_longer_than_the_card_is_named():
     plan["job"]["optimizer_in_backward"], predicted["host_bytes"] = True, 2**34
     said = " ".join(view._host(plan))
     assert "not clipped" in said
-    assert "The host needs 16.0 GiB of its memory" in said
+    assert "The optimizer state takes 16.0 GiB of host memory." in said

@@ -175,7 +175,7 @@ OF_RUNS = {
     "several runs": (nested, "grid", 2, "grid holds several runs; name one of them, such as grid/"),
     "an unfinished run": (
         lambda: clear("run-d/result.json"),
-        *("run-d", 2, "not finished; go on with `razorctl finetune --resume --out run-d`"),
+        *("run-d", 2, "not finished; continue with `razorctl finetune --resume --out run-d`"),
     ),
     "no JSON": (lambda: truncate("run-d/result.json"), "run-d", 5, "result.json is not as this"),
     "truncated weights": (

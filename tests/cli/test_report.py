@@ -235,7 +235,7 @@ def test_the_classes_of_each_row_and_what_their_labels_were_taken_for(no_plots):
     found = Page(Path("report.html").read_text("utf-8"))
     assert found.texts["caption"][1:3] == [
         "F1 of classes in %, by the best weights",
-        "full: what labels were taken for",
+        "full: confusion matrix",
     ]
     assert [*found.rows("<b>"), *found.rows("dog")] == [
         *(["<b>", "10", "60.00"], ["<b>", "12", "8"], ["dog", "2", "50.00"], ["dog", "2", "2"]),
@@ -253,7 +253,7 @@ def test_a_matrix_that_is_wider_than_the_terminal_has_numbers(width, heads, monk
     classes.show(names, {**by_class, "confusion": [[1, 2], [1000, 3000]]})
     lines = [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
     rows = names if width == 80 else ["1: a [long] name", "2: b"]
-    assert ["label / guess", *heads] in lines
+    assert ["label / predicted", *heads] in lines
     assert [rows[0], "1", "2"] in lines
     assert [rows[1], "1,000", "3,000"] in lines
 
@@ -264,7 +264,7 @@ def test_a_comparison_without_a_finished_run_has_no_plots():
     result = compare(str(out), "--html", "report.html")
     assert result.exit_code == 1
     found = Page(Path("report.html").read_text("utf-8"))
-    assert any(text.startswith("Nothing to take yet") for text in found.texts["p"])
+    assert any(text.startswith("No choice yet") for text in found.texts["p"])
     assert not found.values("img", "src")
 
 

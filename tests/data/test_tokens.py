@@ -156,8 +156,8 @@ def test_long_conversations_are_cut_and_counted(chatty, caplog):
     assert found[0]["input_ids"] == chatty.apply_chat_template(CHAT, return_dict=False)[:12]
     (record,) = caplog.records
     assert record.getMessage() == (
-        "of 3 conversations, 1 is cut after 12 tokens, and 1 is left out for want of an answer to "
-        "learn before that; a larger --input-size keeps more."
+        "of 3 conversations, 1 is cut after 12 tokens, and 1 is left out, since no answer begins "
+        "before that; a larger --input-size keeps more."
     )
     with pytest.raises(DataError, match="none of the conversations has an answer within 3 tokens"):
         chats.conversation_tokens(talks(CHAT), chatty, 3)

@@ -158,7 +158,7 @@ def test_one_warning_names_a_layer_and_its_error(caplog: pytest.LogCaptureFixtur
     assert list(sizes(model).values()) == [16, 16]
     (words,) = said(caplog)
     assert "layer.layers.0.self_attn (MultiheadAttention)" in words
-    assert "more bytes than ratio counts" in words
+    assert "which the byte budget does not count" in words
 
 
 def test_only_the_first_pass_measures(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,7 @@ def test_the_reason_names_the_cosine_of_the_precision(cache):
     found = planned(cache, job=replace(JOB, precision="bf16"), recipe=Recipe(ratio=0.5))
     chosen = replace(found, prefer="balanced", others={"exact": None})
     cosine = METHODS["razor"].cosines["attention"]["narrow"][0.5]
-    assert f"measured in bf16 at a cosine of {cosine:.3f} or more" in chosen.reason
+    assert f"in bf16 its gradient has a measured cosine of {cosine:.3f} or more" in chosen.reason
     assert chosen.document()["chosen"]["cosine"] == cosine
 
 
@@ -154,7 +154,7 @@ def test_every_step_is_explained(cache):
     assert found.steps[0].startswith("full: needs ")
     assert any(step.startswith("checkpoint: ") and "too slow" in step for step in found.steps)
     assert any(step.startswith("razor 0.5: needs ") for step in found.steps)
-    assert found.steps[-1] == f"{found.chosen.label}: taken."
+    assert found.steps[-1] == f"{found.chosen.label}: chosen."
 
 
 def test_what_is_cached_is_not_traced_again(cache, monkeypatch):

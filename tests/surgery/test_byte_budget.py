@@ -94,7 +94,7 @@ def test_rules_of_convolutions_may_have_a_ratio_of_their_own():
 
 
 def test_a_ratio_beyond_all_is_refused_with_the_largest():
-    with pytest.raises(UsageError, match=f"largest that can is {largest():g}"):
+    with pytest.raises(UsageError, match=f"largest possible ratio is {largest():g}"):
         Recipe("razor", 0.99)
     Recipe("razor", largest())
 
@@ -136,7 +136,7 @@ class TestWithin:
     def test_refuses_with_the_largest_that_can_be_kept(self):
         model, x = small()
         full = traced_bytes(model, x)
-        kept = r"with this batch: .+ in 4 bits; the largest that can is"
+        kept = r"with this batch: .+ in 4 bits; the largest possible ratio is"
         with pytest.raises(UsageError, match=kept) as error:
             sparsify_within(model, Recipe("razor", largest()), x)
         assert not any(isinstance(module, RazorLayer) for module in model.modules())
@@ -258,7 +258,7 @@ WARNED = [
     (lambda: linears(Normed(8)), 0.5, None),
     (convolutions, 0.9, None),
     (convolutions, 0.97, "since 2 layers are convolutions, whose inputs"),
-    (convolutions, 0.97, "nor is the gradient close to the exact one"),
+    (convolutions, 0.97, "the gradient is close to the exact one only at"),
     (lambda: nn.Sequential(nn.Linear(8, 8), Mixed(), nn.Linear(8, 8)), 0.9, "Mixed (1)"),
     (mixers, 0.9, "since it has layers that are not compressed: Mixer (2); "),
 ]
@@ -275,7 +275,7 @@ class TestWarnings:
     def test_of_a_gradient_that_is_not_close(self, ratio, said, caplog):
         model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), Skip(16), Skip(16))
         sparsify_within(model, Recipe("razor", ratio), torch.randn(4, 3, 32, 32))
-        words = "meets ratio 0.95 by copies of so few bits that its gradient is not close"
+        words = "meets ratio 0.95 only with copies of so few bits that its gradient is not close"
         assert (words in caplog.text) is said
 
     def test_of_the_bytes_where_inputs_are(self, caplog):
@@ -288,10 +288,10 @@ class TestWarnings:
         norms, pool = 6 * (x.nbytes + 2 * 8 * 4), x.numel() // 4 * 8  # the pool's are indices
         shares = [percent(part / full) for part in (saved, norms, x.nbytes + pool)]
         assert caplog.messages == [
-            f"Sequential stores {shares[0]} for backward of what full fine-tuning does, more than "
-            f"the 10 % that ratio 0.9 allows: 6 Normed layers ({shares[1]} of full's "
-            f"activations), 1 Pool layer ({shares[2]}) are not compressed; "
-            "razorctl.sparsify_within stores less, where that can mend it."
+            f"Sequential stores {shares[0]} of the bytes of full fine-tuning for backward, more "
+            f"than the 10 % that ratio 0.9 allows: 6 Normed layers ({shares[1]} of full "
+            f"fine-tuning), 1 Pool layer ({shares[2]}) are not compressed; "
+            "razorctl.sparsify_within may store less."
         ]
         restore(model)
         caplog.clear()

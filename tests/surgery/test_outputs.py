@@ -383,7 +383,10 @@ def test_the_log_names_them(caplog):
     for _ in range(3):
         step(model, wide(8))
     (warning,) = [r.message for r in caplog.records if r.levelno > logging.INFO]
-    assert "of Agent by its first forward pass: policy, value; they run in float" in warning
+    assert (
+        "first forward pass of Agent shows its output layers: policy, value. They are not"
+        in warning
+    )
     assert "sparsify took body.2." in warning
 
     caplog.clear()
@@ -447,4 +450,4 @@ def test_messages_name_the_true_classifier():
     assert uncompressed(model, {"policy": 50}, 100, 0).startswith("the classifier (50 %")
     model = nn.Sequential(nn.Softplus(), nn.Mish())  # of which none keeps much
     said = uncompressed(model, {"0": 11, "1": 9}, 10_000, 0)
-    assert said == "1 Softplus layer (0.1 % of full's activations) is not compressed"
+    assert said == "1 Softplus layer (0.1 % of full fine-tuning) is not compressed"

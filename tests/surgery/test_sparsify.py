@@ -70,7 +70,11 @@ def test_only_exact_types_are_swapped(method):
     ("net", "recipe", "message"),
     [
         (nn.Bilinear(1, 1, 1), Recipe("backrazor"), "no layer of Bilinear can be pruned"),
-        (nn.Linear(2, 2), Recipe(joint_budget=0.5, joint="branches"), "no residual branch that is"),
+        (
+            nn.Linear(2, 2),
+            Recipe(joint_budget=0.5, joint="branches"),
+            "no trainable residual branch that",
+        ),
         (nn.Linear(2, 2), Recipe(attention="flash"), "Linear has no attention that can be"),
         (nn.Linear(2, 2), Recipe("full", attention="sparse-flash"), "choose attention 'flash'"),
         (nn.Linear(2, 2), Recipe("checkpoint"), "has no activation checkpointing of its own"),

@@ -211,7 +211,7 @@ def test_a_damaged_newest_checkpoint_is_skipped(how, tmp_path, accuracies, caplo
     else:
         (newest / MARKER).unlink()
     again = resume(tmp_path / "run", job)
-    assert f"{newest} is incomplete or damaged; going on from step 1." in caplog.text
+    assert f"{newest} is incomplete or damaged; continuing from step 1." in caplog.text
     assert len(again.history) == 1
     assert (tmp_path / "run/metrics.jsonl").read_text().count("\n") == 1
     list(again)
@@ -225,7 +225,7 @@ def test_without_a_valid_checkpoint_a_run_begins_again(tmp_path, caplog):
     stop(begin(tmp_path / "run", steps=2))
     spoil(tmp_path / "run/checkpoints/step-00000002/state.json")
     run = resume(tmp_path / "run")
-    assert "going on from the beginning" in caplog.text
+    assert "continuing from the beginning" in caplog.text
     assert not run.history
     list(run)
     assert same(tmp_path / "run/model.safetensors", tmp_path / "reference/model.safetensors")
@@ -237,7 +237,7 @@ def test_another_number_of_threads_is_noted_and_the_first_one_stays_on_record(tm
     had = f"threads = {torch.get_num_threads()}"
     config.write_text(config.read_text().replace(had, "threads = 7"))
     again = resume(tmp_path / "run")
-    assert [note for note in again.notes if "was begun with 7 threads" in note]
+    assert [note for note in again.notes if "was started with 7 threads" in note]
     assert "threads = 7" in config.read_text()
     stop(again)
 
@@ -509,6 +509,6 @@ def test_a_directory_that_took_the_place_of_one_that_failed_stays(tmp_path):
 
 @pytest.mark.parametrize(("name", "weights"), [("optimizer_state", True), ("learning_rate", False)])
 def test_a_run_with_another_state_can_start_from_the_weights(name, weights, tmp_path):
-    with pytest.raises(UsageError, match=f"begun with {name.replace('_', ' ')} 1;") as refused:
+    with pytest.raises(UsageError, match=f"started with {name.replace('_', ' ')} 1;") as refused:
         run_files.refuse_others(tmp_path, {name: 1, "seed": 0}, {name: 2, "seed": 0})
     assert (f"start from its weights, with {tmp_path} as MODEL" in str(refused.value)) is weights

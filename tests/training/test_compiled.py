@@ -94,7 +94,7 @@ def test_a_run_without_a_compiler_is_the_eager_one(broken, tmp_path, caplog):
     assert [step.loss for step in failed.history] == [step.loss for step in eager.history]
     short, reason = said(caplog)
     assert short == "compiling does not pay off in a run of 5 steps."
-    assert reason.startswith("training goes on without compiling: ")
+    assert reason.startswith("training continues without compiling: ")
     assert "no working C++ compiler" in reason
 
 
@@ -239,7 +239,7 @@ class TestGraphs:
         assert trained.works
         assert model.weight.grad.tolist() == [[3.0] * 3]
         assert said(caplog) == [
-            "training goes on without CUDA graphs: CUDA error: stream is capturing"
+            "training continues without CUDA graphs: CUDA error: stream is capturing"
         ]
 
     @pytest.mark.parametrize("error", [torch.OutOfMemoryError, ValueError])

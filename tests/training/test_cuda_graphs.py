@@ -109,8 +109,8 @@ def test_random_numbers_of_the_host_end_it(stand_in, caplog):
     plain = trained(JOB, RAZOR, drop=0.5)
     assert_same(trained(replace(JOB, cuda_graphs=True), RAZOR, drop=0.5), plain)
     assert said(caplog) == [
-        "training goes on without CUDA graphs: the model draws random numbers on the host, which a "
-        "graph would repeat"
+        "training continues without CUDA graphs: the model draws random numbers on the host, which "
+        "a graph would repeat"
     ]
 
 
@@ -173,7 +173,7 @@ def test_shapes_that_change_all_the_time_end_it(stand_in, caplog):
     assert_same(own, plain)
     assert not it._captured.works
     assert said(caplog) == [
-        "training goes on without CUDA graphs: micro-batches have more than 6 shapes"
+        "training continues without CUDA graphs: micro-batches have more than 6 shapes"
     ]
 
 
@@ -306,7 +306,7 @@ def test_what_cannot_be_captured_runs_as_it_is(accumulate, where, monkeypatch, c
     monkeypatch.setattr(graphs.Graphs, "capture", fails)
     assert_same(trained(replace(job, cuda_graphs=True), RAZOR), plain)
     assert said(caplog) == [
-        "training goes on without CUDA graphs: operation not permitted when stream is capturing"
+        "training continues without CUDA graphs: operation not permitted when stream is capturing"
     ]
 
 
@@ -329,8 +329,8 @@ def test_a_model_that_waits_for_the_device_runs_as_it_is(where, stand_in, caplog
     assert_same(*found)
     assert stand_in[0].captured == 0
     assert said(caplog) == [
-        "training goes on without CUDA graphs: CUDA error: operation not permitted when stream is "
-        "capturing"
+        "training continues without CUDA graphs: CUDA error: operation not permitted when stream "
+        "is capturing"
     ]
 
 
@@ -510,7 +510,7 @@ def test_dropout_inside_attention_is_not_captured(stand_in, caplog, tmp_path, mo
         found.append(torch.tensor([it.step([batch]) for _ in range(STEPS)]))
     assert_same(*found)
     (line,) = said(caplog)
-    assert "training goes on without CUDA graphs: " in line
+    assert "training continues without CUDA graphs: " in line
 
 
 def test_a_lack_of_memory_gives_up_graphs_first(stand_in):

@@ -103,7 +103,7 @@ def test_then_the_ratio_rises_and_the_joint_budget_falls(tmp_path, memory):
         *((8, ratio, None, False) for ratio in (0.75, 0.9)),
         *((8, 0.9, budget, False) for budget in (0.5, 0.25)),
     ]
-    assert run.recipe == RAZOR  # as it was begun
+    assert run.recipe == RAZOR  # as it was started
 
 
 def test_a_resumed_run_goes_on_with_less(tmp_path, memory):

@@ -54,7 +54,7 @@ def _table(first: str, heads: Sequence[str]) -> Table:
 
 def _matrix(names: Sequence[str], heads: Sequence[str], confusion: Matrix) -> Table:
     """The table of a confusion matrix; heads: the heads of its columns."""
-    table = _table("label / guess", heads)
+    table = _table("label / predicted", heads)
     for number, name in enumerate(names):
         cells = [f"{count:,}" for count in confusion[number]]
         cells[number] = f"[bold]{cells[number]}[/]"
@@ -64,7 +64,7 @@ def _matrix(names: Sequence[str], heads: Sequence[str], confusion: Matrix) -> Ta
 
 def _note_left_out(classes: int, more: str = "") -> None:
     if classes:
-        text = f"Left out: {units.count(classes, 'class')} of no lower F1{more}."
+        text = f"Left out: {units.count(classes, 'class')} with the same or a higher F1{more}."
         views.out.print(text, style="dim")
 
 
@@ -99,7 +99,7 @@ def show_compared(groups: Sequence[tuple[str, Sequence["FinishedRun"]]]) -> None
                 for rows in zip(*matrices, strict=True)
             )
             table = _matrix(names, names, list(cells))
-            table.title = escape(f"{label}: what labels were taken for")
+            table.title = escape(f"{label}: confusion matrix")
             views.out.print(table)
 
 

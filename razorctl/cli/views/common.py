@@ -105,7 +105,7 @@ def packing_summary(gain: Mapping[str, int], packing: bool) -> str:
     if packing:
         share = units.percent(gain["packed"] / gain["padded"])
         return f"packed: an epoch has {packed}, {share} of the {padded} with padding"
-    return f"grouped by length, not packed: an epoch has {grouped}, packed it would have {packed}"
+    return f"grouped by length: an epoch has {grouped}; with --packing it would have {packed}"
 
 
 def title(model: str, dataset: str) -> str:

@@ -71,7 +71,7 @@ def show_settings(run: "Run", job: Job, header_device: str | None, device: str) 
     if run.stock:
         views.note(f"{run.stock}.")
     if run.history:
-        views.say(f"going on from step {len(run.history):,} of {run.job.steps:,}")
+        views.say(f"resuming from step {len(run.history):,} of {run.job.steps:,}")
 
 
 def show_sample(sample: RenderedChat) -> None:
@@ -81,7 +81,7 @@ def show_sample(sample: RenderedChat) -> None:
             "the tokenizer has no chat template; conversations are written as below, and the "
             "model is saved with this template."
         )
-    views.say("the first conversation as the model reads it; [[ ]] mark what is trained:")
+    views.say("the first conversation as the model reads it; [[ ]] mark the trained text:")
     text = "".join(f"[[{part}]]" if trained else part for part, trained in sample.parts)
     for line in text.strip().splitlines():
         views.say(f"  {line}")
@@ -92,7 +92,7 @@ def show_dry_run(result: Mapping[str, Any]) -> None:
     for number, row in enumerate(result["rows"], 1):
         views.line(f"row {number}: {row}")
     title = views.title(result["model"], result["dataset"])
-    views.line(f"dry run of {title}: nothing was trained, and nothing was written.")
+    views.line(f"dry run of {title}: nothing was trained or written.")
 
 
 def _header(job: Job, device: str | None) -> list[str]:
@@ -150,7 +150,7 @@ def show(result: dict[str, Any]) -> None:
         reason = f"no better {result['metric'].replace('_', ' ')}"
         table.add_row("stopped early", f"step {result['steps']:,}", reason)
     for change in result["out_of_memory"][-1:]:
-        table.add_row("out of memory", f"step {change['step']:,}", "steps need less since then")
+        table.add_row("out of memory", f"step {change['step']:,}", "later steps need less")
     table.add_row("step", duration(result["step_seconds"]), f"median of {result['steps']:,}")
     if payoff := result["payoff"]:
         from razorctl.training.payoff import Payoff  # imported here: few runs compile

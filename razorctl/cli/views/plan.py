@@ -1,5 +1,6 @@
 """The output of `plan`: the ways to run a job, the chosen one, and the progress of planning."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ from razorctl.planning.candidates import KEPT_BY_GRAPHS
 from razorctl.units import duration, percent, size
 
 MUCH = 1.2  # times the card's seconds: a host that takes longer gets a sentence
+HARDLY_MORE = 1.1  # times the bytes of an approximate choice: checkpointing in less gets a sentence
+FIXED = ("weights", "gradients", "optimizer")  # what takes the same memory in every way
 
 if TYPE_CHECKING:
     from razorctl.planning.plan import Plan
@@ -49,11 +52,12 @@ def show(plan: dict[str, Any], explain: bool) -> None:
         tokens = packing_summary(plan["packing"], bool(plan["job"]["packing"]))
         share = percent(plan["chosen"]["predicted"]["average_share"])
         views.out.print(
-            f"{tokens}; an average step takes {share} of the predicted time of the longest.",
+            f"{tokens}. The table shows the longest step; an average step takes {share} of its time.",
             highlight=False,
         )
     choice = f"> {plan['chosen']['label']}: {plan['reason']}."
-    words = choice, *_others(plan), *_compiled(plan), *_graphs(plan), *_host(plan)
+    words = choice, *_closeness(plan), *_others(plan), *_checkpoint(plan), *_compiled(plan)
+    words += *_graphs(plan), *_host(plan)
     views.out.print(" ".join(words), highlight=False)
     views.line(plan["command"])
 
@@ -80,15 +84,15 @@ def show_ways(document: Mapping[str, Any]) -> None:
             title = ""
     reserve = size((chosen or entries[0])["predicted"]["reserve_bytes"])
     borrowed = gpu["achieved"]["borrowed"]
-    remarks = f", times with the efficiency of the {borrowed}" if borrowed else ""
+    remarks = f", times with the measured efficiency of the {borrowed}" if borrowed else ""
     if job["processes"] > 1:
         remarks += f"; each of {job['processes']} GPUs needs this memory"
-        remarks += ", and communication takes more time"
+        remarks += ", and communication adds to the times"
     if job.get("task") == "detection":
-        remarks += f"; each image with {DRAWN} objects"
+        remarks += f"; each image has {DRAWN} objects"
     views.out.print(
-        f"All predicted{remarks}. Of all GPUs, an H100 and an H200 have run kernels of razorctl. "
-        "≈: approximate gradient. model: weights, gradients and optimizer state. stored: "
+        f"All figures are predicted{remarks}. Only an H100 and an H200 have run razorctl's "
+        "kernels. ≈: approximate gradient. model: weights, gradients and optimizer state. stored: "
         f"activations for backward. other: inputs, temporaries, and {reserve} for context and "
         "fragmentation. room: memory left.",
         highlight=False,
@@ -112,8 +116,7 @@ def _table(
         table.add_column(name, justify="right", no_wrap=True)
     for entry in ways:
         predicted = entry["predicted"]
-        fixed = sum(predicted[f"{part}_bytes"] for part in ("weights", "gradients", "optimizer"))
-        needs = predicted["peak_bytes"] + predicted["reserve_bytes"]
+        fixed, needs = _fixed(entry), _needs(entry)
         stored = predicted["peak_bytes"] - fixed - predicted["transient_bytes"]
         figures = (fixed, stored, needs - fixed - stored, needs, budget - needs)
         table.add_row(
@@ -135,6 +138,43 @@ def _label(entry: Mapping[str, Any]) -> str:
 def _narrow(times: str) -> str:
     """A range of times on two lines, so that its column is narrow."""
     return times.replace(" to ", "\nto ")
+
+
+def _closeness(plan: dict[str, Any]) -> Iterator[str]:
+    """What the measured cosine of an approximate choice means."""
+    chosen = plan["chosen"]
+    if not chosen["exact"] and chosen["cosine"] is not None:
+        error = percent(math.sqrt(max(0.0, 1 - chosen["cosine"] ** 2)))
+        yield (
+            "A cosine of 1 is exact; with this one the gradient points the same way, with an "
+            f"orthogonal error of up to {error} of its length."
+        )
+
+
+def _checkpoint(plan: dict[str, Any]) -> Iterator[str]:
+    """A sentence on checkpointing where an approximate choice saves little memory beside it."""
+    chosen, most = plan["chosen"], HARDLY_MORE * _needs(plan["chosen"])
+    for entry in plan["candidates"]:
+        alike = entry["method"] == "checkpoint" and entry["state"] == chosen["state"]
+        if alike and entry["fits"] and not chosen["exact"] and _needs(entry) <= most:
+            share = percent(_fixed(entry) / _needs(entry))
+            yield (
+                f"Consider {entry['label']}: its gradient is exact, it is "
+                f"{_faster(entry, chosen)}, and it needs {size(_needs(entry))}. Weights, gradients "
+                f"and optimizer state, which are the same for every method, take {share} of that."
+            )
+            return
+
+
+def _fixed(entry: Mapping[str, Any]) -> int:
+    """Bytes of weights, gradients and optimizer state."""
+    return sum(entry["predicted"][f"{part}_bytes"] for part in FIXED)
+
+
+def _needs(entry: Mapping[str, Any]) -> int:
+    """Bytes that a way needs of the card."""
+    needed: int = entry["predicted"]["peak_bytes"] + entry["predicted"]["reserve_bytes"]
+    return needed
 
 
 def _others(plan: dict[str, Any]) -> list[str]:
@@ -175,24 +215,25 @@ def _graphs(plan: dict[str, Any]) -> Iterator[str]:
     peak, kept = predicted["peak_bytes"], KEPT_BY_GRAPHS * predicted["peak_bytes"]
     if captured and peak + predicted["reserve_bytes"] + kept > plan["budget_bytes"]:
         then = "the run ends" if job.strict else "steps run without them"
-        yield f"CUDA graphs may keep {size(kept)} more; if there is less, {then}."
+        yield f"CUDA graphs may reserve {size(kept)} more; if less is free, {then}."
 
 
 def _host(plan: dict[str, Any]) -> Iterator[str]:
     """What to know of the update; CUDA graphs if the host takes MUCH longer than the card."""
     predicted, job = plan["chosen"]["predicted"], plan["job"]
     if job["optimizer_in_backward"]:
-        yield "The gradient is not clipped, since it never exists as a whole."
+        yield "The gradient is not clipped, since it is never in memory as a whole."
     if predicted["host_bytes"]:
-        yield f"The host needs {size(predicted['host_bytes'])} of its memory for the state."
+        yield f"The optimizer state takes {size(predicted['host_bytes'])} of host memory."
     host, card = predicted["host_seconds"], predicted["card_seconds"]
     draws = plan["chosen"]["recipe"]["joint_budget"] < 1
     refused = job["processes"] > 1 or job["optimizer_in_backward"] or draws
     refused = refused or job["optimizer_state"] == "host" or job.get("task") == "detection"
     if host > MUCH * card and not (refused or job["cuda_graphs"] or job["compile"]):
         yield (
-            f"The host takes {duration(host)} for a step, and the card {duration(card)}: "
-            "--cuda-graphs launches all of it at once."
+            f"Python takes {duration(host)} to launch a step, and the GPU {duration(card)} to run "
+            "it. --cuda-graphs launches all kernels at once, for up to "
+            f"{size(KEPT_BY_GRAPHS * predicted['peak_bytes'])} more reserved memory."
         )
 
 

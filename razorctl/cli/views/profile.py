@@ -15,7 +15,7 @@ Bytes = dict[tuple[str, ...], tuple[int, int]]  # labels -> (bytes stored, the s
 NAME = 16  # least characters of the name of a module
 LARGEST = 15  # rows of modules; the same module of all blocks is one row
 PHASES = {
-    "data_s": "making and moving a random batch",
+    "data_s": "creating and moving a random batch",
     "forward_s": "with the loss, without packing",
     "sampling_s": "choosing and packing activations",
     "backward_s": "",
@@ -38,7 +38,7 @@ def show(result: dict[str, Any]) -> None:
         text = f"{title}: {recipe_summary(result['recipe'])}, {result['precision']}"
         views.out.print(text, highlight=False, markup=False)
         rows = _largest(result["rows"], "type")
-        _show_bytes("activations stored, traced", ("module", "", "class"), rows)
+        _show_bytes("activations stored for backward, traced", ("module", "", "class"), rows)
         return
     if result["dataset"]:
         title = views.title(title, result["dataset"])
@@ -56,7 +56,7 @@ def show(result: dict[str, Any]) -> None:
     stored, full = result["by_kind"], result["by_kind_full"]
     by_size = sorted(full, key=full.__getitem__, reverse=True)
     kinds: Bytes = {(kind,): (stored[kind], full[kind]) for kind in by_size}
-    title = f"activations stored, traced{eager}"
+    title = f"activations stored for backward, traced{eager}"
     _show_bytes(title, ("kind of layer",), kinds)
     _show_bytes("by module", ("module", "", "kind"), _largest(result["rows"], "kind"))
     _show_peaks(result["peak_bytes"], eager)

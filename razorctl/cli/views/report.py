@@ -22,9 +22,9 @@ from razorctl.training.rundir import CONFIG
 
 MEMORY = {"saved_bytes": "stored, traced", "peak_bytes": "peak, measured"}
 PLOTS = (
-    "Memory and time: less is better on both axes; filled points are on the Pareto front. Curves: "
-    "thick is the mean over several seeds, thin are single seeds; seconds count training steps "
-    "only, and the loss of a long run is averaged to 100 points."
+    "Memory and time: less is better on both axes; filled points are on the Pareto front. Thick "
+    "curves are means over seeds, thin curves are single seeds. Seconds count training steps only. "
+    "The loss of a long run is averaged to 100 points."
 )
 Command = tuple[str, Sequence[str]]  # a heading, and commands
 Groups = Sequence[tuple[str, Sequence[FinishedRun]]]  # the label and the runs of each row

@@ -299,8 +299,8 @@ def check_versions(*versions: tuple[Tensor, int]) -> None:
     """Raises UsageError if the version counter of a tensor differs from the one beside it."""
     if any(tensor._version != version for tensor, version in versions):
         raise UsageError(
-            "logits were first read after an optimizer step or an operation in place changed what "
-            "they are of; read them before it."
+            "an optimizer step or an in-place operation changed the inputs of logits before their "
+            "first use; read the logits before that."
         )
 
 

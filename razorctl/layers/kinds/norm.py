@@ -264,10 +264,10 @@ class Norm(RazorLayer):
         if dy[small].norm() > SHARE * dy.norm():
             self.memo.small_rows = True
             log.warning(
-                "most of the gradient of %s is of rows whose variance is below its eps, such as a "
-                "class token next to zero; few bits do not resolve them, and the gradients of this "
-                "layer and of those that it feeds are wrong until the rows have grown: start from "
-                "pretrained weights, or from a larger token.",
+                "rows with a variance below eps, such as a class token near zero, give most of the "
+                "gradient of %s. A few bits cannot resolve such rows, so the gradients of this "
+                "layer and of its readers are wrong until the rows grow; start from pretrained "
+                "weights, or from a larger token.",
                 name_of(self),
             )
 

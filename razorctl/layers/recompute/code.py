@@ -184,4 +184,4 @@ def code_of(
 
 
 def _never(number: int) -> Tensor:
-    raise AssertionError("the graph of a second run is not used")
+    raise AssertionError("the graph of a recomputation is not used")

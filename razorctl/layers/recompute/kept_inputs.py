@@ -166,13 +166,13 @@ class Code:
     def changes(self) -> UsageError:
         """The error for code that changes an argument in place."""
         return UsageError(
-            f"{self.name} changes an argument in place, so it cannot be run again; change a clone "
+            f"{self.name} changes an argument in place, so it cannot be recomputed; change a clone "
             "of it."
         )
 
     def differs(self) -> UsageError:
         """The error for code whose second run differs from its first."""
         return UsageError(
-            f"{self.name} does other operations when it runs again in the backward pass; choose "
-            "method 'full' for this model."
+            f"{self.name} runs different operations when it is recomputed in the backward pass; "
+            "choose method 'full' for this model."
         )

@@ -61,9 +61,9 @@ class Measured(RazorLayer):
         if self.memo is not None and not self.memo.told:
             self.memo.told = True
             log.warning(
-                "the logits of %s are so large that few bits of q and k would give them a gradient "
-                "with a relative error of %.2g; it keeps them in %d bits, as may other attention "
-                "of the model, which takes more bytes than ratio counts.",
+                "the attention logits of %s are large: with q and k in a few bits, their gradient "
+                "would have a relative error of %.2g. q, k and v are stored in %d bits instead, "
+                "which the byte budget does not count; other attention layers may do the same.",
                 name_of(self),
                 off**0.5,
                 self.logit_bits,

@@ -48,8 +48,8 @@ class Int8Cost:
             self.allowed = share <= SHARE
             if not self.allowed:
                 log.info(
-                    "%s runs its gradient GEMMs in %s: in int8 %.0f %% of the rows of its weight "
-                    "gradient are off by more than %.1f of their norm",
+                    "%s runs its gradient GEMMs in %s: in int8, %.0f %% of the rows of its weight "
+                    "gradient have a relative error above %.1f",
                     *(name, str(gemms.dy.dtype).removeprefix("torch."), 100 * share, LARGEST),
                 )
                 gemms.weight_int8 = gemms.input_int8 = False

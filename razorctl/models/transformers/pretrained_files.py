@@ -155,7 +155,7 @@ class PretrainedFiles:
         unexpected = loading["unexpected_keys"]
         if left := weights.unused(loaded, stored, unexpected, fresh, same_head):
             log.warning(
-                "the model of %s has no place for some of its weights, which are left out (%s)",
+                "some weights of %s have no parameter in its model and are left out (%s)",
                 self.name,
                 ", ".join(sorted(left)),
             )
@@ -228,7 +228,7 @@ class PretrainedFiles:
         built: nn.Module = model
         if new := self._grow(built):
             log.warning(
-                "the embedding of %s gets %s for tokens that its tokenizer has beyond it (%s)",
+                "the embedding of %s gets %s for new tokens of its tokenizer (%s)",
                 self.name,
                 units.count(len(new), "row"),
                 ", ".join(new[:5]),

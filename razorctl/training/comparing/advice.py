@@ -60,7 +60,7 @@ def take(
 
 def sentence(advice: Mapping[str, str | None]) -> str:
     """The result of `take` as a sentence."""
-    start = "Nothing to take yet" if advice["label"] is None else f"Take {advice['label']}"
+    start = "No choice yet" if advice["label"] is None else f"Take {advice['label']}"
     return f"{start}: {advice['why']}."
 
 
@@ -87,10 +87,10 @@ def _why(row: Row, full: Row, memory: str, least: bool) -> str:
     words = [
         f"{_behind(row, full, least)} {full['label']} {_seeds(row, full)}",
         f"{units.percent(row[memory] / full[memory])} of its memory",
-        f"{row['step_seconds'] / full['step_seconds']:.2f} of its step time",
+        f"{row['step_seconds'] / full['step_seconds']:.2f}x its step time",
     ]
     if row["time_to_target"] and full["time_to_target"]:
-        words.append(f"at the target in {_time_to(row) / _time_to(full):.2f} of its time")
+        words.append(f"{_time_to(row) / _time_to(full):.2f}x its time to the target")
     return ", ".join(words)
 
 
@@ -100,25 +100,26 @@ def _why_exact(
     """The reason for an exact row, compared with the approximations."""
     approximations = [row for row in done if not row["exact"]]
     if not approximations:
-        first = "the fastest" if chosen["time_to_target"] is None else "the first at the target"
-        return f"{first} of the exact methods {_seeds(chosen)}"
+        last = "" if chosen["time_to_target"] is None else " to the target"
+        return f"the fastest exact method{last} {_seeds(chosen)}"
     within = "1 %" if least else "half a point"
     candidates = [row for row in near if not row["exact"]]
     if not candidates:
         nearest = min(approximations, key=lambda row: _lost(row, best, least))
         return (
-            f"no approximation is within {within} of the exact methods {_seeds(chosen, nearest)}; "
-            f"{nearest['label']} came nearest, {_behind(nearest, best, least)} {best['label']}"
+            f"no approximate method is within {within} of the exact ones "
+            f"{_seeds(chosen, nearest)}; {nearest['label']} is nearest, "
+            f"{_behind(nearest, best, least)} {best['label']}"
         )
     smallest = min(candidates, key=lambda row: row[memory])
-    how = "faster" if chosen["time_to_target"] is None else "sooner at the target"
-    why = f"no approximation within {within} is {units.percent(GAIN)} {how} "
+    how = "faster" if chosen["time_to_target"] is None else "faster to the target"
+    why = f"no approximate method within {within} is {units.percent(GAIN)} {how} "
     why += _seeds(chosen, smallest)
     if smallest[memory] < chosen[memory]:
         share = units.percent(smallest[memory] / chosen[memory])
         why += (
-            f"; {smallest['label']} takes {share} of its memory in "
-            f"{smallest['step_seconds'] / chosen['step_seconds']:.2f} of its step time"
+            f"; {smallest['label']} needs {share} of its memory and "
+            f"{smallest['step_seconds'] / chosen['step_seconds']:.2f}x its step time"
         )
     return why
 

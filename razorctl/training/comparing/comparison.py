@@ -186,7 +186,7 @@ def _cell(grid: Path, directory: Path) -> FinishedRun:
     if (directory / RESULT).exists():
         return read_run(directory)
     failure = documents.read_cached(directory / FAILURE, Failure)
-    error = RazorError(f"not finished; go on with --resume --out {grid}.")
+    error = RazorError(f"not finished; continue with --resume --out {grid}.")
     if failure is not None:
         error = RazorError(failure["error"])
         error.exit_code = failure["exit_code"]

@@ -11,7 +11,7 @@ from razorctl.training.comparing import advice
 from razorctl.training.comparing.comparison import Comparison, Entry
 from razorctl.version import __version__
 
-TARGET = 0.99  # share of full's best score
+TARGET = 0.99  # share of the best score of full
 # Columns beside memory and score: less is better in COSTS, more is better in GAINS.
 COSTS = ("memory_vs_full", "step_seconds", "epoch_seconds", "time_to_target")
 GAINS = ("speedup_vs_full", "accuracy")

@@ -214,7 +214,7 @@ class Grid:
         """How many runs a grid has finished, and how to go on; a sentence without its period."""
         done = sum((directory / rundir.RESULT).exists() for directory in self._directories)
         runs = units.count(self.runs, "run")
-        return f"{self.out} holds {done} of {runs}; go on with --resume --out {self.out}"
+        return f"{self.out} holds {done} of {runs}; continue with --resume --out {self.out}"
 
 
 def _look(progress: Progress, directory: Path) -> Progress:

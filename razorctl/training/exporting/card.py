@@ -174,8 +174,9 @@ def _rows(trained: Trained, model: str, dataset: str, recipe: Recipe) -> Mapping
         rows["averaged weights"] = f"decay {job.ema:g}"
     steps, batch = result["steps"], result["job"]["batch_size"]
     rows |= {
-        "stored for backward": f"{units.size(stored)}, {units.percent(stored / full)} of full's",
-        "length": f"{units.count(steps, 'step')} of {units.count(batch, 'example')}",
+        "stored for backward": f"{units.size(stored)}, {units.percent(stored / full)} of full "
+        "fine-tuning",
+        "training": f"{units.count(steps, 'step')} of {units.count(batch, 'example')}",
         "time of a step": f"{units.duration(result['step_seconds'])} on {result['device']}",
         "precision": str(result["job"]["precision"]),
     }

@@ -39,20 +39,19 @@ def advised(*rows: dict[str, Any], metric: str = "accuracy", alike: bool = True)
 
 def test_one_sentence_says_what_to_take_and_what_it_costs():
     assert advised(FULL, CHECKPOINT, RAZOR) == (
-        "Take razor 0.9: 0.2 points below full (2 seeds), 12 % of its memory, 0.71 of its step "
-        "time."
+        "Take razor 0.9: 0.2 points below full (2 seeds), 12 % of its memory, 0.71x its step time."
     )
     assert advised(FULL, CHECKPOINT, RAZOR | {"score": 0.8949}) == (
-        "Take full: no approximation is within half a point of the exact methods (2 seeds); "
-        "razor 0.9 came nearest, 0.5 points below full."
+        "Take full: no approximate method is within half a point of the exact ones (2 seeds); "
+        "razor 0.9 is nearest, 0.5 points below full."
     )
     assert advised(FULL, RAZOR | {"step_seconds": 0.96}) == (
-        "Take full: no approximation within half a point is 5 % faster (2 seeds); razor 0.9 "
-        "takes 12 % of its memory in 0.96 of its step time."
+        "Take full: no approximate method within half a point is 5 % faster (2 seeds); razor 0.9 "
+        "needs 12 % of its memory and 0.96x its step time."
     )
 
 
-NO_EXACT = "Nothing to take yet: no exact method has a result; compare full too."
+NO_EXACT = "No choice yet: no exact method has a result; compare full too."
 
 
 @pytest.mark.parametrize(
@@ -62,7 +61,7 @@ NO_EXACT = "Nothing to take yet: no exact method has a result; compare full too.
         ([FULL, RAZOR | {"saved_bytes": 1004}], "Take razor", " 100.4 % of its memory"),
         ([FULL, RAZOR | {"saved_bytes": 82}], "Take razor", " 8.2 % of its memory"),
         ([FULL, RAZOR | {"score": 0.895}], "Take razor", "0.5 points below"),  # half a point
-        ([FULL, CHECKPOINT], "Take full", ": the fastest of the exact methods (2 seeds)."),
+        ([FULL, CHECKPOINT], "Take full", ": the fastest exact method (2 seeds)."),
         ([FULL, CHECKPOINT | {"step_seconds": 1.0}], "Take checkpoint", ""),  # of less memory
         ([FULL, RAZOR, RAZOR | {"label": "half", "saved_bytes": 500}], "Take razor", ""),
         ([RAZOR], NO_EXACT, ""),
@@ -81,10 +80,10 @@ def test_the_first_at_the_target_comes_before_the_fastest_step():
     full = FULL | {"time_to_target": 80.0}
     line = advised(full, late, slow)
     assert line.startswith("Take int8: 0.2 points below full (2 seeds)")
-    assert line.endswith(", 1.20 of its step time, at the target in 0.75 of its time.")
+    assert line.endswith(", 1.20x its step time, 0.75x its time to the target.")
     assert advised(full, late) == (
-        "Take full: no approximation within half a point is 5 % sooner at the target (2 seeds); "
-        "razor 0.9 takes 12 % of its memory in 0.71 of its step time."
+        "Take full: no approximate method within half a point is 5 % faster to the target "
+        "(2 seeds); razor 0.9 needs 12 % of its memory and 0.71x its step time."
     )
     assert advised(full | {"time_to_target": 63.0}, slow).startswith("Take full")
     assert advised(FULL, slow).startswith("Take full")  # which misses the target by chance
@@ -96,8 +95,8 @@ def test_of_perplexity_less_is_better():
         "Take razor 0.9: 1 % more perplexity than full (2 seeds)"
     )
     worse = advised(full, razor | {"score": 20.3}, metric="perplexity")
-    assert worse.startswith("Take full: no approximation is within 1 % of the exact methods")
-    assert worse.endswith("razor 0.9 came nearest, 1.5 % more perplexity than full.")
+    assert worse.startswith("Take full: no approximate method is within 1 % of the exact ones")
+    assert worse.endswith("razor 0.9 is nearest, 1.5 % more perplexity than full.")
     better = advised(full, razor | {"score": 15.0}, metric="perplexity")
     assert "25 % less perplexity than full" in better
 

@@ -38,7 +38,7 @@ BAD = {
     "unknown opponent": ([*NAMED, "--methods", "acumulate"], 2, "did you mean 'accumulate'?"),
     "no seeds": ([*NAMED, "--seeds", "0"], 2, "seeds 0 is too few; give 1 or more"),
     "no budget": ([*NAMED, "--budget", "soon"], 2, "budget 'soon' is no time; give one such as"),
-    "existing": ([*NAMED, "--out", "run"], 2, "run exists already; go on there with --resume"),
+    "existing": ([*NAMED, "--out", "run"], 2, "run exists already; continue there with --resume"),
     "in a file": ([*NAMED, "--out", "file/x"], 2, "cannot write file/x"),
     "nothing to resume": ([*NAMED, "--resume"], 2, "name the comparison with --out"),
     "resume of a run": ([*NAMED, "--resume", "--out", "run"], 2, "run holds no comparison"),
@@ -142,7 +142,7 @@ class TestGrid:
             "full-stored": [0, 1],
             "int8": [],
         }
-        assert rows["full"]["error"] == "seed 2: not finished; go on with --resume --out x."
+        assert rows["full"]["error"] == "seed 2: not finished; continue with --resume --out x."
         write("y", "razor", seed=7, recipe={"ratio": 0.8})
         mixed = json.loads(compare("x", "y", "x/full-1", "--json").stdout)["rows"]
         labels = ["full", "razor 0.9", "full, stored attention", "int8", "razor 0.8"]
@@ -175,8 +175,8 @@ class TestGrid:
     @pytest.mark.parametrize(
         ("args", "sentence"),
         [
-            (["--steps", "3", "--device", "cpu"], "x was begun with device left out"),
-            (["--steps", "3", "--lr", "1"], "x was begun with learning rate left out"),
+            (["--steps", "3", "--device", "cpu"], "x was started with device left out"),
+            (["--steps", "3", "--lr", "1"], "x was started with learning rate left out"),
         ],
     )
     def test_goes_on_with_the_same_settings_alone(self, commands, args, sentence):
@@ -195,9 +195,9 @@ class TestGrid:
         rows = json.loads(stopped.stdout)["rows"]
         assert [row["seeds"] for row in rows] == [[0], [0]]
         assert {row["error"] for row in rows} == {
-            "seed 1: not finished; go on with --resume --out x."
+            "seed 1: not finished; continue with --resume --out x."
         }
-        left = "note: the budget is spent; x holds 2 of 4 runs; go on with --resume --out x."
+        left = "note: the budget is spent; x holds 2 of 4 runs; continue with --resume --out x."
         assert (stopped.exit_code, stopped.stderr.splitlines()[-1]) == (0, left)
         resumed = compare(*args, "--budget", "61s", "--resume", "--json")
         assert [Path(command[-1]).name for command in commands[2:]] == ["full-1", "razor-1"]

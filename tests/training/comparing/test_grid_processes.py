@@ -77,7 +77,7 @@ def test_a_signal_ends_the_run_that_is_on_and_begins_no_other(number, code, word
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == code
-    left = "x holds 0 of 2 runs; go on with --resume --out x"
+    left = "x holds 0 of 2 runs; continue with --resume --out x"
     assert (stdout, stderr.splitlines()[-1]) == ("", f"error: {word}: {left}.")
     assert metrics.stat().st_size  # it had begun
     assert not Path("x/razor-0").exists()

@@ -84,7 +84,7 @@ def test_every_method_runs_with_every_value(commands):
 def test_other_values_are_not_resumed(commands):
     compare(*NAMED, "--methods", "full", *RATES)
     refused = compare(*NAMED, "--methods", "full", "--lr", "1,2", *RATES[2:], "--resume")
-    assert_refused(refused, 2, "x was begun with learning rate [1e-05, 3e-05, 0.0001]; resume it")
+    assert_refused(refused, 2, "x was started with learning rate [1e-05, 3e-05, 0.0001]; resume it")
 
 
 def test_one_method_has_its_best_setting_and_is_repeated_by_one_command(commands):
