@@ -61,7 +61,7 @@ KEPT: list[tuple[list[str], list[str], list[int | None], str]] = [
     (["a", "A", "b"], ["A", "a", "B"], [1, 0, 2], "keeps the rows of A, a, B"),
     (["a", "A", "b"], ["b", "c"], [2, None], "keeps the rows of b; the rows of c are new"),
     (["a", "b", "c"], ["c", "a"], [2, 0], "keeps the rows of c, a"),
-    (["a", "b"], ["a", "b", "x", "y"], [0, 1, None, None], "those of x, y are new"),
+    (["a", "b"], ["a", "b", "x", "y"], [0, 1, None, None], "the rows of x, y are new"),
     (["a", "b"], ["b", "x"], [1, None], "keeps the rows of b; the rows of x are new"),
     (["a", "b"], ["x", "y"], [None, None], "is new; it is trained from random weights"),
 ]

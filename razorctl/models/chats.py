@@ -223,8 +223,8 @@ def _spans(tokenizer: Any, spoken: Spoken) -> tuple[str, dict[int, tuple[int, in
             if not (after.startswith(before) and whole.startswith(after)):
                 raise UsageError(
                     "the chat template of the model rewrites earlier messages, so answers "
-                    "cannot be located; choose another model, or mark answers with {% generation %} "
-                    "in its template."
+                    "cannot be located; choose another model, or mark answers with "
+                    "{% generation %} in its template."
                 )
             spans[place] = (len(before), len(after))
     return whole, spans

@@ -129,7 +129,7 @@ def _tried(
         raise UsageError(
             f"ratio {recipe.ratio:g} is met by {stock_type(twin).__name__} only if blocks are "
             f"recomputed from packed inputs ({again.stars()}); activation checkpointing stores "
-            "these inputs unpacked, so leave it out."
+            "them unpacked; leave activation checkpointing out."
         )
     if again.recipe is None:
         least = search.parts()

@@ -212,7 +212,7 @@ STRICT = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }
 @pytest.mark.parametrize(
     ("chatty", "error", "message"),
     [
-        (FORGETFUL, UsageError, "writes earlier messages anew"),
+        (FORGETFUL, UsageError, "rewrites earlier messages"),
         (STRICT, DataError, r"take the conversation that asks 'the cat' \(no system\)"),
         (MUTE.replace("NONE", "assistant"), DataError, "out the assistant message 3 of the"),
         (MUTE.replace("NONE", "system"), DataError, "leaves out the system message 1 of the c"),

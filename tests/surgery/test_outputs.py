@@ -387,7 +387,7 @@ def test_the_log_names_them(caplog):
         "first forward pass of Agent shows its output layers: policy, value. They are not"
         in warning
     )
-    assert "sparsify took body.2." in warning
+    assert "sparsify assumed body.2." in warning
 
     caplog.clear()
     model = HeadFirst()

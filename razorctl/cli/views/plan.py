@@ -52,7 +52,7 @@ def show(plan: dict[str, Any], explain: bool) -> None:
         tokens = packing_summary(plan["packing"], bool(plan["job"]["packing"]))
         share = percent(plan["chosen"]["predicted"]["average_share"])
         views.out.print(
-            f"{tokens}. The table shows the longest step; an average step takes {share} of its time.",
+            f"{tokens}. The table has the longest step; an average one takes {share} of its time.",
             highlight=False,
         )
     choice = f"> {plan['chosen']['label']}: {plan['reason']}."
