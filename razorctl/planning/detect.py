@@ -15,7 +15,16 @@ except ModuleNotFoundError:  # a GPU machine with torch and little else
 from razorctl import units
 from razorctl.config import presets
 from razorctl.errors import UsageError
-from razorctl.planning.gpus import Gpu, load, memory_size, names, read_preset, usable
+from razorctl.planning.gpus import (
+    OLDEST,
+    Gpu,
+    load,
+    memory_size,
+    names,
+    read_preset,
+    too_old,
+    usable,
+)
 
 T = TypeVar("T")
 # Older drivers report up to 3 % less than newer ones, and ECC takes a sixteenth of a card's memory;
@@ -126,6 +135,8 @@ def target(name: str | None = None, vram: str | None = None, index: int = 0) -> 
         card = detected[index]
         preset = preset_for(card)
         if preset is None:
+            if tuple(map(int, card.compute_capability.split("."))) < OLDEST:
+                raise too_old(card.name)
             raise UsageError(
                 f"{card.name} has no preset; name one with --gpu, or write a preset file."
             )
@@ -136,7 +147,7 @@ def target(name: str | None = None, vram: str | None = None, index: int = 0) -> 
         gpu = min(map(load, names()), key=lambda card: _unlike(card, budget))
         return Target(gpu, usable(budget, gpu.memory_bytes) or budget, "as asked for", assumed=True)
     else:
-        raise UsageError("no GPU was found; name one with --gpu, or its memory with --vram.")
+        raise _no_card()
     if budget is None:
         return Target(gpu, free, source)
     size = usable(budget, max(free, gpu.memory_bytes))
@@ -147,14 +158,29 @@ def target(name: str | None = None, vram: str | None = None, index: int = 0) -> 
     return Target(gpu, size, "as asked for")
 
 
-def _unlike(card: Gpu, budget: int) -> tuple[float, bool, float]:
+def _no_card() -> UsageError:
+    """The error on a machine without a card that can be planned for."""
+    from razorctl.system import devices  # imports torch
+
+    other = devices.other_gpu()
+    if other is None:
+        return UsageError("no GPU was found; name one with --gpu, or its memory with --vram.")
+    return UsageError(
+        f"this machine has {other}, which razorctl does not plan for and was never tried on; name "
+        "an NVIDIA GPU with --gpu, or its memory with --vram."
+    )
+
+
+def _unlike(card: Gpu, budget: int) -> tuple[float, bool, bool, bool, float]:
     """A sort key: the card that a memory size most likely means comes first.
 
-    Sizes are compared in whole GiB, as on a box. Among equal cards a GeForce comes first, then the
-    slowest, which is the safest guess.
+    Sizes are compared in whole GiB, as on a box. Among equal cards a GeForce comes first, then one
+    with bf16, as all since 2020, one that is not of a laptop, and the slowest, which is the safest
+    guess.
     """
     distance = abs(math.log(max(1, round(card.memory_bytes / 2**30)) * 2**30 / budget))
-    return distance, "GeForce" not in card.name, card.rates["fp32"]
+    rare = "GeForce" not in card.name, "bf16" not in card.rates, "Laptop" in card.name
+    return distance, *rare, card.rates["fp32"]
 
 
 def _bare(name: str) -> str:

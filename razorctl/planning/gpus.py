@@ -33,6 +33,10 @@ REDUCES = 0.67
 # A box says up to 7 % more than the driver: 16 GB of a T4 are 15,360 MiB, 24 GB of an L4 23,034.
 _LABEL = 0.08
 _SIZE = re.compile(r"-[0-9]+gb$")  # end of a preset's name, if cards differ only by memory
+# PyTorch's builds for CUDA 12.8 and later have no code for chips before Volta, which NVIDIA calls
+# GTX 9 and 10, P and M (pytorch/pytorch issue 157517).
+OLDEST = (7, 0)
+_TOO_OLD = re.compile(r"(9[5-8]0|10[1-8]0)(ti)?|titanxp?|(quadro)?[pm][1-9][0-9]+\w*")
 SHORT, LONG = 1024, 4096  # terms of the measured int8 products
 
 
@@ -265,9 +269,19 @@ def load(name: str) -> Gpu:
         return read_preset(files[name])
     same = [each for each in files if _plain(name) in (_plain(each), _plain(_SIZE.sub("", each)))]
     same = same or [each for each in files if _plain(name) == _plain(read_preset(files[each]).name)]
+    if not same and _TOO_OLD.fullmatch(_plain(name)):
+        raise too_old(name)
     if len(same) > 1:
         raise UsageError(f"there is more than one GPU {name!r}; choose {' or '.join(same)}.")
     return read_preset(find("GPU", same[0] if same else name, files))
+
+
+def too_old(name: str) -> UsageError:
+    """The error for a card of a compute capability below OLDEST."""
+    return UsageError(
+        f"{name} is older than compute capability {OLDEST[0]}.{OLDEST[1]}, and PyTorch's builds "
+        "for CUDA 12.8 and later do not run on it; choose another card."
+    )
 
 
 def _plain(name: str) -> str:

@@ -25,6 +25,19 @@ def find(name: torch.device | str | None) -> torch.device:
     return device
 
 
+def other_gpu() -> str | None:
+    """A GPU that torch can use and that is not NVIDIA's, for a sentence; None if there is none.
+
+    AMD's are CUDA devices of a torch that is built with ROCm.
+    """
+    kinds = {
+        "an AMD GPU (ROCm)": torch.version.hip is not None and torch.cuda.is_available(),
+        "an Apple GPU (mps)": torch.backends.mps.is_available(),
+        "an Intel GPU (xpu)": torch.xpu.is_available(),
+    }
+    return next((kind for kind, there in kinds.items() if there), None)
+
+
 def name(device: torch.device) -> str:
     """The name of a device for users: a GPU's model, or "cpu"."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -35,7 +35,7 @@ from razorctl.ops.gemm import has_vnni
 from razorctl.planning import detect
 from razorctl.step import ByLogits, ForwardBackward, forward_backward
 from razorctl.surgery.sparsify import sparsify
-from razorctl.system import c_compiler, folders, hub
+from razorctl.system import c_compiler, devices, folders, hub
 from razorctl.training.cuda_graphs import WARM_UPS, CapturedPasses
 from razorctl.version import __version__
 
@@ -153,7 +153,7 @@ def _turned_off(group: str) -> Check:
 def _gpus() -> Iterator[Check]:
     cards = detect.cards()
     if not cards:
-        yield Check("gpu", "card", "note", "none that a driver shows: training runs on the CPU")
+        yield _no_card()
         return
     yield Check("gpu", "driver", "ok", detect.driver())
     for number, card in enumerate(cards):
@@ -174,6 +174,17 @@ def _gpus() -> Iterator[Check]:
     yield _cuda(len(cards))
     if kernels.wanted():
         yield _launcher()
+
+
+def _no_card() -> Check:
+    """The check of a machine on which no driver of NVIDIA shows a card."""
+    other = devices.other_gpu()
+    if other is None:
+        found = "none that a driver shows: training runs on the CPU"
+        return Check("gpu", "card", "note", found)
+    found = f"{other}: razorctl was tried on NVIDIA GPUs and on CPUs, and never on this kind"
+    mend = "train on the CPU, with --device cpu; plan for an NVIDIA GPU with --gpu or --vram"
+    return Check("gpu", "card", "note", found, mend)
 
 
 def _cuda(cards: int) -> Check:

@@ -147,7 +147,7 @@ def test_a_variable_sets_every_option(name, monkeypatch):
         ("finetune vit-m", {"vit-micro"}),
         ("plan vit-micro cifar", {"cifar10", "cifar100"}),
         ("profile vit-micro --method prebackrazor", {m for m in METHODS if m.startswith("preb")}),
-        ("plan --gpu rtx-20", {"rtx-2080-ti"}),
+        ("plan --gpu rtx-2080", {"rtx-2080", "rtx-2080-super", "rtx-2080-ti"}),
         ("finetune --recipe sheared-tab1-j", {"sheared-tab1-js50", "sheared-tab1-js70"}),
     ],
 )

@@ -3,7 +3,7 @@ import pytest
 from razorctl import data, models
 from razorctl.methods import METHODS
 from razorctl.planning import gpus
-from razorctl.registry import unknown
+from razorctl.registry import MOST, unknown
 
 KNOWN = {
     "model": models.models(),
@@ -31,7 +31,7 @@ def test_the_nearest_name_is_suggested(what, name, nearest):
     assert str(unknown(what, name, KNOWN[what])).endswith(f"; did you mean {nearest!r}?")
 
 
-@pytest.mark.parametrize("what", KNOWN)
+@pytest.mark.parametrize("what", [what for what in KNOWN if len(KNOWN[what]) <= MOST])
 @pytest.mark.parametrize("name", ["blah", "xyz", "mnist1", ""])
 def test_where_none_is_near_all_are_named(what, name):
     names = ", ".join(sorted(KNOWN[what]))

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from razorctl.errors import UsageError
 from razorctl.planning import detect, gpus
 from razorctl.planning.detect import Detected, Process
 
@@ -188,9 +189,10 @@ def test_a_card_without_uuid_still_counts(nvml, monkeypatch):
     [
         ("NVIDIA H100 80GB HBM3", 81559, "h100-80gb"),
         ("NVIDIA H100 PCIe", 81559, None),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", 16376, None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", 16376, "rtx-4090-laptop"),
         ("NVIDIA GeForce RTX 4060 Ti", 16380, "rtx-4060-ti-16gb"),
-        ("NVIDIA GeForce RTX 4060 Ti", 8188, None),
+        ("NVIDIA GeForce RTX 4060 Ti", 8188, "rtx-4060-ti-8gb"),
+        ("NVIDIA GeForce RTX 4060 Ti", 12282, None),
         ("GeForce RTX 2080 Ti", 11019, "rtx-2080-ti"),  # as older drivers say
         ("Tesla V100-SXM2-16GB", 16160, "v100-16gb"),
         ("NVIDIA T4", 15109, "t4"),
@@ -203,3 +205,33 @@ def test_a_card_without_uuid_still_counts(nvml, monkeypatch):
 def test_preset_for(name, mib, preset):
     found = detect.preset_for(Detected(name, mib * MIB, 0, "0.0", ()))
     assert found == (gpus.load(preset) if preset else None)
+
+
+@pytest.mark.parametrize(
+    ("capability", "message"),
+    [("6.1", "GTX Some is older than compute capability 7.0"), ("7.5", "GTX Some has no preset")],
+)
+def test_a_card_without_preset_is_refused(capability, message, monkeypatch):
+    card = Detected("GTX Some", 11 * 2**30, 2**30, capability, ())
+    monkeypatch.setattr(detect, "cards", lambda: (card,))
+    with pytest.raises(UsageError, match=message):
+        detect.target()
+
+
+OTHERS = {
+    "an AMD GPU": {"version.hip": "6.4", "cuda.is_available": lambda: True},
+    "an Apple GPU": {"backends.mps.is_available": lambda: True},
+    "an Intel GPU": {"xpu.is_available": lambda: True},
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_gpu_of_another_maker_is_named(other, monkeypatch):
+    monkeypatch.setattr(detect, "cards", lambda: ())
+    with pytest.raises(UsageError, match="no GPU was found"):
+        detect.target()
+    for name, value in OTHERS[other].items():
+        monkeypatch.setattr(f"torch.{name}", value)
+    with pytest.raises(UsageError, match=f"has {other} .* never tried on; name an NVIDIA GPU with"):
+        detect.target()
+    assert detect.target(vram="11GB").assumed

@@ -12,30 +12,62 @@ MIB = 2**20
 
 # SMs, boost clock in GHz of the tensor cores and, where it differs, of the others.
 CHIPS = {
+    "a10": (72, 1.695),
     "a100-40gb": (108, 1.41),
     "a100-80gb": (108, 1.41),
     "h100-80gb": (132, 1.83, 1.98),
     "h200": (132, 1.83, 1.98),
     "l4": (58, 2.04),
+    "l40s": (142, 2.52),
+    "rtx-2060": (30, 1.68),
+    "rtx-2060-super": (34, 1.65),
+    "rtx-2070": (36, 1.62),
+    "rtx-2070-super": (40, 1.77),
+    "rtx-2080": (46, 1.71),
+    "rtx-2080-super": (48, 1.815),
     "rtx-2080-ti": (68, 1.545),
     "rtx-3060": (28, 1.777),
+    "rtx-3060-laptop": (30, 1.702),
+    "rtx-3060-ti": (38, 1.665),
+    "rtx-3070": (46, 1.725),
+    "rtx-3070-laptop": (40, 1.62),
+    "rtx-3070-ti": (48, 1.77),
+    "rtx-3070-ti-laptop": (46, 1.485),
     "rtx-3080-10gb": (68, 1.71),
     "rtx-3080-12gb": (70, 1.71),
+    "rtx-3080-laptop-16gb": (48, 1.71),
+    "rtx-3080-laptop-8gb": (48, 1.71),
+    "rtx-3080-ti": (80, 1.665),
+    "rtx-3080-ti-laptop": (58, 1.59),
     "rtx-3090": (82, 1.695),
     "rtx-3090-ti": (84, 1.86),
+    "rtx-4050-laptop": (20, 2.37),
     "rtx-4060": (24, 2.46),
+    "rtx-4060-laptop": (24, 2.37),
     "rtx-4060-ti-16gb": (34, 2.535),
+    "rtx-4060-ti-8gb": (34, 2.535),
     "rtx-4070": (46, 2.475),
+    "rtx-4070-laptop": (36, 2.175),
+    "rtx-4070-super": (56, 2.475),
     "rtx-4070-ti": (60, 2.61),
     "rtx-4070-ti-super": (66, 2.61),
     "rtx-4080": (76, 2.505),
+    "rtx-4080-laptop": (58, 2.28),
     "rtx-4080-super": (80, 2.55),
     "rtx-4090": (128, 2.52),
+    "rtx-4090-laptop": (76, 2.04),
+    "rtx-5060": (30, 2.497),
+    "rtx-5060-laptop": (26, 2.497),
     "rtx-5060-ti-16gb": (36, 2.572),
+    "rtx-5060-ti-8gb": (36, 2.572),
     "rtx-5070": (48, 2.512),
+    "rtx-5070-laptop": (36, 2.347),
     "rtx-5070-ti": (70, 2.452),
+    "rtx-5070-ti-laptop": (46, 2.22),
     "rtx-5080": (84, 2.617),
+    "rtx-5080-laptop": (60, 2.287),
     "rtx-5090": (170, 2.407),
+    "rtx-5090-laptop": (82, 2.16),
     "rtx-6000-ada": (142, 2.505),
     "rtx-a6000": (84, 1.8),
     "t4": (40, 1.59),
@@ -53,7 +85,7 @@ THROUGHPUT = {
     "12.0": GEFORCE | {"fp8": 1024},
 }
 # GeForce cards halve what accumulates in fp32; cards for work have the same chips and do not.
-WORK = ("l4", "rtx-6000-ada", "rtx-a6000")
+WORK = ("a10", "l4", "l40s", "rtx-6000-ada", "rtx-a6000")
 HALVED = ("tf32", "fp16", "bf16", "fp8")
 
 
@@ -70,7 +102,7 @@ def test_every_preset_is_plausible(name):
     assert 4 <= gpu.memory_bytes / 2**30 <= 300
     capability = tuple(map(int, gpu.compute_capability.split(".")))
     assert capability >= (7, 0)
-    assert 2e11 < gpu.bandwidth < 2e13
+    assert 1.5e11 < gpu.bandwidth < 2e13
     assert {"fp32", "fp16"} <= set(gpu.rates) <= set(gpus.PRECISIONS)
     assert all(1e12 < rate < 1e16 for rate in gpu.rates.values())
     assert ("bf16" in gpu.rates) == ("tf32" in gpu.rates) == (capability >= (8, 0))
@@ -88,7 +120,7 @@ def test_every_preset_is_plausible(name):
 def test_rates_follow_from_the_chip(name):
     gpu = gpus.load(name)
     per_clock = THROUGHPUT[gpu.compute_capability]
-    if name == "rtx-2080-ti":
+    if gpu.compute_capability == "7.5" and "GeForce" in gpu.name:
         per_clock = per_clock | {"fp16": 512}
     if name in WORK:
         per_clock = {each: n * (1 + (each in HALVED)) for each, n in per_clock.items()}
@@ -255,7 +287,9 @@ def test_a_preset_that_cannot_be_read(tmp_path):
         ("4090", "rtx-4090"),
         ("RTX 4090", "rtx-4090"),
         ("NVIDIA GeForce RTX 4090", "rtx-4090"),
-        ("4060 Ti", "rtx-4060-ti-16gb"),
+        ("4070 Super", "rtx-4070-super"),
+        ("RTX 4090 Laptop GPU", "rtx-4090-laptop"),
+        ("3080-laptop-8gb", "rtx-3080-laptop-8gb"),
         ("H100", "h100-80gb"),
         ("Tesla T4", "t4"),
         ("NVIDIA H100 80GB HBM3", "h100-80gb"),
@@ -270,10 +304,23 @@ def test_a_card_is_known_by_what_people_call_it(name, preset):
 
 @pytest.mark.parametrize(
     ("name", "cards"),
-    [("A100", "a100-40gb or a100-80gb"), ("NVIDIA GeForce RTX 3080", "rtx-3080-10gb or")],
+    [
+        ("A100", "a100-40gb or a100-80gb"),
+        ("NVIDIA GeForce RTX 3080", "rtx-3080-10gb or rtx-3080-12gb"),
+        ("4060 Ti", "rtx-4060-ti-16gb or rtx-4060-ti-8gb"),
+        ("NVIDIA GeForce RTX 3080 Laptop GPU", "rtx-3080-laptop-16gb or"),
+    ],
 )
 def test_a_name_of_two_cards_is_neither(name, cards):
     with pytest.raises(UsageError, match=f"{name!r}; choose {cards}"):
+        gpus.load(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["1080 Ti", "NVIDIA GeForce GTX 970", "Tesla P100-PCIE-16GB", "p40"]
+)
+def test_a_card_that_pytorch_has_no_code_for(name):
+    with pytest.raises(UsageError, match=f"{name} is older than .* 7.0, .*; choose another card"):
         gpus.load(name)
 
 
@@ -288,6 +335,7 @@ def test_memory_is_what_the_box_says(text, gib):
 @pytest.mark.parametrize(
     ("vram", "preset"),
     [
+        ("6", "rtx-4050-laptop"),
         ("8", "rtx-4060"),
         ("16GB", "rtx-4060-ti-16gb"),
         ("24GB", "rtx-3090"),

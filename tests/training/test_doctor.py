@@ -93,6 +93,15 @@ def test_cards(card, state, words, monkeypatch):
 
 
 @pytest.mark.usefixtures("quick")
+def test_a_gpu_of_another_maker_is_told(monkeypatch):
+    assert found("gpu", "card").mend is None
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
+    check = found("gpu", "card")
+    assert (check.state, check.mend is None) == ("note", False)
+    assert "an Apple GPU (mps): razorctl was tried on NVIDIA GPUs" in check.found
+
+
+@pytest.mark.usefixtures("quick")
 def test_folders_and_switches(monkeypatch, tmp_path):
     def refuse(dir):
         raise PermissionError(13, "Permission denied")
