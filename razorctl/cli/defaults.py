@@ -10,8 +10,8 @@ from razorctl.config.job import BY_ROWS, GENERAL, Job
 # Fields of a job that are shown, in this order.
 SETTINGS = (
     *("batch_size", "epochs", "steps", "optimizer", "learning_rate", "weight_decay", "momentum"),
-    *("layer_decay", "warmup_steps", "clip_norm", "evaluate_every", "patience", "metric"),
-    *("augment", "mixup", "cutmix", "label_smoothing", "input_size", "precision"),
+    *("layer_decay", "schedule", "warmup_steps", "clip_norm", "evaluate_every", "patience"),
+    *("metric", "augment", "mixup", "cutmix", "label_smoothing", "input_size", "precision"),
 )
 
 

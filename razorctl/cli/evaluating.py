@@ -26,7 +26,7 @@ def evaluate(
         flag = columns[0].replace("_", "-")
         raise UsageError(f"--{flag} is for reading DATASET; name DATASET, or leave it out.")
     _, job = run_files.finished_run(run)
-    reading = {"validation": None, "split": None, **of_other_data(given)}
+    reading = {"validation": None, "max_rows": None, "split": None, **of_other_data(given)}
     of_data = replace(job, dataset=dataset or job.dataset, **reading)
     with views.status(f"loading {of_data.dataset}") as at:
         if dataset is None:

@@ -113,6 +113,7 @@ JOB = NAMES | _typed(
         "Layer-wise learning rate decay: a factor for each layer below the last.", metavar="FACTOR"
     ),
     momentum=_optimizer("Momentum of SGD.", metavar="FACTOR"),
+    schedule=_optimizer("Learning rate schedule after the warmup."),
     warmup_steps=_optimizer("Steps of linear warmup.", BY_MODEL),
     clip_norm=_optimizer("Largest norm of the gradient, which is clipped to it.", metavar="NORM"),
     ema=_optimizer(
@@ -131,7 +132,9 @@ JOB = NAMES | _typed(
     optimizer_state=_optimizer(
         "Where the state of AdamW is stored; host frees GPU memory.", "card"
     ),
-    weights=_optimizer("Dtype of the weights; updates of bf16 are rounded stochastically.", "fp32"),
+    weights=machine_option(
+        "Dtype of the weights; updates of bf16 are rounded stochastically.", "fp32"
+    ),
     task=_training("Task.", "the data set's"),
     input_size=_training(
         "Side of an image in pixels, or number of tokens of a text.", "the model's"
@@ -191,9 +194,11 @@ JOB = NAMES | _typed(
         "Largest ratio that a plan, or a retry after out of memory, may choose.", metavar="SHARE"
     ),
     image_column=_data("Column of image paths.", "detected", "COLUMN"),
-    text_column=_data("Column of texts, or two: a,b.", "detected", "COLUMN"),
+    text_column=_data(
+        "Column of texts, or two: a,b, of pairs or of prompts and answers.", "detected", "COLUMN"
+    ),
     label_column=_data(
-        "Column of labels; for multi-label also several columns of 0 and 1: a,b.",
+        "Column of labels, tags, masks or boxes; for multi-label also several of 0 and 1: a,b.",
         "detected",
         "COLUMN",
     ),
@@ -206,6 +211,7 @@ JOB = NAMES | _typed(
     validation=_data(
         "Share of training rows to hold out if the data have no validation split.", "0.1", "SHARE"
     ),
+    max_rows=_data("Most rows to train on, drawn with the seed after rows are held out.", "all"),
     skip_bad=_data("Leave out bad rows instead of stopping at them."),
     packing=_data(
         "Pack several conversations or short texts into one sequence.",

@@ -22,7 +22,7 @@ PLANNING = ("vram", "gpu", "prefer", "host_memory")  # settings of a plan
 AUTO = "auto"  # the batch size that a plan is to choose
 COLUMNS: tuple[str, ...] = ("image_column", "text_column", "label_column", "mask_values")
 COLUMNS += ("mask_colors", "box_format")
-DATA_SETTINGS = (*COLUMNS, "split", "validation", "skip_bad")
+DATA_SETTINGS = (*COLUMNS, "split", "validation", "max_rows", "skip_bad")
 # Settings for reading a user's data, with their defaults.
 OF_DATA: dict[str, Any] = {**dict.fromkeys(COLUMNS), "skip_bad": False}
 # Tables in a settings file: of any file, of a run, of a comparison, and of a preset.

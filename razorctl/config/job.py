@@ -17,6 +17,7 @@ Precision = Literal["auto", "fp32", "bf16", "fp16"]
 AUGMENT = ("none", "crop", "rand")
 OptimizerName = Literal["sgd", "adamw", "adamw8bit"]
 Strategy = Literal["ddp", "fsdp"]
+Schedule = Literal["cosine", "linear", "constant"]
 Weights = Literal["fp32", "bf16"]
 OptimizerState = Literal["card", "host"]
 Pooling = Literal["mean", "first", "last"]
@@ -44,6 +45,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "weights": get_args(Weights),
     "optimizer": get_args(OptimizerName),
     "optimizer_state": get_args(OptimizerState),
+    "schedule": get_args(Schedule),
     "augment": AUGMENT,
     "task": TASKS,
     "pooling": get_args(Pooling),
@@ -64,7 +66,7 @@ SLOW_COMPILED = (
 
 @dataclass(frozen=True)
 class Job:
-    """Model, data set, and an optimizer with linear warmup and cosine decay.
+    """Model, data set, and an optimizer with linear warmup and a decay.
 
     A field that is None becomes the model's default, or else a general one; see `resolved`. Raises
     UsageError for values that no training can use.
@@ -112,6 +114,8 @@ class Job:
         learning_rate: highest learning rate.
         weight_decay: of weights; biases and norms have none.
         layer_decay: factor of the learning rate from each layer to the one below.
+        schedule: how the learning rate falls after the warmup, to 0 at the end: as half a `cosine`,
+            or `linear`; `constant` stays at `learning_rate`.
         warmup_steps: steps in which the learning rate rises to `learning_rate`.
         clip_norm: largest norm of the whole gradient.
         ema: decay of an exponential moving average of the weights, in (0, 1); the first steps use a
@@ -144,7 +148,8 @@ class Job:
         activation_memory_budget: the largest share of the saved bytes that torch.compile keeps; it
             recomputes the rest. In (0, 1]; None is 1. No plan predicts these bytes.
         image_column, text_column, label_column: the columns to use; None detects them. A pair of
-            texts is in two columns, `a,b`.
+            texts is in two columns, `a,b`, and so are prompts and answers. Labels are also tags,
+            masks or boxes.
         mask_values: the values of masks that are classes: `0-20`, or `0=ground,255=car` with names.
             255 is no class unless it is listed. None takes the values in the training masks.
         mask_colors: the colors of masks that are classes, with names: `000000,ff0000=car`. A color
@@ -154,6 +159,9 @@ class Job:
         split: the names of the splits to use, `train,validation,test`. One that is omitted at the
             end, or is empty, is not used; None detects them.
         validation: share of the training rows that is held out if there is no validation split.
+        max_rows: the most rows to train on, drawn with the seed and about the same share of each
+            class; None for all. Rows that are held out are taken before, so that they and the other
+            splits do not depend on it.
         skip_bad: whether bad rows are dropped; otherwise they are refused.
         streaming: False. Run directories have it, and no option does: no rows are streamed.
         packing: True joins several conversations or texts, kept apart, into a sequence; False pads
@@ -188,6 +196,7 @@ class Job:
     momentum: float = 0.9
     weight_decay: float | None = None
     layer_decay: float = 1.0
+    schedule: Schedule = "cosine"
     warmup_steps: int | None = None
     clip_norm: float = 1.0
     ema: float | None = None
@@ -211,6 +220,7 @@ class Job:
     box_format: BoxFormat | None = None
     split: str | None = None
     validation: float | None = None
+    max_rows: int | None = None
     skip_bad: bool = False
     streaming: bool = False
     packing: bool | None = None
@@ -339,8 +349,10 @@ class Job:
         assert self.warmup_steps is not None
         if step < self.warmup_steps:
             return (step + 1) / (self.warmup_steps + 1)
-        done = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
-        return 0.5 + 0.5 * math.cos(math.pi * min(1.0, done))
+        if self.schedule == "constant":
+            return 1.0
+        done = min(1.0, (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps))
+        return 1 - done if self.schedule == "linear" else 0.5 + 0.5 * math.cos(math.pi * done)
 
 
 def resolve_precision(precision: Precision, compute_capability: str) -> Precision:

@@ -27,7 +27,7 @@ BOUNDS = (
         (
             *("input_size", "batch_size", "accumulate", "processes", "steps", "epochs"),
             *("learning_rate", "layer_decay", "clip_norm", "evaluate_every", "save_every"),
-            "temperature",
+            *("temperature", "max_rows"),
         ),
         lambda value: not 0 < value < math.inf,
         "{name} {value} is not a positive number; give one.",

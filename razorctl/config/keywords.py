@@ -13,6 +13,7 @@ from razorctl.config.job import (
     OptimizerState,
     Pooling,
     Precision,
+    Schedule,
     Strategy,
     Weights,
 )
@@ -89,6 +90,7 @@ class ProfiledSettings(RecipeSettings, DataSettings, total=False):
     batch_size: int | None
     input_size: int | None
     validation: float | None
+    max_rows: int | None
 
 
 class PlannedSettings(RecipeSettings, DataSettings, total=False):
@@ -117,6 +119,7 @@ class PlannedSettings(RecipeSettings, DataSettings, total=False):
     momentum: float | None
     weight_decay: float | None
     layer_decay: float | None
+    schedule: Schedule | None
     warmup_steps: int | None
     clip_norm: float | None
     ema: float | None
@@ -131,6 +134,7 @@ class PlannedSettings(RecipeSettings, DataSettings, total=False):
     workers: int | None
     activation_memory_budget: float | None
     validation: float | None
+    max_rows: int | None
     packing: bool | None
     from_scratch: bool | None
     seed: int | None
@@ -155,6 +159,7 @@ class ComparedSettings(DataSettings, total=False):
     weight_decay: Numbers | None
     layer_decay: Numbers | None
     momentum: Numbers | None
+    schedule: Schedule | None
     warmup_steps: Integers | None
     clip_norm: Numbers | None
     ema: Numbers | None
@@ -167,5 +172,6 @@ class ComparedSettings(DataSettings, total=False):
     workers: Integers | None
     evaluate_every: Integers | None
     validation: Numbers | None
+    max_rows: Integers | None
     metric: str | None
     weights: Weights | None

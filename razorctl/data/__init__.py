@@ -4,6 +4,7 @@ The package `own` reads data sets without an entry: files, folders, and any set 
 """
 
 from dataclasses import replace
+from typing import Any
 
 from razorctl import models, units
 from razorctl.config.defaults import FROM_SCRATCH, ByRows
@@ -57,7 +58,28 @@ def source_of(job: Job) -> Source:
                 f"{job.dataset} has its own columns and splits; leave --{name.replace('_', '-')} "
                 "out."
             )
-    return source
+    return source if job.max_rows is None else _limited(source, job)
+
+
+def _limited(source: Source, job: Job) -> Source:
+    """A registered data set with at most `max_rows` training rows."""
+    from razorctl.data.own.held_out import limited
+    from razorctl.data.own.request import DataRequest
+
+    if source.train_examples is None:
+        DataRequest.of(job).check_texts(1)
+
+    def load(progress: models.Progress = lambda _: None) -> Splits:
+        import numpy as np
+
+        splits = source.load(progress)
+        rows: Any = splits.train
+        classes = source.task == "classification"
+        labels = np.asarray(rows["label"][:]) if classes else np.zeros(len(rows), int)
+        return replace(splits, train=rows.select(limited(labels, job.max_rows, job.seed)))
+
+    count = min(source.train_examples or 0, job.max_rows or 0)
+    return replace(source, train_examples=count, load=load)
 
 
 def usual(task: Task, modality: Modality) -> str:

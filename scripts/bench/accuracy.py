@@ -78,7 +78,7 @@ STATES: dict[str, dict[str, Any]] = {  # what a job changes of weights and optim
 }
 CASES |= {case: CASES[case.partition(", ")[0]] for case in STATES}
 # Settings that each run or machine has, or no task here.
-OWN = ("model", "dataset", "learning_rate", "seed", "temperature")
+OWN = ("model", "dataset", "learning_rate", "seed", "temperature", "schedule")
 LOSS_EVERY = 10  # steps between two losses that are kept
 TURNS, WARM_UP = 15, 2
 COLUMNS = (  # that are printed

@@ -10,7 +10,8 @@ import pytest
 from transformers import OPTConfig, OPTForCausalLM
 
 from razorctl.planning import cached_traces as traces
-from tests.cli.commands import razorctl
+from razorctl.training.evaluation_rows import rows_of_run
+from tests.cli.commands import done, razorctl
 from tests.cli.kinds import WORDS
 
 CPU = ("--input-size", "64", "--device", "cpu", "--method", "full")
@@ -68,6 +69,46 @@ def test_answers_are_learned_in_plain_words(kinds):
     )
     assert asked.exit_code == 0, asked.stderr
     assert all("w39 w38" in row["text"] for row in json.loads(asked.stdout)["predictions"])
+
+
+def test_a_run_with_named_columns_reads_files_with_them_and_with_usual_names(kinds):
+    instructions("a.json")
+    rows = json.loads(Path("a.json").read_text())
+    named = [{"frage": row["instruction"], "antwort": row["output"]} for row in rows]
+    files = {
+        "named.json": named,
+        "prompts.json": [{"frage": row["frage"]} for row in named],
+        "asked.json": [{"messages": [{"role": "user", "content": r["frage"]}]} for r in named],
+        "others.json": [{"gefragt": row["frage"]} for row in named],
+    }
+    for file, content in files.items():
+        Path(file).write_text(json.dumps(content[:4]))
+    Path("train.json").write_text(json.dumps(named))
+    few = ("--max-rows", "20", "--steps", "2", "--batch-size", "4", "--out", "run")
+    columns = ("--text-column", "frage,antwort")
+    run = done("finetune", str(kinds / "llama"), "train.json", *CPU, *columns, *few)
+    assert (run["job"]["max_rows"], run["job"]["text_column"]) == (20, "frage,antwort")
+
+    def answers(file, *words):
+        words = (file, *words, "--device", "cpu", "--max-new-tokens", "3")
+        return [row["text"] for row in done("predict", "run", *words)["predictions"]]
+
+    expected = answers("asked.json")
+    assert answers("named.json") == answers("prompts.json") == expected
+    assert answers("others.json", "--text-column", "gefragt") == expected
+    held_out = done("evaluate", "run", "--device", "cpu")
+    assert held_out["loss"] == pytest.approx(run["loss"], abs=1e-6)
+    losses = [done("evaluate", "run", file, "--device", "cpu") for file in ("train.json", "a.json")]
+    assert losses[0]["loss"] == losses[1]["loss"]
+    assert len(rows_of_run("run", "train").rows) == 20
+
+
+@pytest.mark.parametrize("rows", ["0", "-2", "few"])
+def test_a_limit_of_rows_is_a_positive_number(rows):
+    Path("a.csv").write_text("text,label\n" + "one,a\ntwo,b\n" * 9)
+    result = razorctl("finetune", "bert-base", "a.csv", *CPU, "--max-rows", rows)
+    assert result.exit_code == 2
+    assert "max" in result.stderr
 
 
 def test_a_plan_counts_what_a_packed_run_keeps(kinds, monkeypatch):

@@ -1,5 +1,6 @@
 import dataclasses
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -15,6 +16,7 @@ POSITIVE = (
     "epochs",
     "learning_rate",
     "clip_norm",
+    "max_rows",
     "evaluate_every",
     "processes",
 )
@@ -112,6 +114,7 @@ def test_what_must_not_be_negative(field):
         *(({"ema": decay}, r"is outside \(0, 1\); give a decay") for decay in (0.0, 1.0, math.nan)),
         ({"ema": 0.9, "processes": 2, "strategy": "fsdp"}, "cannot be sharded over processes"),
         ({"ema": 0.9, "weights": "bf16"}, "choose --weights fp32, or leave --ema out"),
+        ({"schedule": "cosin"}, "unknown schedule 'cosin'; did you mean 'cosine'"),
         ({"augment": "crops"}, "unknown augment 'crops'; did you mean 'crop'"),
     ],
 )
@@ -151,8 +154,18 @@ def test_schedule_rises_then_falls_to_zero():
     assert all(a >= b for a, b in pairwise(shares[10:]))
     assert shares[55] == pytest.approx(0.5)
     assert shares[100] == pytest.approx(0)
-    constant = Job("m", "d", steps=1, warmup_steps=0).resolved({}, 1000)
-    assert constant.decay(0) == 1
+    single = Job("m", "d", steps=1, warmup_steps=0).resolved({}, 1000)
+    assert single.decay(0) == 1
+
+
+@pytest.mark.parametrize(
+    ("schedule", "after"), [("linear", [1 - i / 90 for i in range(91)]), ("constant", [1.0] * 91)]
+)
+def test_other_schedules_rise_alike(schedule, after):
+    job = Job("m", "d", steps=100, warmup_steps=10).resolved({}, 1000)
+    other = replace(job, schedule=schedule)
+    assert [other.decay(step) for step in range(10)] == [job.decay(step) for step in range(10)]
+    assert [other.decay(step) for step in range(10, 101)] == pytest.approx(after)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ CASES = {
         Recipe(),
         {"optimizer": "adamw", "optimizer_state": "host", "weights": "bf16", "precision": "bf16"},
     ),
+    "a linear schedule, few rows": (FULL, {"schedule": "linear", "max_rows": 20}),
     "razor, adapters, checkpointing": (
         Recipe(ratio=0.5, lora=True, activation_checkpointing=True),
         {"optimizer": "adamw"},

@@ -45,7 +45,8 @@ def _of_card(request: DataRequest, card: hub.DatasetCard) -> Source:
     """The data set by the hub's card; faults of its rows show when it is loaded."""
     counts = {**card.counts}
     counts["held out"] = held_out_count(counts["train"], request.share(counts))
-    counts["train"] -= counts["held out"]
+    left = counts["train"] - counts["held out"]
+    counts["train"] = min(left, request.max_rows or left)
 
     def load(progress: Progress = lambda _: None) -> Splits:
         return check_rows(request, hub.hub_rows(request)).load(progress)

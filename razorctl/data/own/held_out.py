@@ -1,4 +1,4 @@
-"""Which training rows are held out: a share of each class, or images with all their captions."""
+"""Which training rows are held out, a share of each class or whole images, and which are used."""
 
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,20 @@ def stratified(labels: "np.ndarray[Any, Any]", share: float, seed: int) -> "np.n
     starts = np.cumsum(counts) - counts
     ranges = [grouped[start : start + n] for start, n in zip(starts, taken, strict=True)]
     return np.sort(np.concatenate(ranges))
+
+
+def limited(labels: "np.ndarray[Any, Any]", most: int | None, seed: int) -> "np.ndarray[Any, Any]":
+    """The positions, ascending, of at most `most` of the labels [n], as many as they can be.
+
+    Each class has about its share, and if `most` allows it a label. None is all.
+    """
+    import numpy as np
+
+    every = np.arange(len(labels))
+    if most is None or most >= len(labels):
+        return every
+    kept = np.setdiff1d(every, stratified(labels, 1 - most / len(labels), seed))
+    return np.sort(np.random.RandomState(seed).permutation(kept)[:most])
 
 
 def whole_images(images: "np.ndarray[Any, Any]", share: float, seed: int) -> "np.ndarray[Any, Any]":

@@ -44,6 +44,7 @@ class DataRequest:
     box_format: str | None = None
     split: str | None = None
     validation: float | None = None
+    max_rows: int | None = None
     skip_bad: bool = False
     seed: int = 0
     trained: Optional["DataRequest"] = None
@@ -167,6 +168,14 @@ class DataRequest:
                 f"as {SHARE}."
             )
         return SHARE if self.validation is None else self.validation
+
+    def check_texts(self, count: int) -> None:
+        """Raises UsageError if fewer rows are wanted of a single text. count: of training texts."""
+        if self.max_rows is not None and count == 1:
+            raise UsageError(
+                f"{self.name} has one text to train on, of which no rows can be left out; leave "
+                "--max-rows out, and give --steps for a shorter run."
+            )
 
 
 def role(name: str) -> str | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from razorctl.config.tasks import CLASSED, LANGUAGE
 from razorctl.data.catalog import place
 from razorctl.data.own import boxes, contents, images, masks, rows, targets
-from razorctl.data.own.held_out import image_numbers, stratified, whole_images
+from razorctl.data.own.held_out import image_numbers, limited, stratified, whole_images
 from razorctl.data.own.images import Findings
 from razorctl.data.own.labels import no_labels
 from razorctl.data.own.raw import Faults, RawRows, inputs_in, skip_or_refuse
@@ -146,12 +146,19 @@ class SplitRows:
         held_out: np.ndarray[Any, Any] = rows[positions]
         return held_out
 
+    def used(self, rows: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+        """The numbers of the rows to train on; rows: of good ones that are not held out."""
+        labels = self.targets.numbers["train"][rows]
+        of: np.ndarray[Any, Any] = rows[limited(labels, self.request.max_rows, self.request.seed)]
+        return of
+
     def counts(self) -> dict[str, int]:
         """The number of good rows of each split, and of rows to hold out."""
         good = self._enough(self.faults)
         counts = {split: len(of) for split, of in good.items()}
         counts["held out"] = len(self.hold_out(good["train"]))
-        counts["train"] -= counts["held out"]
+        left = counts["train"] - counts["held out"]
+        counts["train"] = min(left, self.request.max_rows or left)
         return counts
 
     def _enough(self, faults: Faults) -> Good:
@@ -197,8 +204,8 @@ class SplitRows:
         good = self._enough(inspection.faults)
         held_out = self.hold_out(good["train"])
         parts = {split: (split, numbers) for split, numbers in good.items()}
+        parts["train"] = "train", self.used(np.setdiff1d(good["train"], held_out))
         if len(held_out):
-            parts["train"] = "train", np.setdiff1d(good["train"], held_out)
             parts["validation"] = "train", held_out
         contents_of = {
             split: inspection.contents(split, of) for split, of in self.raw.splits.items()
@@ -266,6 +273,7 @@ def check_rows(request: DataRequest, raw: RawRows) -> SplitRows:
         raise UsageError(f"{raw.name} has no masks; leave --mask-values and --mask-colors out.")
     raw = boxes.settled(raw, request)
     if raw.task in LANGUAGE:
+        request.check_texts(len(raw.splits["train"]))
         raw = _divided(request, raw)
     elif raw.task == "segmentation":
         raw = masks.with_classes(raw, request)

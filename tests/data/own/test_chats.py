@@ -5,12 +5,14 @@ import json
 import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from datasets import Dataset
 
 from razorctl import data
 from razorctl.config.job import Job
-from razorctl.errors import DataError
+from razorctl.data.own import in_memory
+from razorctl.errors import DataError, UsageError
 from tests.own import refuses
 
 ASKED = ["What is 2 + 2?", "Name a color.", "Who wrote it?", "Why?"]
@@ -91,6 +93,25 @@ def test_every_form_becomes_messages(form, kind):
         expected = [[("system", "Be kind."), *talk] for talk in expected]
     assert sorted(map(said, found)) == sorted(expected)
     assert all(message.get("more") is None for talk in found for message in talk)
+
+
+def test_columns_of_any_name_are_prompts_and_answers():
+    named = {"text_column": "frage,antwort"}
+    rows = [
+        {"antwort": b, "nr": n, "frage": a, "system": "Be kind."}
+        for n, (a, b) in enumerate(zip(ASKED, ANSWERS, strict=True))
+    ]
+    expected = sorted([("system", "Be kind."), *said(talk)] for talk in TALKS)
+    for name in (written(rows, "csv"), str(in_memory.stored(pd.DataFrame(rows)))):
+        assert sorted(map(said, load(name, **named))) == expected
+    words = (
+        "a.csv has no column antwrt, only antwort, nr, frage, system; name one of them with --te"
+    )
+    refuses(UsageError, words, "gpt2", "a.csv", text_column="frage,antwrt")
+    refuses(UsageError, "does not name one or two", "gpt2", "a.csv", text_column="frage,antwort,nr")
+    labeled = written([{**row, "label": "ab"[n % 2]} for n, row in enumerate(rows)], "jsonl")
+    assert data.source_of(Job("gpt2", labeled, **named)).task == "classification"
+    assert load(labeled, task="causal-lm", **named)
 
 
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]

@@ -1,14 +1,15 @@
 """The columns of conversations: messages, or prompts with answers, as ShareGPT, Alpaca and TRL do.
 
-Options name the columns, or they have usual names. Further columns may have the `system` text and
-the `tools` of a conversation, and the `history` of a prompt. Lists may be JSON in texts, as in CSV.
+--text-column names the column of messages, or the two of prompts and answers; without it they have
+usual names. Further columns may have the `system` text and the `tools` of a conversation, and the
+`history` of a prompt. Lists may be JSON in texts, as in CSV.
 """
 
 import re
 from collections.abc import Sequence
 
 from razorctl.data.own.read.column import Column
-from razorctl.data.own.read.table import Table
+from razorctl.data.own.read.table import Table, parts_of
 from razorctl.data.own.read.table_columns import TableColumns
 
 MESSAGES = ("messages", "conversations", "conversation")
@@ -39,6 +40,9 @@ def columns_of(table: Table, answered: bool = True) -> TableColumns | None:
     beside = {"system": first(SYSTEM), "tools": first(["tools"])}
     if messages is not None:
         return TableColumns.of("causal-lm", messages=messages, **beside)
+    if named := _named(table, answered):
+        asked_and_said = dict(zip(("prompt", "answer"), named, strict=False))
+        return TableColumns.of("causal-lm", **asked_and_said, **beside)
     for asked, more in FORMS if name is None else ():
         prompt, answer, added = first(asked), first(ANSWER), first(more)
         if prompt is None or (answer is None and (answered or not more)):
@@ -53,6 +57,26 @@ def columns_of(table: Table, answered: bool = True) -> TableColumns | None:
             parts = {"history": earlier, "prompt": prompt, "input": added, "answer": answer}
             return TableColumns.of("causal-lm", **parts, **beside)
     return None
+
+
+def _named(table: Table, answered: bool) -> tuple[Column, ...]:
+    """The columns of prompts and answers that --text-column names; empty for other texts.
+
+    Those are of a model that usually learns labels, or beside a column called a label. To predict
+    by a run with such columns, the prompts are enough.
+    """
+    request = table.request
+    if request.tasks[0] != "causal-lm":
+        return ()
+    texts = table.text_options
+    trained = None if request.trained is None else request.trained.text_column
+    pair = parts_of(trained, table.columns)
+    if not answered and len(pair) == 2:
+        prompts = table.columns.get(pair[0])
+        return texts or ((prompts,) if prompts else ())
+    if len(texts) != 2 or (request.task is None and table.labels(texts, by_name=True)):
+        return ()
+    return texts
 
 
 def _has_messages(column: Column) -> bool:
