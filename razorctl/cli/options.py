@@ -211,7 +211,9 @@ JOB = NAMES | _typed(
     validation=_data(
         "Share of training rows to hold out if the data have no validation split.", "0.1", "SHARE"
     ),
-    max_rows=_data("Most rows to train on, drawn with the seed after rows are held out.", "all"),
+    max_rows=_data(
+        "Largest number of training rows, drawn with the seed; rows are held out before.", "all"
+    ),
     skip_bad=_data("Leave out bad rows instead of stopping at them."),
     packing=_data(
         "Pack several conversations or short texts into one sequence.",
