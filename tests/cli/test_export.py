@@ -29,6 +29,7 @@ def trained(kinds, tmp_path_factory) -> Path:
     """A folder with the finished run of a decoder on conversations."""
     top = tmp_path_factory.mktemp("trained")
     settings = ["--batch-size", "4", "--steps", "2", "--input-size", "32", "--ratio", "0.5"]
+    settings += ["--max-rows", "30"]
     done = razorctl(
         *("finetune", str(kinds / "llama"), str(kinds / "chats.jsonl"), *settings),
         *("--device", "cpu", "--lr", "0.01", "--out", str(top / "run")),
@@ -72,6 +73,7 @@ def test_onnx_computes_the_logits_of_the_run(here):
     np.testing.assert_allclose(found[[0, 1, 3, 4]], wanted[[0, 1, 3, 4]], atol=1e-5)
     card = Path("run-onnx/README.md").read_text()
     assert "library_name: onnx\n" in card
+    assert "2 steps of 4 examples, from at most 30 rows" in card
     exec(card.split("```python\n")[1].split("```")[0], values := {})
     assert values["logits"].shape[2] == 45
 

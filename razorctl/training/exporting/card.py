@@ -173,10 +173,11 @@ def _rows(trained: Trained, model: str, dataset: str, recipe: Recipe) -> Mapping
     if job.ema is not None:
         rows["averaged weights"] = f"decay {job.ema:g}"
     steps, batch = result["steps"], result["job"]["batch_size"]
+    few = "" if job.max_rows is None else f", from at most {units.count(job.max_rows, 'row')}"
     rows |= {
         "stored for backward": f"{units.size(stored)}, {units.percent(stored / full)} of full "
         "fine-tuning",
-        "training": f"{units.count(steps, 'step')} of {units.count(batch, 'example')}",
+        "training": f"{units.count(steps, 'step')} of {units.count(batch, 'example')}{few}",
         "time of a step": f"{units.duration(result['step_seconds'])} on {result['device']}",
         "precision": str(result["job"]["precision"]),
     }

@@ -104,10 +104,12 @@ def test_columns_of_any_name_are_prompts_and_answers():
     expected = sorted([("system", "Be kind."), *said(talk)] for talk in TALKS)
     for name in (written(rows, "csv"), str(in_memory.stored(pd.DataFrame(rows)))):
         assert sorted(map(said, load(name, **named))) == expected
-    words = (
-        "a.csv has no column antwrt, only antwort, nr, frage, system; name one of them with --te"
+    several = "the text, antwort, frage, .*; choose with --text-column, of prompts and answers both"
+    refuses(UsageError, several, "gpt2", "a.csv")
+    absent = (
+        "no column antwrt, only antwort, nr, frage, system; name one of them with --text-column"
     )
-    refuses(UsageError, words, "gpt2", "a.csv", text_column="frage,antwrt")
+    refuses(UsageError, absent, "gpt2", "a.csv", text_column="frage,antwrt")
     refuses(UsageError, "does not name one or two", "gpt2", "a.csv", text_column="frage,antwort,nr")
     labeled = written([{**row, "label": "ab"[n % 2]} for n, row in enumerate(rows)], "jsonl")
     assert data.source_of(Job("gpt2", labeled, **named)).task == "classification"

@@ -1,5 +1,7 @@
 """Sets of the hub for other tasks than classification, from small local copies."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from datasets import Dataset, Image
@@ -70,6 +72,9 @@ def test_language_modelling(kind, card, hub, monkeypatch):
     splits = source.load()
     assert (len(splits.train), len(splits.validation), len(splits.test)) == (9, 1, 4)
     assert splits.train.column_names == [kind]
+    few = data.source_of(replace(job, max_rows=5))
+    assert few.details[2] == "5 rows to train on, 1 held out for validation, 4 for test"
+    assert few.load().validation[:] == splits.validation[:]
 
 
 def test_a_card_that_other_columns_may_gainsay_is_not_enough(hub):

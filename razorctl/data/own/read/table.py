@@ -157,7 +157,10 @@ class Table:
         candidates = [column for pair in pairs for column in pair] + singles
         if not candidates and image is None:
             candidates = [c for key, c in free.items() if key not in LABELS and c.is_prose]
-        text = self.only(list(dict.fromkeys(candidates)), "text", "text-column")
+        option = "text-column"
+        if self.request.tasks[0] == "causal-lm":
+            option += ", of prompts and answers both: a,b"
+        text = self.only(list(dict.fromkeys(candidates)), "text", option)
         return () if text is None else (text,)
 
     def free(self, inputs: Collection[Column]) -> list[Column]:
