@@ -195,7 +195,7 @@ JOB = NAMES | _typed(
     ),
     image_column=_data("Column of image paths.", "detected", "COLUMN"),
     text_column=_data(
-        "Column of texts, or two: a,b, of pairs or of prompts and answers.", "detected", "COLUMN"
+        "Column of texts, or two: a,b for a pair, or a prompt and its answer.", "detected", "COLUMN"
     ),
     label_column=_data(
         "Column of labels, tags, masks or boxes; for multi-label also several of 0 and 1: a,b.",
