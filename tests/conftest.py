@@ -155,6 +155,15 @@ def frozen():
     gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def no_pictures(request):
+    """Runs leave no curves and predictions, which take a second, but where they are tested."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.name != "test_pictures.py":
+            patch.setattr("razorctl.cli.pictures.leave", lambda _: None)
+        yield
+
+
 @pytest.fixture(params=["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Every device there is, so that one command tests a GPU machine too."""

@@ -189,6 +189,7 @@ LIGHT = {
     **{f"{name} --help": 0 for name in COMMANDS},
     "evaluate nothing": 2,
     "predict nothing image.jpg": 2,
+    "chat nothing": 2,
     "export nothing": 2,
     "--version": 0,
     "list": 0,

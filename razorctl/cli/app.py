@@ -39,6 +39,7 @@ COMMANDS = {
     "finetune": "Fine-tune MODEL on DATASET and write the run to a directory.",
     "evaluate": "Evaluate a finished RUN on DATASET, or on the held-out rows of its own data.",
     "predict": "Predict labels, texts, boxes, vectors or masks for FILES with a finished RUN.",
+    "chat": "Chat with the language model of a finished RUN.",
     "export": "Export the model of a finished RUN for other tools, or push it to the hub.",
     "profile": "Show the memory and time of a training step of MODEL, by layer and by phase.",
     "compare": "Compare methods on MODEL and DATASET, or compare finished runs.",

@@ -62,7 +62,9 @@ def finetune(
         razorctl finetune vit-b16 ./photos --out runs/photos
 
     The run directory gets config.toml, metrics.jsonl and, at the end, result.json
-    and the model in the format of timm or transformers. Other settings have
+    and the model in the format of timm or transformers. curves.png shows loss, score
+    and learning rate; predictions.png, or predictions.html of texts, up to 256
+    held-out rows with their predictions, the worst first. Other settings have
     measured defaults, which depend on the model and the method.
 
     With --vram or --gpu, the run is planned first, and on CUDA its memory is

@@ -59,7 +59,7 @@ class _Resolved:
 
 def _run(call: Call, resolved: _Resolved, device: str | None, resume: bool) -> dict[str, Any]:
     """Trains a run, and returns its result; empty in all but the first process."""
-    from razorctl.cli import effects, progress
+    from razorctl.cli import effects, pictures, progress
 
     def prepare(at: Callable[[str], None]) -> "Run":
         run = _begin(resolved, device=device, progress=at, resume=resume)
@@ -69,7 +69,10 @@ def _run(call: Call, resolved: _Resolved, device: str | None, resume: bool) -> d
     run = progress.train(
         prepare, resolved.job, resolved.recipe, resolved.out, device, resolved.trackers
     )
-    return run.result() if processes.first() else {}
+    if not processes.first():
+        return {}
+    pictures.leave(run)
+    return run.result()
 
 
 def _begin(resolved: _Resolved, **options: Any) -> "Run":

@@ -19,6 +19,7 @@ from rich.markup import escape
 from razorctl.cli.command import option as option
 from razorctl.cli.command import switch as switch
 from razorctl.cli.names import completion
+from razorctl.cli.predicting import NEW_TOKENS
 from razorctl.cli.settings import AUTO
 from razorctl.config.job import Job
 from razorctl.config.keywords import RecipeSettings, TrainingSettings
@@ -297,6 +298,14 @@ Batch = Annotated[int | None, option("Examples in a batch.", "the run's", "N", m
 Device = Annotated[
     str | None, machine_option("Device to run on.", "cuda if any, else cpu", "[cpu|cuda|cuda:N]")
 ]
+NewTokens = Annotated[
+    int | None, option("Largest number of new tokens for a text.", str(NEW_TOKENS), "N", min=1)
+]
+Temperature = Annotated[
+    float | None,
+    option("Sampling temperature; 0 takes the most probable token.", "0", "T", min=0),
+]
+DrawSeed = Annotated[int | None, option("Random seed of sampling.", "0", "N", min=0, max=2**32 - 1)]
 Threshold = Annotated[
     float | None, _detection("Lowest score of an object.", "0.5", "SCORE", min=0, max=1)
 ]

@@ -1,6 +1,5 @@
 """`razorctl predict`."""
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -13,8 +12,11 @@ from razorctl.cli.options import (
     Batch,
     Device,
     Draw,
+    DrawSeed,
     Json,
+    NewTokens,
     RunArgument,
+    Temperature,
     Threshold,
     Weights,
     argument,
@@ -22,11 +24,10 @@ from razorctl.cli.options import (
     switch,
     with_options,
 )
-from razorctl.cli.predicting import NEW_TOKENS
 from razorctl.cli.settings import Call, is_given
 from razorctl.cli.views import predict as view
-from razorctl.cli.views.terminal import data_stream
-from razorctl.errors import DataError, UsageError
+from razorctl.cli.views.terminal import data_stream, stdin_lines
+from razorctl.errors import UsageError
 
 # Functions below import what --help does not need.
 if TYPE_CHECKING:
@@ -53,16 +54,9 @@ def predict(
     probabilities: Annotated[
         bool, switch("--probabilities", "Add the probability of every class.")
     ] = False,
-    max_new_tokens: Annotated[
-        int | None, option("Largest number of new tokens for a text.", str(NEW_TOKENS), "N", min=1)
-    ] = None,
-    temperature: Annotated[
-        float | None,
-        option("Sampling temperature; 0 takes the most probable token.", "0", "T", min=0),
-    ] = None,
-    seed: Annotated[
-        int | None, option("Random seed of sampling.", "0", "N", min=0, max=2**32 - 1)
-    ] = None,
+    max_new_tokens: NewTokens = None,
+    temperature: Temperature = None,
+    seed: DrawSeed = None,
     threshold: Threshold = None,
     draw: Draw = None,
     out: Annotated[
@@ -177,14 +171,7 @@ def _stdin(files: list[str]) -> list[str]:
     """The lines of stdin, if it is among the files."""
     if files.count("-") > 1:
         raise UsageError("- is stdin, which can be read only once; name it once.")
-    if "-" not in files:
-        return []
-    if sys.stdin is None:
-        raise UsageError("stdin is closed; give the command its lines, or name files.")
-    try:
-        return sys.stdin.buffer.read().decode("utf-8-sig").splitlines()
-    except UnicodeDecodeError:
-        raise DataError("stdin is not UTF-8; convert it.") from None
+    return [*stdin_lines()] if "-" in files else []
 
 
 @contextmanager

@@ -81,6 +81,7 @@ class Feed:
         split: the name of the split that is evaluated during training.
         evaluated: its micro-batches.
         test: micro-batches of the test split; None if that is `split`, or if there is none.
+        held_out: the rows of the test split, or else of `split`, before `transform`.
         facts: counts, classes and digests, by which changed data are recognized.
         standard: mean and deviation of the targets of a regression.
     """
@@ -120,6 +121,7 @@ class Feed:
         if job.task == "regression":
             self.standard = Standard.of(splits.train["label"][:], model)
         self.split, rows = splits.evaluated
+        self.held_out, self.transform = splits.test or rows, transform
         counts = {"train": len(splits.train), self.split: len(rows)}
         self.facts: dict[str, Any] = {
             **counts,

@@ -27,6 +27,8 @@ WEIGHTS, RESULT = "model.safetensors", "result.json"  # written at the end
 SPLIT = "split.json"  # the rows that were held out or skipped, and digests of all
 # Written at the end: the last model if another one is the best, and adapters if it has any.
 LAST, ADAPTER = "last/model.safetensors", "adapter/adapter_model.safetensors"
+CURVES = "curves.png"  # written at the end by `finetune`, as is one of PREDICTIONS
+PREDICTIONS = ("predictions.html", "predictions.png")  # of texts, and of images
 
 # Content of files that razorctl wrote; other tools write files of these names too.
 MARK = re.compile(rb'^\[environment\]\s*\n(?:[^[\n].*\n)*?razorctl = "', re.MULTILINE)

@@ -35,12 +35,11 @@ def _row(family: models.Model, inputs: Any, label: Any, job: Job, classes: Seque
         return f"image of {shape} | {family.decode(inputs['input_ids'].tolist())}"
     if job.task == "detection":
         shape = " x ".join(map(str, inputs["pixel_values"].shape))
-        counts = Counter(classes[number] for number in label.tolist() if number != NO_LABEL)
-        objects = ", ".join(f"{count} {name}" for name, count in counts.items())
-        return f"image of {shape} -> {objects or 'no object'}"
+        there = [classes[number] for number in label.tolist() if number != NO_LABEL]
+        return f"image of {shape} -> {objects_in_words(there)}"
     if family.modality == "image":
         shape = " x ".join(map(str, inputs.shape))
-        return f"image of {shape} -> {_label(torch.as_tensor(label), job, classes)}"
+        return f"image of {shape} -> {label_in_words(torch.as_tensor(label), job, classes)}"
     if job.task == "embedding":
         texts = [_text(family, each) for each in inputs.values()]
         score = f" -> {label:g}" if torch.as_tensor(label).is_floating_point() else ""
@@ -56,7 +55,7 @@ def _row(family: models.Model, inputs: Any, label: Any, job: Job, classes: Seque
             family.decode([token]).strip() + (f"/{classes[tag]}" if tag != NO_LABEL else "")
             for token, tag in pairs
         )
-    return f"{_text(family, inputs)} -> {_label(torch.as_tensor(label), job, classes)}"
+    return f"{_text(family, inputs)} -> {label_in_words(torch.as_tensor(label), job, classes)}"
 
 
 def _text(family: models.Model, inputs: Any) -> str:
@@ -64,7 +63,14 @@ def _text(family: models.Model, inputs: Any) -> str:
     return family.decode(inputs["input_ids"][inputs["attention_mask"].bool()].tolist())
 
 
-def _label(label: Tensor, job: Job, classes: Sequence[str]) -> str:
+def objects_in_words(names: Sequence[str]) -> str:
+    """The number of objects of each class, such as "2 cat, 1 dog"."""
+    counts = Counter(names).items()
+    return ", ".join(f"{count} {name}" for name, count in counts) or "no object"
+
+
+def label_in_words(label: Tensor, job: Job, classes: Sequence[str]) -> str:
+    """A label of a row of images or texts; of a mask its classes with their shares of pixels."""
     if job.task == "regression":
         return f"{label.item():g}"
     if job.task == "multi-label":

@@ -5,6 +5,7 @@ import io
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner, Result
 
+from razorctl.cli import chat as cli_chat
 from razorctl.cli.app import app
 from razorctl.data.own import read
 from razorctl.data.own.request import DataRequest
@@ -108,6 +110,83 @@ def test_conversations_are_answered_and_answers_not_read():
     expected = [greedy("chat", prompt, 5) for prompt in prompts]
     assert found == [*expected, expected[1]]
     assert len(set(expected)) == 3
+
+
+def answers(said: list[str], new: int) -> list[str]:
+    """The answers to messages, one after the other, without `chat`."""
+    tokenizer, text, found = AutoTokenizer.from_pretrained("chat"), "", list[str]()
+    for message in said:
+        text += f"user {message} assistant"
+        found.append(greedy("chat", tokenizer(text)["input_ids"], new))
+        text += f" {found[-1]} </s> "
+    return found
+
+
+def chatting(*words: str, said: list[str]) -> Result:
+    lines = "".join(f"{line}\n" for line in said)
+    return CliRunner().invoke(app, ["chat", *words, "--device", "cpu"], input=lines)
+
+
+def test_a_chat_of_lines_knows_what_was_said():
+    said = [PROMPTS[0], "", PROMPTS[1], PROMPTS[0]]
+    result = chatting("chat", "--max-new-tokens", "4", said=said)
+    assert result.exit_code == 0, result.stderr
+    expected = answers([said[0], *said[2:]], 4)
+    assert [line.strip() for line in result.stdout.splitlines()] == expected
+    assert expected[0] != expected[2]
+    assert result.stderr == "loading chat ...\n"
+
+
+def test_a_chat_without_a_template_continues_the_text():
+    shutil.copytree(Path("text").resolve(), "plain")
+    Path("plain/chat_template.jinja").unlink()
+    edit_result(Path("plain"), lambda result: result["checksums"].pop("chat_template.jinja"))
+    result = chatting("plain", "--max-new-tokens", "4", said=PROMPTS[:2])
+    assert "has no chat template; texts are continued as they are." in result.stderr
+    tokenizer, text, expected = AutoTokenizer.from_pretrained("plain"), "", []
+    for prompt in PROMPTS[:2]:
+        text += f" {prompt}"
+        expected.append(greedy("plain", tokenizer(text)["input_ids"], 4))
+        text += f" {expected[-1]}"
+    assert [line.strip() for line in result.stdout.splitlines()] == expected
+
+
+def test_a_typed_chat_stops_an_answer_and_ends(monkeypatch, capsys):
+    typed, written = iter([*PROMPTS[:2], " ", "w9 " * 80, PROMPTS[2], "/exit"]), list[str]()
+
+    def write(piece: str) -> None:
+        written.append(piece)
+        if len([each for each in written if each.strip()]) == 2:
+            raise KeyboardInterrupt  # after the second piece of the first answer
+
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("builtins.input", lambda _: next(typed))
+    stream = SimpleNamespace(write=write, flush=lambda: None)
+    monkeypatch.setattr(cli_chat, "data_stream", lambda: stream)
+    cli_chat.chat(Path("chat"), max_new_tokens=6, device="cpu")
+    assert next(typed, None) is None
+    stopped, (answer, last, _) = "".join(written[:2]), "".join(written[2:]).split("\n")
+    tokenizer = AutoTokenizer.from_pretrained("chat")
+    text = f"user {PROMPTS[0]} assistant {stopped} </s> user {PROMPTS[1]} assistant"
+    assert answer.strip() == greedy("chat", tokenizer(text)["input_ids"], 6)
+    text += f" {answer} </s> user {PROMPTS[2]} assistant"
+    assert last.strip() == greedy("chat", tokenizer(text)["input_ids"], 6)
+    assert "error: the text has 82 tokens, and with 6 new ones" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "code", "sentence"),
+    [
+        (["mask"], "w1", 2, "mask is for segmentation, and chat needs a run for causal-lm"),
+        (["none"], "w1", 2, "none does not exist"),
+        (["chat"], "w9 " * 80, 5, "the text has 82 tokens, and with 64 new ones"),
+        (["chat", "--weights", "worst"], "w1", 2, "unknown weights 'worst'"),
+    ],
+)
+def test_a_chat_that_cannot_be_is_one_sentence(words, said, code, sentence):
+    result = chatting(*words, said=[said])
+    assert_ends_with_an_error(result, sentence)
+    assert (result.exit_code, result.stdout) == (code, "")
 
 
 def test_what_is_drawn_depends_on_seed_and_row_alone():

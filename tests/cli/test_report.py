@@ -95,7 +95,7 @@ def whole(tmp_path_factory) -> str:
 @pytest.fixture
 def no_plots(monkeypatch):
     """Leaves out the plots, which take long to draw."""
-    monkeypatch.setattr(report, "_curves", lambda *_: " ")
+    monkeypatch.setattr(report.plots, "curves", lambda *_: " ")
     monkeypatch.setattr(report, "_memory_time", lambda *_: " ")
 
 

@@ -4,6 +4,7 @@ import io
 from base64 import b64encode
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from razorctl.training.comparing.curves import Curve, mean_curve
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 MARKED = 12  # most points of a curve with markers
 WIDTH, HEIGHT = 4.4, 3.0  # of a panel, in inches
+LOW, PIXELS = 1.9, 1200  # height of a panel and width of a PNG, whose text is legible at 360 pixels
 Row = tuple[str, Sequence[Curve]]  # the label of a row, and the curves of its seeds
 
 
@@ -50,25 +52,37 @@ def memory_time(points: Sequence[Point], time: str, memory: str) -> str:
 def curves(panels: Sequence[Panel]) -> str:
     """Plots panels, two side by side, with a thick mean curve and thin curves of the seeds."""
     with _style():
-        high = (len(panels) + 1) // 2
-        figure = _figure(2 * WIDTH, high * HEIGHT)
-        for number, (name, over, rows) in enumerate(panels, 1):
-            axes = figure.add_subplot(high, 2, number, xlabel=over, ylabel=name)
-            for nth, (label, seeds) in enumerate(rows):
-                mean = mean_curve(seeds)
-                wide = 1.5 if nth else 3.2  # a later curve may cover the first one exactly
-                (line,) = axes.plot(getattr(mean, over), mean.values, lw=wide, ms=4, label=label)
-                style: dict[str, Any] = {"color": line.get_color(), "ls": line.get_linestyle()}
-                if len(mean.values) > MARKED:
-                    line.set_marker("")
-                for curve in seeds if len(seeds) > 1 else ():
-                    x = getattr(curve, over)
-                    axes.plot(x, curve.values, lw=0.6, alpha=0.45, marker="", **style)
-            axes.set_xlim(left=0)
-        if len(panels[0].rows) > 1:
-            lines, labels = axes.get_legend_handles_labels()
-            figure.legend(lines, labels, loc="upper center", bbox_to_anchor=(0.5, 0), ncols=4)
+        figure = _curves(panels, 2, HEIGHT)
         return _image(figure, ", ".join(f"{name} over {over}" for name, over, _ in panels))
+
+
+def write_curves(panels: Sequence[Panel], file: Path) -> None:
+    """Writes a PNG of PIXELS with panels, one below the other, as `curves` plots them."""
+    with _style():
+        figure = _curves(panels, 1, LOW)
+        figure.savefig(file, format="png", dpi=PIXELS / WIDTH, facecolor="white")
+
+
+def _curves(panels: Sequence[Panel], columns: int, height: float) -> "Figure":
+    high = -(-len(panels) // columns)
+    figure = _figure(columns * WIDTH, high * height)
+    for number, (name, over, rows) in enumerate(panels, 1):
+        axes = figure.add_subplot(high, columns, number, xlabel=over, ylabel=name)
+        for nth, (label, seeds) in enumerate(rows):
+            mean = mean_curve(seeds)
+            wide = 1.5 if nth else 3.2  # a later curve may cover the first one exactly
+            (line,) = axes.plot(getattr(mean, over), mean.values, lw=wide, ms=4, label=label)
+            style: dict[str, Any] = {"color": line.get_color(), "ls": line.get_linestyle()}
+            if len(mean.values) > MARKED:
+                line.set_marker("")
+            for curve in seeds if len(seeds) > 1 else ():
+                x = getattr(curve, over)
+                axes.plot(x, curve.values, lw=0.6, alpha=0.45, marker="", **style)
+        axes.set_xlim(left=0)
+    if len(panels[0].rows) > 1:
+        lines, labels = axes.get_legend_handles_labels()
+        figure.legend(lines, labels, loc="upper center", bbox_to_anchor=(0.5, 0), ncols=4)
+    return figure
 
 
 def _style() -> Any:

@@ -58,7 +58,7 @@ def render(document: dict[str, Any], comparison: Comparison, commands: Sequence[
     again = [["razorctl", "--config", str(run.directory / CONFIG), "finetune"] for run in runs]
     parts = [html.body(lambda: table.show(document, _memories(document)))]
     if runs:
-        parts += [_memory_time(document), _curves(document["metric"], groups)]
+        parts += [_memory_time(document), plots.curves(_panels(document["metric"], groups))]
         parts.append(html.body(lambda: _show_details(document, groups)))
     for what, lines in (*commands, ("Repeat one run", [shlex.join(words) for words in again])):
         if lines:
@@ -125,14 +125,27 @@ def _axis_name(head: str) -> str:
     return f"{name} ({unit})" if unit else name
 
 
-def _curves(metric: str, groups: Groups, over: Sequence[str] = ("steps", "seconds")) -> str:
-    """The plot of the training loss and of the task's metric."""
+def _panels(
+    metric: str, groups: Groups, over: Sequence[str] = ("steps", "seconds")
+) -> list[plots.Panel]:
+    """The panels of the training loss and of the task's metric."""
     head, unit, _ = table.SCORES[metric]
     panels = []
     for name, curve, size in (("training loss", losses, 1.0), (_axis_name(head), scores, unit)):
         rows = [(label, [curve(run).per(size) for run in runs]) for label, runs in groups]
         panels += [plots.Panel(name, axis, rows) for axis in over]
-    return plots.curves(panels)
+    return panels
+
+
+def write_curves(directory: Path, file: Path) -> None:
+    """Writes a PNG with the loss, the score and the learning rate of a finished run.
+
+    Raises what `read_run` raises.
+    """
+    run = read_run(directory)
+    panels = _panels(run.figure, [("", [run])], ["steps"])
+    rates = plots.Panel("learning rate", "steps", [("", [losses(run, "learning_rate")])])
+    plots.write_curves([*panels, rates], file)
 
 
 def run_plots(result: Mapping[str, Any]) -> list[str]:
@@ -141,7 +154,8 @@ def run_plots(result: Mapping[str, Any]) -> list[str]:
         run = read_run(Path(result["run_dir"]))
     except RazorError:
         return []
-    return [_curves(run.figure, [(result["recipe"]["method"], [run])], ["steps"])]
+    panels = _panels(run.figure, [(result["recipe"]["method"], [run])], ["steps"])
+    return [plots.curves(panels)]
 
 
 def comparison_plots(document: dict[str, Any], comparison: Comparison) -> list[str]:
@@ -149,7 +163,8 @@ def comparison_plots(document: dict[str, Any], comparison: Comparison) -> list[s
     groups = _groups(comparison)
     if not groups:
         return []
-    return [_memory_time(document), _curves(document["metric"], groups, ["steps"])]
+    panels = _panels(document["metric"], groups, ["steps"])
+    return [_memory_time(document), plots.curves(panels)]
 
 
 def _environment(runs: Sequence[FinishedRun]) -> dict[str, str]:

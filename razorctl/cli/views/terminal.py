@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from razorctl.errors import UsageError
+from razorctl.errors import DataError, UsageError
 
 STAND_IN = "\N{REPLACEMENT CHARACTER}"
 # C0 without tabs and line feeds, C1, line separators, marks of text direction, and surrogates.
@@ -166,6 +166,17 @@ def data_stream() -> _DataStream:
     if sys.stdout is None:
         raise UsageError("stdout is closed; give the command one.")
     return _DataStream(sys.stdout)
+
+
+def stdin_lines() -> Iterator[str]:
+    """The lines of stdin; raises UsageError if it is closed, and DataError if it is not UTF-8."""
+    if sys.stdin is None:
+        raise UsageError("stdin is closed; give the command its lines, or name files.")
+    try:
+        for number, line in enumerate(sys.stdin.buffer):
+            yield line.decode("utf-8" if number else "utf-8-sig").rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise DataError("stdin is not UTF-8; convert it.") from None
 
 
 class Lines:

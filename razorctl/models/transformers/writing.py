@@ -30,12 +30,16 @@ class Writer:
         return chats.prompt(self.tokenizer, row)
 
     def continued(
-        self, prompts: Sequence[Sequence[int]], new: int, drawn: "Callable[[Tensor], Tensor]"
+        self,
+        prompts: Sequence[Sequence[int]],
+        new: int,
+        drawn: "Callable[[Tensor], Tensor]",
+        write: Callable[[str], object] | None = None,
     ) -> list[str]:
         """The continuation of each prompt: at most `new` tokens, up to one that ends a text.
 
         drawn: takes the logits [prompts, vocabulary] of each next token, fp32; the token with the
-        greatest result is chosen.
+        greatest result is chosen. write: called with each new piece of text of a single prompt.
         """
         import torch
         from transformers import GenerationConfig, LogitsProcessorList
@@ -54,6 +58,7 @@ class Writer:
                 attention_mask=torch.tensor(real, device=model.device),
                 generation_config=settings,
                 logits_processor=LogitsProcessorList([lambda _, scores: drawn(scores)]),
+                streamer=None if write is None else _streamer(self.tokenizer, write),
             )
         continuations = sequences[:, longest:].tolist()
         return [self._text(*pair) for pair in zip(prompts, continuations, strict=True)]
@@ -68,6 +73,16 @@ class Writer:
         # A prompt may end inside a character, which the new tokens complete.
         text: str = whole[len(before) :] if whole.startswith(before) else alone
         return text
+
+
+def _streamer(tokenizer: Any, write: Callable[[str], object]) -> Any:
+    from transformers import TextStreamer
+
+    class Pieces(TextStreamer):  # type: ignore[misc]
+        def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+            write(text)
+
+    return Pieces(tokenizer, skip_prompt=True, skip_special_tokens=True)
 
 
 def writer(model: Any, tokenizer: Any, longest: int | None) -> Writer:

@@ -24,15 +24,18 @@ class Curve:
         return replace(self, values=[value / unit for value in self.values])
 
 
-def losses(run: FinishedRun) -> Curve:
-    """The training losses of a run; in a long run each point is a mean over several steps."""
+def losses(run: FinishedRun, name: str = "loss") -> Curve:
+    """The training losses of a run; in a long run each point is a mean over several steps.
+
+    name: another number of each step.
+    """
     width = math.ceil(run.result["job"]["steps"] / POINTS)
     seconds = _seconds(run)
     parts = [range(at, min(at + width, len(seconds))) for at in range(0, len(seconds), width)]
     return Curve(
         [part[-1] + 1 for part in parts],
         [seconds[part[-1]] for part in parts],
-        [fmean(run.steps[index]["loss"] for index in part) for part in parts],
+        [fmean(run.steps[index][name] for index in part) for part in parts],
     )
 
 

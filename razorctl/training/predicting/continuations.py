@@ -50,11 +50,67 @@ def continue_texts(
     new: the most tokens of a continuation. temperature: of the draws; 0 takes the most probable
     token. seed: of the draws.
     """
-    # From the weights of the run, since its pretrained model may be deleted.
-    family = models.find(str(trained.weights.parent), trained.job.task)
-    writer = family.writer(trained.model)
+    writer = _writer(trained)
     prompts = [prompt for part in parts for prompt in _prompts(writer, part, new)]
     return _batches(trained, writer, prompts, new, temperature, seed)
+
+
+class Dialog:
+    """A conversation with a causal language model, or without a chat template one long text.
+
+    templated: whether the tokenizer has a chat template. Others as for `continue_texts`.
+    """
+
+    def __init__(self, trained: "Trained", new: int, temperature: float, seed: int) -> None:
+        self.trained, self.new, self.temperature, self.seed = trained, new, temperature, seed
+        self.writer, self.turns = _writer(trained), 0
+        self.templated = bool(self.writer.tokenizer.chat_template)
+        self.messages: list[dict[str, str]] = []
+
+    def answer(self, text: str, write: Callable[[str], object]) -> None:
+        """Calls `write` with each piece of the answer to a text, as soon as it is known.
+
+        The oldest messages are forgotten where the model has no room for all. An answer that an
+        exception ends counts up to there. Raises DataError for a text that is too long, which is
+        then forgotten.
+        """
+        pieces: list[str] = []
+
+        def note(piece: str) -> None:
+            pieces.append(piece)
+            write(piece)
+
+        ids = self._prompt(text)
+        drawn = _drawing([self.turns], self.temperature, self.seed)
+        drawn = _checked(drawn, [("the conversation", None)])
+        trained = self.trained
+        try:
+            with trained.in_memory(), torch.no_grad(), autocast(trained.device, trained.job):
+                self.writer.continued([ids], self.new, drawn, note)
+        finally:
+            self.messages.append({"role": "assistant", "content": "".join(pieces)})
+            self.turns += 1
+
+    def _prompt(self, text: str) -> Sequence[int]:
+        """The tokens of the messages, with a new one of the user."""
+        longest, ids = self.writer.longest, list[int]()
+        messages = [*self.messages, {"role": "user", "content": text}]
+        while messages:
+            whole = "\n".join(each["content"] for each in messages)
+            ids = self.writer.prompt({"messages": messages} if self.templated else {"text": whole})
+            if ids and (longest is None or len(ids) + self.new <= longest):
+                self.messages = messages
+                return ids
+            del messages[:2]  # a question and its answer
+        raise DataError(
+            f"the text has {units.count(len(ids), 'token')}, and with {self.new:,} new ones that "
+            f"does not fit the model's {longest or 0:,}; shorten it, or lower --max-new-tokens."
+        )
+
+
+def _writer(trained: "Trained") -> "Writer":
+    # From the weights of the run, since its pretrained model may be deleted.
+    return models.find(str(trained.weights.parent), trained.job.task).writer(trained.model)
 
 
 def _batches(

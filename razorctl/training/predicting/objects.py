@@ -60,11 +60,11 @@ def find_objects(
                 found = likeliest(guesses, batch["inputs"]["extent"])
                 sizes = batch["size"].tolist()
                 for place, (height, width), each in zip(here, sizes, found, strict=True):
-                    objects = _objects(place, each, (width, height), trained.classes, threshold)
+                    objects = objects_of(place, each, (width, height), trained.classes, threshold)
                     yield FoundObjects(*place, width, height, objects)
 
 
-def _objects(
+def objects_of(
     place: tuple[str, int | None],
     found: dict[str, Tensor],
     size: tuple[int, int],
