@@ -2,13 +2,18 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
+from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any, Unpack
 
 from razorctl.api import Name
-from razorctl.cli import evaluating, exporting, predicting
+from razorctl.cli import predicting
 from razorctl.cli.calls import call, public
 from razorctl.cli.results import Result
+from razorctl.cli.settings import OF_DATA, Call, of_other_data
+from razorctl.cli.views import common as views
 from razorctl.cli.views import evaluate as evaluate_view
 from razorctl.cli.views import export as export_view
 from razorctl.config.keywords import EvaluatedSettings, PredictedSettings
@@ -125,10 +130,10 @@ def evaluate(
     this = call(settings, split=split, batch_size=batch_size)
     if data is None or isinstance(data, (str, os.PathLike)):
         dataset = None if data is None else os.fspath(data)
-        document = evaluating.evaluate(this, _run(run), dataset, weights, device)
+        document = _evaluated(this, _run(run), dataset, weights, device)
     else:
         with in_memory.lent(data) as file:
-            document = evaluating.evaluate(this, _run(run), str(file), weights, device)
+            document = _evaluated(this, _run(run), str(file), weights, device)
         document["dataset"] = in_memory.NAME
     return Result(document, evaluate_view.show)
 
@@ -142,6 +147,7 @@ def export(
     push_to_hub: str | None = None,
     private: bool = False,
     weights: str | None = None,
+    llama_cpp: Name | None = None,
     dry_run: bool = False,
     progress: bool = True,
 ) -> Result:
@@ -151,10 +157,11 @@ def export(
 
     Args:
         run, weights, progress: as for `predict`.
-        to: "safetensors", the files of the model's own library, or "onnx".
+        to: "safetensors", the files of the model's own library, "onnx", or "gguf" of a causal-lm.
         out: new directory; None is RUN-FORMAT beside the run, unless it is pushed.
         push_to_hub: repository ORG/NAME of the hub to write.
         private: whether a new repository is private.
+        llama_cpp: folder of llama.cpp, which writes GGUF; None finds its script on PATH.
         dry_run: export, but keep nothing; the result has the model card.
 
     Returns:
@@ -162,9 +169,11 @@ def export(
 
     Raises:
         UsageError: a format that the model cannot have, or a directory that exists.
+        MissingError: llama.cpp's script is missing.
     """
-    where = _path(out)
-    document = exporting.export(_run(run), to, where, push_to_hub, private, weights, dry_run)
+    document = _exported(
+        _run(run), to, _path(out), push_to_hub, private, weights, _path(llama_cpp), dry_run
+    )
     return Result(document, export_view.show)
 
 
@@ -174,3 +183,101 @@ def _run(run: Run) -> Path:
 
 def _path(name: Name | None) -> Path | None:
     return None if name is None else Path(name)
+
+
+def _evaluated(
+    call: Call, run: Path, dataset: str | None, weights: str | None, device: str | None
+) -> dict[str, Any]:
+    """The document of `evaluate --json`; the arguments are as in `evaluate`."""
+    from razorctl import data
+    from razorctl.cli import progress
+    from razorctl.training import evaluation_rows, run_files
+
+    given = call.explicit.given
+    columns = [name for name in OF_DATA if name in given]
+    if dataset is None and columns:
+        flag = columns[0].replace("_", "-")
+        raise UsageError(f"--{flag} is for reading DATASET; name DATASET, or leave it out.")
+    _, job = run_files.finished_run(run)
+    reading = {"validation": None, "max_rows": None, "split": None, **of_other_data(given)}
+    of_data = replace(job, dataset=dataset or job.dataset, **reading)
+    with views.status(f"loading {of_data.dataset}") as at:
+        if dataset is None:
+            rows = evaluation_rows.rows_of_run(run, given.get("split"), at)
+        else:
+            rows = evaluation_rows.rows_of_job(run, of_data, given.get("split"), at)
+        at(f"loading {run}")
+        from razorctl.training.predicting import inference
+
+        model = inference.load(
+            run, weights=weights, device=device, batch_size=given.get("batch_size")
+        )
+    if dataset is not None and data.place(dataset) == job.dataset and rows.split is None:
+        views.note(
+            f"{run} was trained on {dataset}; leave it out to evaluate on the rows that were held "
+            "out."
+        )
+    evaluate_view.note_skipped(rows.skipped)
+    with progress.count_rows(f"evaluating {model.weights}", len(rows.rows)) as done:
+        return inference.evaluation_document(model, rows, of_data.dataset, done)
+
+
+def _exported(
+    run: Path,
+    to: str,
+    out: Path | None,
+    push_to_hub: str | None,
+    private: bool,
+    weights: str | None,
+    llama_cpp: Path | None,
+    dry_run: bool,
+) -> dict[str, Any]:
+    """The document of `export --json`; the arguments are as in `export`."""
+    from razorctl.system import hub
+    from razorctl.training import run_files
+    from razorctl.training.exporting import formats
+
+    _, job = run_files.finished_run(run)
+    formats.check_format(to, run, job.task)
+    converter = formats.converter(run, llama_cpp) if to == "gguf" else []
+    if private and push_to_hub is None:
+        raise UsageError("--private is for --push-to-hub; name a repository, or leave it out.")
+    if push_to_hub is None and out is None:
+        named = run if run.name not in ("", "..") else run.resolve()
+        out = named.with_name(f"{named.name}-{to}")
+    if push_to_hub is not None:
+        hub.check_name(push_to_hub)
+    with views.status(f"loading {run}") as at, _folder(None if dry_run else out) as folder:
+        if push_to_hub is not None and not dry_run:
+            hub.check_access(push_to_hub)
+        from razorctl.training.exporting import folder as exporting
+        from razorctl.training.predicting import inference
+
+        trained = inference.load(run, weights=weights, device="cpu")
+        at(f"exporting {run}")
+        name = push_to_hub or ("" if out is None else out.name)
+        writes = out is not None and not dry_run
+        files, graph = exporting.write(trained, to, folder, name, converter, copy=writes)
+        document = {
+            "run_dir": str(run),
+            "model": job.model,
+            "weights": str(trained.weights),
+            "format": to,
+            "out": str(out) if writes else None,
+            "files": {each: file.stat().st_size for each, file in files.items()},
+            "onnx": graph,
+            "repository": push_to_hub,
+            "url": None,
+            "card": files["README.md"].read_text("utf-8") if dry_run else None,
+        }
+        if push_to_hub is not None and not dry_run:
+            at(f"writing {push_to_hub}")
+            document["url"] = hub.push(files, push_to_hub, private, exporting.title(trained))
+    return document
+
+
+def _folder(out: Path | None) -> AbstractContextManager[Path]:
+    """A folder that is renamed to `out` when the block succeeds; None: a temporary folder."""
+    from razorctl.system import atomic
+
+    return atomic.scratch(Path(gettempdir())) if out is None else atomic.atomic_folder(out)

@@ -15,8 +15,8 @@ def export(
     to: Annotated[
         str,
         option(
-            "Format: safetensors for the model's own library, or ONNX.",
-            metavar="[safetensors|onnx]",
+            "Format: safetensors for the model's own library, ONNX, or GGUF for llama.cpp.",
+            metavar="[safetensors|onnx|gguf]",
         ),
     ] = "safetensors",
     out: Annotated[
@@ -29,6 +29,9 @@ def export(
         bool, switch("--private", "Make the repository private if it is new.")
     ] = False,
     weights: Weights = None,
+    llama_cpp: Annotated[
+        Path | None, option("Folder of llama.cpp, which writes GGUF.", "its script on PATH", "DIR")
+    ] = None,
     dry_run: Annotated[
         bool, switch("--dry-run", "Print the model card and the files, and write nothing.")
     ] = False,
@@ -38,17 +41,18 @@ def export(
 
         razorctl export runs/photos --to onnx
 
-    Both formats include the configuration of the model with its class names, the
-    tokenizer and a model card. The card, README.md, has the method, the ratio, the
-    data, the metrics and the commands of the run. Other files of RUN are left out.
-    Paths are shortened to their last part.
+    Every format includes a model card. The card, README.md, has the method, the ratio,
+    the data, the metrics and the commands of the run. All but gguf include the
+    configuration of the model with its class names, and the tokenizer. Other files of
+    RUN are left out. Paths are shortened to their last part.
 
     onnx: model.onnx, or one file for the image tower and one for the text tower.
     Its logits are compared with the logits of the model.
 
-    safetensors: the files that timm.create_model or from_pretrained load. llama.cpp
-    converts a language model with convert_hf_to_gguf.py, from these files or from
-    RUN itself.
+    safetensors: the files that timm.create_model or from_pretrained load.
+
+    gguf: model.gguf of a causal-lm, which llama.cpp's convert_hf_to_gguf.py writes.
+    The script is part of llama.cpp; name its folder with --llama-cpp.
 
     With --push-to-hub and --out, both are written.
     """

@@ -1,6 +1,7 @@
 """The command `export`: what it writes is what other tools read, here and on the hub."""
 
 import json
+import sys
 from pathlib import Path
 from shutil import copyfile, copytree
 
@@ -162,7 +163,12 @@ def test_a_dry_run_keeps_nothing(here):
 REFUSED = {
     "format": (["--to", "onx"], 2, "unknown format 'onx'; did you mean 'onnx'?"),
     "torchscript": (["--to", "torchscript"], 2, "torch has deprecated it; choose onnx."),
-    "gguf": (["--to", "gguf"], 2, "run its `convert_hf_to_gguf.py run`."),
+    "gguf": (["--to", "gguf"], 6, "convert_hf_to_gguf.py of llama.cpp is not on PATH; clone"),
+    "gguf in a folder": (
+        *(["--to", "gguf", "--llama-cpp", "run"], 6),
+        "is not in run; clone https://github.com/ggml-org/llama.cpp and name its folder with "
+        "--llama-cpp, or run `python convert_hf_to_gguf.py run --outfile model.gguf` there.",
+    ),
     "no out": (["--out", ""], 2, ". exists already; name another directory with --out."),
     "private": (["--private"], 2, "name a repository, or leave it out."),
     "name": (["--push-to-hub", "me/a--b"], 2, "Cannot have -- or .. in repo_id: 'me/a--b')"),
@@ -180,6 +186,49 @@ def test_what_cannot_be_exported_is_one_sentence(case, here, monkeypatch):
     assert (result.exit_code, result.stdout) == (code, ""), result.stderr
     assert_ends_with_an_error(result, sentence)
     assert [path.name for path in here.iterdir()] == ["run"]
+
+
+CONVERTER = """#!{python}
+import json, sys
+from pathlib import Path
+folder, flag, out = sys.argv[1:]
+assert flag == "--outfile" and Path(folder, "model.safetensors").exists()
+print("INFO: writing", file=sys.stderr)
+Path(out).write_text(json.loads(Path(folder, "config.json").read_text())["model_type"])
+"""
+
+
+@pytest.mark.parametrize("where", ["PATH", "folder"])
+def test_llama_cpp_writes_gguf_where_its_script_is(where, here, monkeypatch):
+    script = Path("llama.cpp/convert_hf_to_gguf.py")
+    script.parent.mkdir()
+    script.write_text(CONVERTER.format(python=sys.executable))
+    words = ["--llama-cpp", "llama.cpp"]
+    if where == "PATH":
+        script.chmod(0o755)
+        monkeypatch.setenv("PATH", str(script.parent.absolute()))
+        words = []
+    document = exported("--to", "gguf", *words)
+    assert {*document["files"]} == {file.name for file in Path("run-gguf").iterdir()}
+    assert Path("run-gguf/model.gguf").read_text() == "llama"
+    card = Path("run-gguf/README.md").read_text()
+    assert "library_name: gguf\n" in card
+    assert card.endswith("```sh\nllama-cli -m run-gguf/model.gguf\n```\n")
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("raise ImportError('no gguf here')", "ImportError: no gguf here"),
+        ("", "it says nothing"),
+    ],
+)
+def test_a_script_of_llama_cpp_that_fails_is_quoted(code, reason, here):
+    Path("convert_hf_to_gguf.py").write_text(code)
+    result = razorctl("export", "run", "--to", "gguf", "--llama-cpp", ".")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert_ends_with_an_error(result, f"convert_hf_to_gguf.py cannot convert run ({reason}); ")
+    assert not Path("run-gguf").exists()
 
 
 def test_packages_that_are_not_installed_are_named(here, monkeypatch):

@@ -37,7 +37,7 @@ CASES = {
     "profile --trace": ["profile", *PROFILED, *CPU, "--trace"],
     "profile --snapshot": ["profile", *PROFILED, *CPU, "--snapshot"],
 }  # fmt: skip
-INPUTS = {"finetune --plan"}
+INPUTS = {"finetune --plan", "export --llama-cpp"}
 ELSEWHERE = {"predict --draw"}  # tried with a detector in test_detection.py
 REPLACED = ("profile --trace", "profile --snapshot")  # a regular file, on purpose
 

@@ -85,6 +85,9 @@ def text(trained: Trained, name: str, to: str, graph: Mapping[str, Any] | None) 
     use = _loading(library, pipeline, name)
     if pipeline == "object-detection":
         use = _finding(trained, name)
+    if to == "gguf":
+        place = f"-hf {name}" if "/" in name else f"-m {name}/model.gguf"
+        use = f"\n## Use\n\n```sh\nllama-cli {place}\n```\n"
     return (
         f"{_header(trained, to, library, pipeline, name, job.dataset)}"
         f"# {name.rpartition('/')[2]}\n\n"
@@ -124,7 +127,7 @@ def _header(
         if pipeline is not None and value is not None
     ]
     header = ModelCardData(
-        library_name="onnx" if to == "onnx" else library,
+        library_name=library if to == "safetensors" else to,
         pipeline_tag=pipeline,
         license=license_,
         base_model=base,
