@@ -30,7 +30,8 @@ def export(
     ] = False,
     weights: Weights = None,
     llama_cpp: Annotated[
-        Path | None, option("Folder of llama.cpp, which writes GGUF.", "its script on PATH", "DIR")
+        Path | None,
+        option("Folder of llama.cpp, which writes GGUF.", "where the shell finds it", "DIR"),
     ] = None,
     dry_run: Annotated[
         bool, switch("--dry-run", "Print the model card and the files, and write nothing.")
