@@ -38,6 +38,7 @@ def predict(
     threshold: float | None = None,
     draw: Name | None = None,
     out: Name | None = None,
+    keep_columns: bool = False,
     weights: str | None = None,
     batch_size: int | None = None,
     device: str | None = None,
@@ -61,6 +62,7 @@ def predict(
         threshold: least score of an object; None is 0.5.
         draw: new directory for images with their boxes.
         out: new directory for masks.
+        keep_columns: whether each row has `columns`, all columns of its table.
         weights: "best" or "last" of the run's evaluations; None is the best.
         batch_size: examples in a batch; None is the run's.
         device, progress: as for `finetune`.
@@ -80,7 +82,7 @@ def predict(
         "max_new_tokens": max_new_tokens,
     }
     given |= {"temperature": temperature, "seed": seed, "threshold": threshold}
-    options = {**given, "draw": _path(draw), "out": _path(out)}
+    options = {**given, "draw": _path(draw), "out": _path(out), "keep_columns": keep_columns}
     chosen = [name for name, value in options.items() if value not in (None, False)]
     job = predicting.checked_job(_run(run), options, chosen)
     if out is not None and job.task != "segmentation":

@@ -62,6 +62,14 @@ def predict(
     out: Annotated[
         Path | None, option("New file to write; for masks, a new directory.", "stdout", "FILE")
     ] = None,
+    keep_columns: Annotated[
+        bool,
+        switch(
+            "--keep-columns",
+            "Add all columns of the tables among FILES.",
+            rich_help_panel="Your own data",
+        ),
+    ] = False,
     weights: Weights = None,
     batch_size: Batch = None,
     device: Device = None,
@@ -87,6 +95,11 @@ def predict(
 
     The output is CSV, or one document with --json. Its first columns are file and
     row. Rows count from 0; the row of an image file is empty.
+
+    --keep-columns adds the columns of a table after file and row, with the names of
+    images in place of their contents. A column with the name of an output column
+    becomes input_NAME, such as input_label. With --json each row has an object,
+    columns, with the names of the table.
 
     Classification: label and probability. --top 3 adds the columns label_2,
     probability_2, label_3 and probability_3. --probabilities adds a column for
@@ -119,6 +132,9 @@ def predict(
     file = None if task == "segmentation" else out
     if file is not None:
         _check_file(file, task, json)
+    if keep_columns and (_is_array(file) or (json and task == "detection")):
+        what = "COCO annotations have" if json else "a NumPy array has"
+        raise UsageError(f"{what} no other columns; leave --keep-columns out, or write CSV.")
     call = Call.typed(ctx, **flags, batch_size=batch_size)
     data = predicting.read(call, run, files, _stdin(files), weights, device)
     document = _document(data.model, data.skipped) if json else None

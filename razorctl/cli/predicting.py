@@ -27,7 +27,7 @@ TASK_OPTIONS = {
     **dict.fromkeys(("max_new_tokens", "temperature", "seed"), ("causal-lm",)),
     **dict.fromkeys(("threshold", "draw"), ("detection",)),
 }
-OPTIONS = (*TASK_OPTIONS, "out")
+OPTIONS = (*TASK_OPTIONS, "out", "keep_columns")
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,10 @@ def predictions(
 
     total = sum(len(part.good) for part in data.parts)
     with progress.count_rows("predicting", total) as done:
-        yield _predictions(data.model, data.parts, options, by_image, done)
+        row_format, rows = _predictions(data.model, data.parts, options, by_image, done)
+        if options["keep_columns"]:
+            row_format = view.with_columns(row_format, data.parts)
+        yield row_format, rows
 
 
 def _predictions(

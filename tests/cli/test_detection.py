@@ -1,5 +1,7 @@
 """Detection through the commands, on a tiny RT-DETR."""
 
+import csv
+import io
 import json
 from pathlib import Path
 from shutil import copytree
@@ -195,8 +197,12 @@ def test_predictions(here):
     assert none.exit_code == 0, none.stderr
     assert none.stdout.splitlines() == [head]
     assert len([*Path("drawn").glob("**/*.png")]) == 24
-    tabled = razorctl("predict", "run", table("t.jsonl", 2), "--threshold", "0.01").stdout
-    assert {line.split(",")[1] for line in tabled.splitlines()[1:]} == {"0", "1"}
+    tabled = ("predict", "run", table("t.jsonl", 2), "--threshold", "0.01", "--keep-columns")
+    lines = [*csv.DictReader(io.StringIO(razorctl(*tabled).stdout))]
+    pairs = {(line["row"], line["image"]) for line in lines}
+    assert pairs == {("0", "scenes/images/0.jpg"), ("1", "scenes/images/1.jpg")}
+    assert len(lines) > 2
+    assert_ends_with_an_error(razorctl(*tabled, "--json"), "COCO annotations have no other columns")
     bad = razorctl("predict", "run", "scenes/images", "--top", "2")
     assert_ends_with_an_error(bad, "--top is for classification")
 

@@ -7,11 +7,16 @@ import os
 import shutil
 import subprocess
 import sys
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from huggingface_hub import constants
 
+from razorctl import predict as razorctl_predict
 from tests import local_hub
 from tests.cli.commands import assert_ends_with_an_error, razorctl
 from tests.models import registered
@@ -150,6 +155,43 @@ def test_texts_from_a_table_a_file_and_stdin(here):
         assert len({found[row + 2 * part]["probability"] for part in range(3)}) == 1
 
 
+def test_columns_of_tables_stay_beside_predictions(here):
+    table(Path("a.csv"), ["7,a cat,pos,no", "8", "9,=dog,neg,"], "id,text,label,=more")
+    later = [{"text": "a cat"}, {"text": "dog", "seen": [{"on": 1}], "ids": {"a": None}}]
+    Path("b.jsonl").write_text("\n".join(map(json.dumps, later)))
+    words = ["predict", "run-texts", "a.csv", "b.jsonl", "--keep-columns", "--skip-bad", *QUICK]
+    result = razorctl(*words, "--spreadsheet")
+    assert result.exit_code == 0, result.stderr
+    header = "file,row,id,text,input_label,=more,seen,ids,label,probability"
+    assert result.stdout.splitlines()[0] == header
+    plain = rows(razorctl(*[word for word in words if word != "--keep-columns"]).stdout)
+    found = rows(result.stdout)
+    assert [{name: row[name] for name in plain[0]} for row in found] == plain
+    assert [[row[name] for name in header.split(",")[1:8]] for row in found] == [
+        ["0", "7", "a cat", "pos", "no", "", ""],
+        ["2", "9", "'=dog", "neg", "", "", ""],
+        ["0", "", "a cat", "", "", "", ""],
+        ["1", "", "dog", "", "", '[{"on": 1}]', '{"a": null}'],
+    ]
+    document = json.loads(razorctl(*words, "--json").stdout)
+    first = {"id": "7", "text": "a cat", "label": "pos", "=more": "no"}
+    assert [row["columns"] for row in document["predictions"]][::3] == [first, later[1]]
+
+
+def test_columns_of_parquet_have_the_names_of_images(here):
+    image = {"bytes": Path("d/car/0.jpg").read_bytes(), "path": "car-0.jpg"}
+    day, cost = date(2026, 1, 2), Decimal("1.50")
+    columns = {"photo": [image, {**image, "path": None}], "day": [day, None], "cost": [cost, cost]}
+    pq.write_table(pa.table({**columns, "tags": [[day], []]}), "a.parquet")
+    found = razorctl_predict("run-d", "a.parquet", keep_columns=True, progress=False)
+    assert [row["columns"] for row in found] == [
+        {"photo": "car-0.jpg", "day": "2026-01-02", "cost": "1.50", "tags": ["2026-01-02"]},
+        {"photo": None, "day": None, "cost": "1.50", "tags": []},
+    ]
+    alone = rows(razorctl("predict", "run-d", "d/car", "--keep-columns", *QUICK).stdout)
+    assert [*alone[0]] == ["file", "row", "label", "probability"]
+
+
 def edit(key: str) -> None:
     edit_result(Path("run-d"), lambda result: result.pop(key))
 
@@ -218,6 +260,7 @@ BAD = {
     "predict run-d - -": (2, "- is stdin, which can be read only once"),
     "predict run-texts d/car/0.jpg": (2, "0.jpg is an image, and the model takes texts"),
     "predict run-texts d": (2, "d is no file of texts; give CSV, TSV, JSONL, JSON, CONLL"),
+    "predict run-texts twice.csv --keep-columns": (2, "two columns would be called input_label"),
     "predict run-texts latin.txt": (5, "latin.txt is not UTF-8; save it as UTF-8"),
 }
 
@@ -225,6 +268,7 @@ BAD = {
 @pytest.mark.parametrize("words", BAD)
 def test_bad_input_is_one_sentence_and_the_exit_code(words, here):
     others("a cat,pos")
+    table(Path("twice.csv"), ["a cat,pos,neg"], "text,label,input_label")
     Path("empty").mkdir()
     Path("bad.jpg").write_text("hello")
     Path("latin.txt").write_bytes("é".encode("latin1"))

@@ -6,14 +6,17 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO, TypeVar
 
 from razorctl.cli.views.terminal import Lines
+from razorctl.errors import UsageError
 from razorctl.system import documents
 
 if TYPE_CHECKING:
+    from razorctl.data.own.whole import UnlabeledRows
     from razorctl.training.predicting.labels import LabelSet, Prediction
     from razorctl.training.predicting.objects import FoundObjects
     from razorctl.training.predicting.vectors import Vector
 
 Row = TypeVar("Row")
+INPUT = "input_"  # before the name of a column of the input that the output has, too
 BETWEEN = "|"  # between the labels in a cell
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of formulas in spreadsheets
 
@@ -81,6 +84,36 @@ def vectors_format() -> RowFormat:
     """The format of embeddings; a cell of CSV has the numbers as JSON."""
     columns = ("file", "row", "vector")
     return RowFormat(columns, lambda row: [row.file, row.row, documents.text(row.vector)], asdict)
+
+
+def with_columns(row_format: RowFormat, parts: Sequence["UnlabeledRows"]) -> RowFormat:
+    """The format with the columns of the rows' tables, after file and row in CSV.
+
+    In CSV, INPUT stands before a name that the predictions have; raises UsageError if the table has
+    that name, too. In JSON an object has the names as they are.
+    """
+    tables = [part.table for part in parts]
+    names = list(dict.fromkeys(name for table in tables if table for name in table.names))
+    heads = [INPUT + name if name in row_format.columns else name for name in names]
+    if twice := next((name for name in heads if heads.count(name) > 1), None):
+        raise UsageError(f"two columns would be called {twice}; rename that one in the table.")
+    every = (pair for part in parts for pair in zip(part.places, part.kept(), strict=True))
+    at: tuple[Any, Mapping[str, Any]] = None, {}
+
+    def kept(row: Any) -> Mapping[str, Any]:
+        nonlocal at
+        while at[0] != (row.file, row.row):  # an image may have several rows, or none
+            at = next(every)
+        return at[1]
+
+    def cells(row: Any) -> list[Any]:
+        values = (kept(row).get(name) for name in names)
+        shown = [documents.text(v) if isinstance(v, (list, dict)) else v for v in values]
+        first, second, *rest = row_format.cells(row)
+        return [first, second, *shown, *rest]
+
+    columns = [*row_format.columns[:2], *heads, *row_format.columns[2:]]
+    return RowFormat(columns, cells, lambda row: {**row_format.entry(row), "columns": kept(row)})
 
 
 def report_progress(rows: Iterable[Row], done: Callable[[int], None]) -> Iterator[Row]:

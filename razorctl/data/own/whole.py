@@ -1,6 +1,6 @@
 """Data for predict and evaluate: nothing is held out; labels are the model's classes, or absent."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from razorctl.config.job import Job
 from razorctl.data.own import boxes, read, rows, targets
 from razorctl.data.own.raw import Fault, RawRows, content, refusal
+from razorctl.data.own.read import layout, tables
 from razorctl.data.own.request import STDIN, DataRequest
 from razorctl.data.own.splitting import Inspection, SplitRows, read_labels, select_rows
 from razorctl.data.own.targets import Targets
@@ -93,6 +94,20 @@ class UnlabeledRows:
     def data(self) -> "Dataset":
         """The good rows, as in `Splits` but without labels."""
         return whitened(select_rows(self.raw, "test", self.good), self.white)
+
+    @property
+    def table(self) -> tables.TableFile | None:
+        """The table that has the rows; None for text files and image files."""
+        path = Path(self.raw.name)
+        return tables.table_file(path) if layout.is_table(path) else None
+
+    def kept(self) -> Iterator[Mapping[str, Any]]:
+        """All columns of the table of each row; {} without a table."""
+        if self.table is None:
+            yield from ({} for _ in self.good)
+            return
+        good = {*self.good.tolist()}
+        yield from (row for number, row in enumerate(self.table.rows()) if number in good)
 
     @property
     def places(self) -> Iterator[tuple[str, int | None]]:

@@ -284,6 +284,15 @@ class LineFile:
         values = {name: [row.values.get(name) for row in rows] for name in names}
         return columns_of(values, {}, self.path.parent)
 
+    @property
+    def names(self) -> list[str]:
+        """The names of all columns, also of those that only later rows have."""
+        return list(dict.fromkeys(name for row in self.rows() for name in row))
+
+    def rows(self) -> Iterator[Mapping[str, Any]]:
+        """All rows as they are, bad ones included."""
+        return (line.values for line in lines_of(self.path))
+
     def class_names(self, label: str | None) -> None:
         return None
 

@@ -69,6 +69,20 @@ class TypedFile:
 
         return typed_columns(self.features, first, self.path.parent)
 
+    @property
+    def names(self) -> list[str]:
+        """The names of all columns."""
+        return list(self.features)
+
+    def rows(self) -> Iterator[Mapping[str, Any]]:
+        """All rows; of an image it is the path alone, if it has one."""
+        images = types_of(self.features)
+        for batch in self._read(self.names):
+            for row in batch.to_pylist():
+                for name in (name for name in row if images[name] == "images"):
+                    row[name] = row[name].get("path") if isinstance(row[name], dict) else None
+                yield {name: _json_value(value) for name, value in row.items()}
+
     def class_names(self, label: str | None) -> tuple[str, ...] | None:
         """The names of the classes that the label's type has; None without them or a label."""
         return None if label is None else named_classes(self.features[label])
@@ -139,6 +153,15 @@ def types_of(features: "Features") -> dict[str, str]:
         return "images" if image else "classes" if isinstance(kind, ClassLabel) else ""
 
     return {name: type_of(kind) for name, kind in features.items()}
+
+
+def _json_value(value: Any) -> Any:
+    """A value as JSON may have it; dates, for example, become text."""
+    if isinstance(value, Mapping):
+        return {str(name): _json_value(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [*map(_json_value, value)]
+    return value if value is None or isinstance(value, (str, int, float)) else str(value)
 
 
 def named_classes(kind: Any) -> tuple[str, ...] | None:
