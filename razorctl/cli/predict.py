@@ -130,11 +130,7 @@ def predict(
     typed = [name for name in options if is_given(ctx, name, ["COMMANDLINE"])]
     task = predicting.checked_job(run, options, typed).task
     file = None if task == "segmentation" else out
-    if file is not None:
-        _check_file(file, task, json)
-    if keep_columns and (_is_array(file) or (json and task == "detection")):
-        what = "COCO annotations have" if json else "a NumPy array has"
-        raise UsageError(f"{what} no other columns; leave --keep-columns out, or write CSV.")
+    _check_output(file, task, json, keep_columns)
     call = Call.typed(ctx, **flags, batch_size=batch_size)
     data = predicting.read(call, run, files, _stdin(files), weights, device)
     document = _document(data.model, data.skipped) if json else None
@@ -166,8 +162,8 @@ def _document(model: "Trained", skipped: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _check_file(out: Path, task: str | None, json: bool) -> None:
-    """Raises UsageError for a file that cannot be written, and for an array of no embeddings."""
+def _check_output(out: Path | None, task: str | None, json: bool, keep_columns: bool) -> None:
+    """Raises UsageError for a file that cannot be written, and for a form without such rows."""
     from razorctl.system import atomic
 
     if _is_array(out) and (task != "embedding" or json):
@@ -175,7 +171,11 @@ def _check_file(out: Path, task: str | None, json: bool) -> None:
             f"{out} would be a NumPy array, which only embeddings can be written to; name another "
             "file."
         )
-    atomic.check_room(out, "--out")
+    if keep_columns and (_is_array(out) or (json and task == "detection")):
+        what = "COCO annotations have" if json else "a NumPy array has"
+        raise UsageError(f"{what} no other columns; leave --keep-columns out, or write CSV.")
+    if out is not None:
+        atomic.check_room(out, "--out")
 
 
 def _is_array(out: Path | None) -> TypeGuard[Path]:
