@@ -125,7 +125,7 @@ def evaluate(
 
     Raises:
         UsageError: a setting that cannot be used; ArgumentTypeError for data of another type.
-        DataError: bad rows, or labels that are no classes of the run.
+        DataError: bad rows, or labels that are not classes of the run.
     """
     from razorctl.data.own import in_memory
 

@@ -65,7 +65,7 @@ def seconds_of(budget: str) -> float:
     """The seconds of a text such as 90s, 10m or 1.5h; raises UsageError for other texts."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([smh])", budget.strip())
     if match is None or not float(match[1]):
-        raise UsageError(f"budget {budget!r} is no time; give one such as 90s, 10m or 1.5h.")
+        raise UsageError(f"budget {budget!r} is not a duration; give one such as 90s, 10m or 1.5h.")
     return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
 
 

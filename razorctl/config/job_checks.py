@@ -169,7 +169,7 @@ def scale_numbers(scales: str) -> tuple[int, ...]:
     """The numbers of `Job.scales`, ascending; raises UsageError if they are no sizes."""
     words = [word.strip() for word in scales.split(",")]
     if not all(word.isdecimal() and int(word) for word in words):
-        raise UsageError(f"scales {scales!r} are no sizes; give pixels such as 480,512,544.")
+        raise UsageError(f"scales {scales!r} are not sizes; give pixels such as 480,512,544.")
     return tuple(sorted({*map(int, words)}))
 
 

@@ -89,7 +89,7 @@ def usual(task: Task, modality: Modality) -> str:
     """
     if (task, modality) not in USUAL:
         raise UsageError(
-            f"no data set with a name of its own is for {task} of {modality}s; name one."
+            f"no listed data set is for {task} of {modality}s; name a data set of your own."
         )
     return USUAL[task, modality]
 
@@ -144,7 +144,7 @@ def _check_of_task(job: Job, source: Source) -> None:
     """Raises UsageError for settings of embeddings or detection that do not apply to a data set."""
     if source.task != "detection" and job.scales is not None:
         raise UsageError(
-            f"scales are of detection, and {job.dataset} is for {source.task}; leave --scales out."
+            f"scales are for detection, and {job.dataset} is for {source.task}; leave --scales out."
         )
     if source.task == "detection" and (job.compile or job.cuda_graphs):
         raise UsageError(
@@ -164,7 +164,7 @@ def _check_of_task(job: Job, source: Source) -> None:
     for given in (given for given, refused in asked.items() if refused):
         name, _, of = given.partition(" of ")
         raise UsageError(
-            f"{name} is of embeddings of {of}, and {job.dataset} "
+            f"{name} is for embeddings of {of}, and {job.dataset} "
             f"{what if embeds else f'is for {source.task}'}; leave --{name} out."
         )
 
@@ -175,14 +175,14 @@ def _check_class_weights(job: Job, source: Source) -> None:
         return
     if source.task not in ("classification", "segmentation"):
         raise UsageError(
-            f"class weights are of tasks with classes, and {job.dataset} is for {source.task}; "
+            f"class weights are for tasks with classes, and {job.dataset} is for {source.task}; "
             "leave --class-weights out."
         )
     numbers = weight_numbers(job.class_weights)
     if numbers is not None and len(numbers) != source.classes:
         raise UsageError(
-            f"{units.count(len(numbers), 'class weight')} cannot be those of "
-            f"{units.count(source.classes, 'class')} of {job.dataset}; give one for each class."
+            f"{job.dataset} has {units.count(source.classes, 'class')}, not {len(numbers):,}; give "
+            "a class weight for each."
         )
 
 

@@ -105,7 +105,7 @@ def _measured(name: str, train: "Dataset", test: "Dataset", columns: Mapping[str
     for split in (train, test):
         labels = np.asarray(split["label"][:], np.float64)
         if not np.isfinite(labels).all():
-            raise DataError(f"{name} has labels that are no numbers; {CHANGED}.")
+            raise DataError(f"{name} has labels that are not numbers; {CHANGED}.")
     number = next(column for column, own in columns.items() if own == "label")
     return Splits(train, None, test, (number,))
 

@@ -350,10 +350,8 @@ def _check_attention(model: nn.Module, recipe: Recipe, chosen: Iterable[Swap]) -
     strange = unknown_attention(model, swapped)
     if strange or not swapped:
         first = next(iter(strange), "") or type(model).__name__
-        what = f"{first} is" if strange else f"{first} has"
         raise UsageError(
-            f"{what} no attention that can be switched to {recipe.attention!r}; "
-            "choose attention 'auto'."
+            f"{first} cannot run with attention {recipe.attention!r}; choose attention 'auto'."
         )
 
 

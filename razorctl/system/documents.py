@@ -172,7 +172,7 @@ def read_foreign(file: Path) -> dict[str, Any]:
     """
     value = _parsed(read_bytes(file, LARGEST_FOREIGN))
     if not isinstance(value, dict):
-        raise UnlikeError("it is no object")
+        raise UnlikeError("it is not an object")
     return value
 
 
@@ -197,7 +197,7 @@ def open_regular(file: Path) -> IO[bytes]:
         raise
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise OSError(0, "it is no regular file", str(file))
+        raise OSError(0, "it is not a regular file", str(file))
     return open(handle, "rb")  # noqa: PTH123
 
 
@@ -220,7 +220,7 @@ def _finite(value: Any) -> Any:
 
 
 def _no_number(word: str) -> Any:
-    raise UnlikeError(f"{word} is no number")
+    raise UnlikeError(f"{word} is not a number")
 
 
 def _real(digits: str) -> float:

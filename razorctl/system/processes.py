@@ -60,7 +60,7 @@ def resolve_environment() -> None:
     for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
         text = os.environ.get(name) or "0"
         if not NUMBER.fullmatch(text):
-            raise UsageError(f"{name} is {text!r}, no number; unset it, or start with torchrun.")
+            raise UsageError(f"{name} is {text!r}, not a number; unset it, or start with torchrun.")
     if count() > 1 and rank() >= count():
         raise UsageError(
             f"RANK is {rank()}, and there are {units.count(count(), 'process')}; start them with "

@@ -155,7 +155,7 @@ def check_files(run: Path, result: Mapping[str, Any], names: Sequence[str]) -> N
         file = run / name
         if name not in checksums:
             if exists(file):
-                raise DataError(f"{file} is no file of this run; remove it.")
+                raise DataError(f"{file} is not a file of this run; remove it.")
             continue
         if not file.exists():
             raise MissingError(f"{file} is missing; {AGAIN}.")
@@ -182,7 +182,7 @@ def finished_run(run: Path) -> tuple[dict[str, Any], Job]:
     UsageError without a finished run, and DataError for a damaged result.
     """
     if not (exists(run) and run.is_dir()):
-        fault = "is no directory" if exists(run) else "does not exist"
+        fault = "is not a directory" if exists(run) else "does not exist"
         raise UsageError(f"{run} {fault}; {WRITTEN}.")
     file = run / RESULT
     if is_run(run) and not file.exists():

@@ -135,7 +135,10 @@ def test_every_file_of_a_finished_run_is_checked(name, model, began):
         assert (result.exit_code, str(run / file) in result.stderr) == (6, True), result.stderr
     (run / "added_tokens.json").write_text("{}")
     result = razorctl(*command)
-    assert (result.exit_code, "added_tokens.json is no file of this" in result.stderr) == (5, True)
+    assert (result.exit_code, "added_tokens.json is not a file of this" in result.stderr) == (
+        5,
+        True,
+    )
     assert not Path("predicted").exists()
     (run / "added_tokens.json").unlink()
 

@@ -112,7 +112,7 @@ REFUSED = {
     "heads after several layers": ("--lora",),
     "several layers; choose another method": ("--method", "bias"),
     "mix the labels of images": ("--mixup", "0.2"),
-    "class weights are of tasks": ("--class-weights", "balanced"),
+    "class weights are for tasks": ("--class-weights", "balanced"),
     "label smoothing spreads": ("--label-smoothing", "0.1"),
     "no activation checkpointing of its own": ("--activation-checkpointing",),
 }

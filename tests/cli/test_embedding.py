@@ -92,7 +92,7 @@ def test_columns_are_said_and_rows_are_shown(kinds):
         )
         assert said.exit_code == 0, said.stderr
         assert f"text in {columns}\n" in said.stderr + said.stdout
-    assert "divided by 5, the largest of them" in said.stderr
+    assert "divided by the largest, 5." in said.stderr
 
 
 def test_a_resumed_run_is_the_same_to_the_bit(kinds):

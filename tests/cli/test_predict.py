@@ -212,7 +212,7 @@ def nested() -> None:
 
 OF_RUNS = {
     "no directory": (lambda: None, "nothing", 2, "nothing does not exist; name a directory"),
-    "a file": (lambda: None, "texts.csv", 2, "texts.csv is no directory; name a directory that"),
+    "a file": (lambda: None, "texts.csv", 2, "texts.csv is not a directory; name a directory that"),
     "no run": (lambda: None, "d", 2, "d holds no run; name a directory that `razorctl finetune`"),
     "several runs": (nested, "grid", 2, "grid holds several runs; name one of them, such as grid/"),
     "an unfinished run": (
@@ -259,7 +259,7 @@ BAD = {
     "predict run-d d --text-column a": (2, "vit-micro takes images; leave --text-column out"),
     "predict run-d - -": (2, "- is stdin, which can be read only once"),
     "predict run-texts d/car/0.jpg": (2, "0.jpg is an image, and the model takes texts"),
-    "predict run-texts d": (2, "d is no file of texts; give CSV, TSV, JSONL, JSON, CONLL"),
+    "predict run-texts d": (2, "d is not a text file; give CSV, TSV, JSONL, JSON, CONLL"),
     "predict run-texts twice.csv --keep-columns": (2, "two columns would be called input_label"),
     "predict run-texts latin.txt": (5, "latin.txt is not UTF-8; save it as UTF-8"),
 }

@@ -134,9 +134,9 @@ def test_data_lose_no_sign():
 
 ENVIRONMENT = {
     "a rank alone": ({"RANK": "1", "LOCAL_RANK": "1"}, 0, "models"),
-    "no number": ({"WORLD_SIZE": "abc"}, 2, "error: WORLD_SIZE is 'abc', no number; unset it"),
-    "less than none": ({"WORLD_SIZE": "-1"}, 2, "error: WORLD_SIZE is '-1', no number"),
-    "no rank": ({"WORLD_SIZE": "2", "RANK": "x"}, 2, "error: RANK is 'x', no number"),
+    "no number": ({"WORLD_SIZE": "abc"}, 2, "error: WORLD_SIZE is 'abc', not a number; unset it"),
+    "less than none": ({"WORLD_SIZE": "-1"}, 2, "error: WORLD_SIZE is '-1', not a number"),
+    "no rank": ({"WORLD_SIZE": "2", "RANK": "x"}, 2, "error: RANK is 'x', not a number"),
     "a rank too high": ({"WORLD_SIZE": "2", "RANK": "2"}, 2, "error: RANK is 2, and there are 2"),
     "no processes": ({"WORLD_SIZE": "0", "RANK": "0"}, 0, "models"),
     "empty": ({"WORLD_SIZE": "", "RANK": ""}, 0, "models"),

@@ -126,7 +126,11 @@ def test_what_is_beyond_its_range(settings, message):
 @pytest.mark.parametrize(
     ("names", "weights", "message"),
     [
-        (("vit-micro", "digits"), "1,2", "2 class weights cannot be those of 10 classes of digits"),
+        (
+            ("vit-micro", "digits"),
+            "1,2",
+            "digits has 10 classes, not 2; give a class weight for each",
+        ),
         (("gpt2", "wikitext2"), "balanced", "wikitext2 is for causal-lm"),
     ],
 )

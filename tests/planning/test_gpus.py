@@ -239,7 +239,7 @@ def test_the_folder_of_ones_own_may_be_missing(own):
         ("bandwidth", "bandwith", "unknown field in .* 'bandwith'; did you mean 'bandwidth'"),
         ("multiprocessors = 40", "multiprocessors = 0", "multiprocessors 0 is not a positive"),
         ("320e9", '"320e9"', "bandwidth '320e9' is not of type float"),
-        ("320e9", "inf", r"is not valid TOML \(Infinity is no number"),
+        ("320e9", "inf", r"is not valid TOML \(Infinity is not a number"),
         ("16_106_127_360", "1.6e10", "memory bytes 16000000000.0 is not of type int"),
         ('"7.5"', '"sm_75"', "compute_capability 'sm_75' is not major.minor"),
         ("fp16 =", "fp17 =", "unknown name in rates 'fp17'; did you mean 'fp16'"),

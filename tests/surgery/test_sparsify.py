@@ -75,14 +75,14 @@ def test_only_exact_types_are_swapped(method):
             Recipe(joint_budget=0.5, joint="branches"),
             "no trainable residual branch that",
         ),
-        (nn.Linear(2, 2), Recipe(attention="flash"), "Linear has no attention that can be"),
+        (nn.Linear(2, 2), Recipe(attention="flash"), "Linear cannot run with attention 'flash'"),
         (nn.Linear(2, 2), Recipe("full", attention="sparse-flash"), "choose attention 'flash'"),
         (nn.Linear(2, 2), Recipe("checkpoint"), "has no activation checkpointing of its own"),
         (nn.ReLU(), Recipe("head"), "ReLU has no last layer to train"),
         (
             nn.Sequential(nn.Linear(8, 8), OwnAttention(8, 2)),
             Recipe(attention="flash"),
-            "^1 is no attention that can be switched to 'flash'; choose attention 'auto'",
+            "^1 cannot run with attention 'flash'; choose attention 'auto'",
         ),
         (
             nn.Sequential(stock.Attention(8, 2), stock.Attention(8, 2, attn_head_dim=264)),

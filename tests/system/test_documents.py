@@ -231,7 +231,9 @@ def test_what_would_never_end_is_not_read(whole, tmp_path, caplog):
         assert Checkpoints(tmp_path / "run").valid == []
     (tmp_path / "run/result.json").unlink()
     (tmp_path / "run/result.json").symlink_to("/dev/zero")
-    with pytest.raises(DataError, match=r"result\.json cannot be read \(it is no regular file\)"):
+    with pytest.raises(
+        DataError, match=r"result\.json cannot be read \(it is not a regular file\)"
+    ):
         run_files.finished_run(tmp_path / "run")
 
 

@@ -113,13 +113,13 @@ def _learned(data: RawRows | TableColumns, classes: Sequence[str]) -> str:
     if task == "embedding" and tuple(classes) == IMAGE_TEXT:
         return "for embeddings of images and texts"
     if task == "embedding":
-        alike = "of pairs, by scores" if len(classes) == 1 else "that are alike"
-        return f"for embeddings of texts {alike}: {few}"
+        pairs = "pairs with scores" if len(classes) == 1 else "similar texts"
+        return f"for embeddings of texts, from {pairs}: {few}"
     if task == "token-classification":
         return f"for {units.count(len(classes), 'tag')} of tokens: {few}"
     if isinstance(data, RawRows) and task == "detection":
         boxed = units.count(boxes.total(data), "box")
         return f"{units.count(len(classes), 'class')} of objects in {boxed}: {few}"
     if task == "multi-label":
-        return f"for {units.count(len(classes), 'label')} of a row each: {few}"
+        return f"multi-label, {units.count(len(classes), 'label')}: {few}"
     return f"{units.count(len(classes), 'class')}: {few}" if classes else f"for {task}"

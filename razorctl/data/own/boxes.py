@@ -183,13 +183,13 @@ def _fitting(raw: RawRows, boxes: Boxes, sizes: Mapping[int, tuple[int, int]] | 
     # Boxes of COCO in the middle of images fit as boxes by their centers, too.
     unclear = len(fitting) > 1 and not (best == "xywh" and fitting == ["xywh", "cxcywh"])
     if not len(values) or not fitting or unclear:
-        why = ", ".join(f"{misfits[name]:,} by {ORDERS[name]} ({name})" for name in BOX_FORMATS)
+        why = ", ".join(f"{misfits[name]:,} with {name} ({ORDERS[name]})" for name in BOX_FORMATS)
         raise DataError(
-            f"the format of the boxes in {raw.name} is not clear: of {len(values):,}, those that "
-            f"do not fit into their images are {why}; say it with --box-format."
+            f"the format of the boxes in {raw.name} is not clear: of {len(values):,} boxes, the "
+            f"number outside of their images is {why}; give --box-format."
         )
     note = f"boxes in {raw.name} are read as {ORDERS[best]}, which fits their images"
-    note += ", in shares of these" * (sizes is None)
+    note += ", as shares of width and height" * (sizes is None)
     usual = best == "xywh" and sizes is not None
     notes = raw.notes if usual else (*raw.notes, f"{note}; change that with --box-format.")
     found = replace(raw, box_format=best, found_format=best)

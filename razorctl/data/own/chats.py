@@ -46,7 +46,7 @@ FOLLOWING = {
     "assistant": ("user", "tool"),
     "tool": ("tool", "assistant"),
 }
-ORDER = "roles are not user and assistant in turn, after a system message if any"
+ORDER = "roles do not alternate between user and assistant, after an optional system message"
 GAP = "\n\n"  # between an instruction and its input
 
 Parts = Mapping[str, Any]
@@ -114,7 +114,7 @@ def _said(role: str, value: Any, what: str) -> Messages:
     if isinstance(value, list):
         return _turns(value)
     if value is not None and not isinstance(value, str):
-        raise MisshapenError(f"{what} is no text")
+        raise MisshapenError(f"{what} is not text")
     written = value is not None and value.strip()
     return [{"role": role, "content": value, MORE: None}] if written else []
 
@@ -123,7 +123,7 @@ def _earlier(value: Any) -> Messages:
     """The messages before a prompt, from pairs of a question and its answer."""
     pairs = _parsed(value, "the history is") or ()
     if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
-        raise MisshapenError("the history is no list of pairs of a question and an answer")
+        raise MisshapenError("the history is not a list of pairs of a question and an answer")
     roles = (("user", "a question"), ("assistant", "an answer"))
     return [
         message
@@ -148,7 +148,7 @@ def _parsed(value: Any, what: str) -> Any:
 
 def _text(value: Any, column: str) -> str:
     if value is not None and not isinstance(value, str):
-        raise MisshapenError(f"{column} is no text")
+        raise MisshapenError(f"{column} is not text")
     return "" if value in UNSAID else (value or "").strip()
 
 
@@ -156,14 +156,14 @@ def _tools(value: Any) -> Any:
     """The schemas of the tools of a conversation."""
     value = _parsed(value, "tools are")
     if value and not (isinstance(value, list) and all(isinstance(one, Mapping) for one in value)):
-        raise MisshapenError("tools are no list of objects")
+        raise MisshapenError("tools are not a list of objects")
     return _without_nulls(value)
 
 
 def _turns(value: Any) -> Messages:
     value = _parsed(value, "messages are")
     if not isinstance(value, list):
-        raise MisshapenError("messages are no list")
+        raise MisshapenError("messages are not a list")
     return [_turn(message) for message in value]
 
 
@@ -220,7 +220,7 @@ def _called(content: str) -> list[Any]:
 def _calls(calls: Any) -> list[Any]:
     """Calls of tools in the form of templates: with arguments that are objects, not texts."""
     if not isinstance(calls, list) or not calls:
-        raise MisshapenError("calls of tools are no list")
+        raise MisshapenError("tool calls are not a list")
     converted = []
     for call in calls:
         plain = _without_nulls(call) if isinstance(call, Mapping) else {}

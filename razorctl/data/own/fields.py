@@ -44,7 +44,7 @@ class Field:
         """
         if value is None or isinstance(value, str):
             return value, None
-        return None, f"{column} is no text"
+        return None, f"{column} is not text"
 
     def of_array(self, values: "pa.Array", folder: Path) -> tuple["pa.Array", Reasons | None]:
         """The values of rows from typed values, and the fault of each; None if there are no faults.
@@ -115,7 +115,7 @@ class Messages(Field):
 
 
 class Number(Field):
-    """A column of numbers, fp64, also from texts such as "0.5"; null is no number."""
+    """A column of numbers, fp64, also from texts such as "0.5"; null is not a number."""
 
     def kind(self) -> "pa.DataType":
         import pyarrow as pa
@@ -129,11 +129,11 @@ class Number(Field):
             with suppress(ValueError, OverflowError):
                 return float(value), None
         if isinstance(value, str) and COMMA.fullmatch(value):
-            points = "numbers have a point, and several labels are a list"
+            points = "write numbers with a point, and several labels as a list"
             return None, f"the {column} {value!r} has a comma: {points}"
         if isinstance(value, str) and MARKED.fullmatch(value):
             return None, f"the {column} {value!r} has a sign or a comma: write digits and a point"
-        return None, f"the {column} {value!r} is no number"
+        return None, f"the {column} {value!r} is not a number"
 
     def of_array(self, values: "pa.Array", folder: Path) -> tuple["pa.Array", Reasons | None]:
         import pyarrow as pa
@@ -188,7 +188,7 @@ class Several(Field):
             return None, None
         items = as_list(value)
         if items is None:
-            return None, f"the {column} {value!r} is no list"
+            return None, f"the {column} {value!r} is not a list"
         if isinstance(value, str) and (fault := halved(items)):
             return None, fault
         labels: list[str | None] = []
@@ -199,9 +199,9 @@ class Several(Field):
             if isinstance(label, float) and label.is_integer():
                 label = int(label)
             if isinstance(label, float):
-                return None, f"a {self.each} of {label}, which is no name and no whole number"
+                return None, f"a {self.each} of {label}, which is neither a name nor a whole number"
             if not isinstance(label, (str, int)) or (isinstance(label, str) and not label.strip()):
-                return None, f"a {self.each} of {label!r}, which is no name"
+                return None, f"a {self.each} of {label!r}, which is not a name"
             labels.append(str(int(label)) if isinstance(label, bool) else str(label).strip())
         return labels, None
 

@@ -135,7 +135,7 @@ def _unconvertible(opened: Any) -> str | None:
             converted(pixel).convert(mode)
     except Exception as error:  # PIL raises many kinds
         raise_lack(error)
-        return f"of mode {opened.mode}, which does not become RGB: save it as PNG"
+        return f"of mode {opened.mode}, which cannot be converted to RGB: save it as PNG"
     return None
 
 

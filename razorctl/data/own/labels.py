@@ -67,7 +67,7 @@ def class_numbers(raw: RawRows, bad: Faults) -> tuple[tuple[str, ...], Numbers, 
     kind = kinds.pop()
     if pa.types.is_nested(kind):
         raise DataError(
-            f"labels of {raw.name} are no single values but {kind}, {SEVERAL}; choose another "
+            f"labels of {raw.name} are not single values but {kind}, {SEVERAL}; choose another "
             "column with --label-column."
         )
     if raw.class_names is not None:
@@ -142,8 +142,8 @@ def named_classes(
         notes.append(f"the label {name} is learned as a class; leave it empty where it means none.")
     if said := none - missing if of_rows else none:  # rows without one are bad
         each = (f"{counts[v]:,} of {'nothing' if v in missing else v}" for v in said)
-        what = "make no class and do not count in loss and metrics; rename one that is a class"
-        notes.append(f"labels that are none, {' and '.join(sorted(each))}, {what}.")
+        what = "are ignored in loss and metrics; rename one that is a class"
+        notes.append(f"missing labels, {' and '.join(sorted(each))}, {what}.")
     return names, none, notes
 
 
@@ -216,8 +216,8 @@ def _ordered(raw: RawRows, values: set[Any]) -> list[Any]:
     """The values in order; raises DataError if they are not classes."""
     if odd := [value for value in values if type(value) not in (str, int, bool, float)]:
         raise DataError(
-            f"labels of {raw.name} are no single values, such as {odd[0]!r}; choose another column "
-            "with --label-column."
+            f"labels of {raw.name} are not single values, such as {odd[0]!r}; choose another "
+            "column with --label-column."
         )
     texts = [value for value in values if isinstance(value, str)]
     parts: list[Any] = [v for v in values if isinstance(v, float) and not v.is_integer()]
@@ -296,7 +296,7 @@ def refuse_unknown(name: str, unknown: Sequence[str], classes: Sequence[str]) ->
         few = ", ".join(map(repr, unknown[:5])) + (", ..." if len(unknown) > 5 else "")
         run_few = ", ".join(map(repr, classes[:5])) + (", ..." if len(classes) > 5 else "")
         raise DataError(
-            f"{name} has labels that are no classes of the run: {few}; its classes are {run_few}, "
+            f"{name} has labels that are not classes of the run: {few}; its classes are {run_few}, "
             "so correct them, or choose another column with --label-column."
         )
 

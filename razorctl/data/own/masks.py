@@ -19,9 +19,9 @@ from razorctl.models import Progress, masks
 
 BINARY = [0, IGNORED]  # values that are two classes where masks have no others
 COLORED = (
-    "of colors: save one channel whose values are classes, or say the colors with --mask-colors"
+    "of colors: save one channel whose values are classes, or give the colors with --mask-colors"
 )
-DEEP = "of one channel, whose values are not colors: say them with --mask-values"
+DEEP = "of one channel, whose values are not colors: give them with --mask-values"
 
 
 def findings(raw: RawRows, faults: Faults, progress: Progress = lambda _: None) -> Findings:
@@ -44,8 +44,8 @@ def with_classes(raw: RawRows, request: DataRequest) -> RawRows:
     if classes is not None and names is not None and not classes.named:
         if len(names) != len(classes.names):
             raise DataError(
-                f"{raw.name} has the names of {units.count(len(names), 'class')}, and "
-                f"{len(classes.names):,} are said by values or colors of masks; say as many."
+                f"{raw.name} has the names of {units.count(len(names), 'class')}, and values or "
+                f"colors of masks for {len(classes.names):,}; give as many."
             )
         classes = replace(classes, names=names)
     if classes is not None:
@@ -93,8 +93,8 @@ def mask_faults(raw: RawRows, looked: Findings) -> dict[str, dict[int, str]]:
         of = mask_classes.of_values(range(len(raw.class_names)), raw.class_names)
         if len(of.names) == 2 and sorted(_values(looked["train"])) == BINARY:
             raise DataError(
-                f"the masks of {raw.name} have the values 0 and {IGNORED} alone, and {IGNORED} is "
-                f"of no class; if it is, say so with --mask-values 0,{IGNORED}."
+                f"the masks of {raw.name} have only the values 0 and {IGNORED}, and {IGNORED} "
+                f"marks ignored pixels; if it is a class, give --mask-values 0,{IGNORED}."
             )
     faults: dict[str, dict[int, str]] = {}
     for split, rows_of in looked.items():
@@ -153,9 +153,9 @@ def _check_palettes(raw: RawRows, looked: Findings) -> None:
                 place, other = first.setdefault(value, (raw.place(split, row), digits))
                 if digits != other:
                     raise DataError(
-                        f"the masks of {place} and {raw.place(split, row)} have other palettes: "
-                        f"{value} is #{other} in one and #{digits} in the other; say with "
-                        f"--mask-colors what colors mean, or with --mask-values what values do."
+                        f"the masks of {place} and {raw.place(split, row)} have different "
+                        f"palettes: {value} is #{other} in one and #{digits} in the other; give "
+                        "the classes of colors with --mask-colors, or of values with --mask-values."
                     )
 
 
@@ -175,7 +175,7 @@ def _look(root: Path | None, image: Any, mask: Any) -> tuple[str, str, int]:
         if values[0] < 0:
             return f"the value {values[0]}: write classes as 0, 1, 2 and so on"
         if len(values) > MOST:
-            return f"more than {MOST:,} values, which are no classes"
+            return f"more than {MOST:,} values, which are not classes"
         words.extend(_words(opened, values))
         return None
 

@@ -198,7 +198,7 @@ def _alike_classes(classes: Sequence[str]) -> Iterator[str]:
     alike = [names for names in by_letters.values() if len(names) > 1]
     if alike:
         few = " and ".join(map(repr, alike[0]))
-        yield f"the classes {few} differ in case, space or form alone{_more(len(alike))}."
+        yield f"the classes {few} differ only in case, space or form{_more(len(alike))}."
 
 
 def _letters(name: str) -> str:
@@ -234,7 +234,7 @@ def _shared_rows(raw: RawRows, parts: Parts, contents: Contents) -> list[str]:
             count = units.count(len(shared), "row")
             verb = "is" if len(shared) == 1 else "are"
             where = raw.place(split, shared[0])
-            notes.append(f"{count} for {part} {verb} trained on as well, such as {where}.")
+            notes.append(f"{count} for {part} {verb} in the training split too, such as {where}.")
     return sorted(notes)
 
 

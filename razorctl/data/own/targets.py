@@ -63,7 +63,7 @@ def targets_of(raw: RawRows, bad: Faults) -> Targets:
 def targets_of_run(raw: RawRows, targets: Targets, classes: Sequence[str], good: Good) -> Targets:
     """The labels of rows, numbered by the classes of a run.
 
-    Raises DataError for labels of good rows that are no classes of the run.
+    Raises DataError for labels of good rows that are not classes of the run.
     """
     if raw.task == "multi-label":
         return _several_of_run(raw, targets, classes, good)
@@ -103,11 +103,11 @@ def notes(raw: RawRows, targets: Targets, trained: "np.ndarray[Any, Any]") -> li
     between = f"labels are between {values.min():,g} and {values.max():,g}, "
     if abs(values).max() > LARGE:
         return [
-            f"{between}and a model begins near 0, so that it may not reach them; give them in a "
-            "larger unit, or less their mean, so that they are about 1."
+            f"{between}and the outputs of a new head start near 0, so they may not reach them; "
+            "use a larger unit or subtract the mean, so that labels are about 1."
         ]
     if abs(values).max() < SMALL:
-        return [f"{between}and a model learns no small differences; give them in a smaller unit."]
+        return [f"{between}and such small differences are not learned; use a smaller unit."]
     return []
 
 
@@ -138,7 +138,7 @@ def _scores(raw: RawRows, bad: Faults) -> Targets:
     if largest <= 1:
         return targets
     scaled = {split: values / largest for split, values in targets.labels.items()}
-    note = f"scores are learned as cosines, divided by {largest:g}, the largest of them."
+    note = f"scores are learned as cosines: they are divided by the largest, {largest:g}."
     return replace(targets, labels=scaled, notes=(note,))
 
 
@@ -235,7 +235,7 @@ def _matrix(
             else:
                 labels[row] = np.asarray(values, np.float32)
         elif unknown := [label for label in values if find(label) < 0]:
-            faults[row] = f"a label of {unknown[0]}, which is no class"
+            faults[row] = f"a label of {unknown[0]}, which is not a class"
         else:
             labels[row, [*map(find, values)]] = 1
     return labels, faults
@@ -357,7 +357,7 @@ def _numbered_tags(
             count = units.count(len(tagged), "tag")
             faults[row] = f"{count} for {units.count(len(words), 'token')}"
         elif unknown := [tag for tag in tagged if tag not in numbers]:
-            faults[row] = f"a tag of {unknown[0]}, which is no class"
+            faults[row] = f"a tag of {unknown[0]}, which is not a class"
         else:
             labels[row] = [numbers[tag] for tag in tagged]
             if tagged and {*labels[row]} == {NO_LABEL}:

@@ -86,7 +86,7 @@ def test_the_format_that_fits(written, shares):
     assert splits.classes == ("a", "b")
     noted = written != "xywh" or shares
     assert any("which fits their images" in note for note in splits.notes) == noted
-    assert any("in shares of these" in note for note in splits.notes) == shares
+    assert any("as shares of width and height" in note for note in splits.notes) == shares
 
 
 def test_a_format_that_is_said():

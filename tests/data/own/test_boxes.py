@@ -314,7 +314,7 @@ OF_YOLO = {
     ),
     "no area": ("0 .5 .5 0 .2\n", "line 1: a box without area"),
     "nan": ("0 .5 .5 nan .2\n", "line 1: a box that is not finite"),
-    "half a class": ("0.5 .5 .5 .2 .2\n", "line 1: a class of 0.5, which is no whole number"),
+    "half a class": ("0.5 .5 .5 .2 .2\n", "line 1: a class of 0.5, which is not a whole number"),
 }
 
 

@@ -182,8 +182,10 @@ BAD = {
     "an empty answer": talk(ASK, ("assistant", "\n")),
     "no answer of an assistant": talk(ASK),
     "an empty message": talk(("user", ""), ANSWER),
-    "roles are not user and assistant in turn": talk(ASK, ANSWER, ("system", "Be kind."), ASK),
-    "roles are not user": talk(ANSWER, ASK),
+    "roles do not alternate between user and assistant": talk(
+        ASK, ANSWER, ("system", "Be kind."), ASK
+    ),
+    "roles do not alternate": talk(ANSWER, ASK),
     "roles are": talk(ASK, ("tool", "31"), ANSWER),
     "the role 'critic' is none of system, user, assistant, tool": talk(ASK, ("critic", "no")),
     "a message without role and content": talk(ASK, ("assistant", 4)),
@@ -200,7 +202,7 @@ BAD = {
         ]
     },
     "tools are not JSON": {**talk(ASK, ANSWER), "tools": "weather()"},
-    "system is no text": {**talk(ASK, ANSWER), "system": 4},
+    "system is not text": {**talk(ASK, ANSWER), "system": 4},
     "messages are not JSON": {"messages": "[{'role': 'user', 'content': 'Why?'}]"},
     "a weight of 0.5, neither 0 nor 1": {
         "messages": [*talk(ASK)["messages"], {"role": "assistant", "content": "So.", "weight": 0.5}]
@@ -224,7 +226,7 @@ def test_instructions_without_an_answer_are_named():
     rows += [{**rows[0], "history": history} for history in ([["Why?"]], "[")]
     with pytest.raises(DataError, match=r"line 5 \(no answer of an assistant\)") as caught:
         load(written(rows, "jsonl"))
-    assert "line 6 (the history is no list of pairs of a question and" in str(caught.value)
+    assert "line 6 (the history is not a list of pairs of a question and" in str(caught.value)
     assert "line 7 (the history is not JSON)" in str(caught.value)
 
 

@@ -163,7 +163,7 @@ def turned(orientation: int, more: bytes = b"") -> bytes:
 
 
 ODD = {
-    "a palette without colors": (png(), "of mode P, which does not become RGB"),
+    "a palette without colors": (png(), "of mode P, which cannot be converted to RGB"),
     "a palette of one color": (png(chunk(b"PLTE", b"\1\2\3")), ""),
     "a transparent palette without colors": (png(chunk(b"tRNS", b"\0")), ""),
     "gray and transparent": (png(chunk(b"tRNS", b"\0\1"), color=0), ""),

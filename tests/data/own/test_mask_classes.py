@@ -102,7 +102,7 @@ def test_gray_masks_have_colors(mode, white):
 
 def test_colors_that_masks_of_16_bits_do_not_have():
     masks_of(0, 1, mode="I;16")
-    with pytest.raises(DataError, match="values are not colors: say them with --mask-values"):
+    with pytest.raises(DataError, match="values are not colors: give them with --mask-values"):
         load(mask_colors="000000,010101")
 
 
@@ -124,7 +124,9 @@ def test_two_names_and_the_values_0_and_255():
         load()
     splits = load(mask_values="0,255")
     assert (splits.classes, labels_of(splits)[:2]) == (("ground", "car"), [0, 1])
-    with pytest.raises(DataError, match="the names of 2 classes, and 3 are said"):
+    with pytest.raises(
+        DataError, match="the names of 2 classes, and values or colors of masks for 3"
+    ):
         load(mask_values="0,1,255")
     masks_of(0, 1, 255)  # a third value says that 255 is ignored
     assert labels_of(load())[:3] == [0, 1, -100]

@@ -41,7 +41,7 @@ def test_what_is_no_label_is_no_class(case, kind):
     splits = loaded(name, skip_bad=True)
     assert splits.classes == classes
     assert len(splits.train) + len(splits.validation) == 10
-    assert f"labels that are none, 2 of {none}, make no class" in " ".join(splits.notes)
+    assert f"missing labels, 2 of {none}, are ignored" in " ".join(splits.notes)
 
 
 # Labels with -1, and whether it is a class.
@@ -108,7 +108,7 @@ def test_tags_that_are_none(case):
     rows = [row["label"] for part in splits.parts.values() for row in part]
     assert len(splits.classes) == 2
     assert sorted(rows) == sorted([*[labels] * 11, [0] * 3])
-    assert any(note.startswith("labels that are none, 11 of ") for note in splits.notes)
+    assert any(note.startswith("missing labels, 11 of ") for note in splits.notes)
     job = Job("bert-base", name, task="token-classification")
     swapped, _, _ = whole.labeled(job, "text", splits.classes[::-1])
     assert swapped["label"][0] == [n if n < 0 else 1 - n for n in labels]

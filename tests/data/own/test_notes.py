@@ -34,7 +34,7 @@ NOTES = {
     "none": (lambda: str(table(Path("a.csv"), FILMS)), []),
     "an image of both splits": (
         lambda: images("train/car/x.png", "val/car/y.png"),
-        [r"1 row for validation is trained on as well, such as val/car/y.png\."],
+        [r"1 row for validation is in the training split too, such as val/car/y.png\."],
     ),
     "an image of two classes": (
         lambda: images("train/car/x.png", "train/bus/y.png"),
@@ -42,30 +42,30 @@ NOTES = {
     ),
     "texts of both splits": (
         lambda: tables(train=FILMS, test=[*FILMS[2:4], "another film,bad"]),
-        [r"2 rows for test are trained on as well, such as test.csv, line 2\."],
+        [r"2 rows for test are in the training split too, such as test.csv, line 2\."],
     ),
     "texts of two labels": (
         lambda: str(table(Path("a.csv"), [*FILMS, *(f.replace("bad", "good") for f in FILMS[:3])])),
         [
-            r"(1 row for validation is|2 rows for validation are) trained on as well",
+            r"(1 row for validation is|2 rows for validation are) in the training split too",
             r"the same text has two labels: a.csv, line \d+ \(bad\) and a.csv, line \d+ "
             r"\(good\), and 1 more\.",
         ],
     ),
     "classes of other case": (
         lambda: str(table(Path("a.csv"), [*FILMS, "one film,Good", "two films,Good"])),
-        [r"the classes 'Good' and 'good' differ in case, space or form alone\."],
+        [r"the classes 'Good' and 'good' differ only in case, space or form\."],
     ),
     "classes of other space": (
         lambda: str(table(Path("a.csv"), [*FILMS, "one film,go od", "two films,b ad"])),
-        [r"the classes .* differ in case, space or form alone, and 1 more\."],
+        [r"the classes .* differ only in case, space or form, and 1 more\."],
     ),
     **{
         f"classes of other form: {other!a}": (
             lambda one=one, other=other: str(
                 table(Path("a.csv"), [f"{i} films,{(one, other)[i % 2]}" for i in range(12)])
             ),
-            [r"the classes .* differ in case, space or form alone\."],
+            [r"the classes .* differ only in case, space or form\."],
         )
         for one, other in (
             *(("a", "\ufeffa"), ("a", "a\u200b"), ("1", "\uff11"), ("1", "01")),

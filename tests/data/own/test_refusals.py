@@ -225,7 +225,7 @@ BAD = {
     "a number for a text": (
         lambda: json_lines('{"text": 1, "label": "a"}'),
         "a.jsonl",
-        "line 13 (text is no text)",
+        "line 13 (text is not text)",
     ),
     "no Parquet": (lambda: PARQUET.write_text("PAR1"), "a.parquet", "cannot be read ("),
     "a column of some tables": (

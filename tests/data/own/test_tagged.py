@@ -127,7 +127,7 @@ def test_a_column_of_tags_that_is_given():
 def test_a_task_settles_text_files(name):
     written(name, "{w} {p}")
     top = name.partition("/")[0]
-    refuses(UsageError, "looks like tokens with a tag each; say what it is with", "bert-base", top)
+    refuses(UsageError, "looks like tokens with a tag each; choose with --task", "bert-base", top)
     assert read(top, task="token-classification") == pairs(PARTS)
     assert data.source_of(Job("bert-base", top, task="masked-lm")).task == "masked-lm"
 

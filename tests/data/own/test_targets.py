@@ -137,7 +137,7 @@ def test_several_labels_of_other_data_for_a_run():
     job = Job("bert-base", written({"text": TEXTS, "labels": SETS}), task="multi-label")
     rows, _, _ = whole.labeled(job, "text", ["soft", "red", "flat", "round"])
     assert rows["label"][:] == [[soft, red, 0, round_] for red, round_, soft in VECTORS]
-    with pytest.raises(DataError, match="has labels that are no classes of the run: 'round'"):
+    with pytest.raises(DataError, match="has labels that are not classes of the run: 'round'"):
         whole.labeled(job, "text", ["soft", "red"])
 
 
@@ -182,7 +182,7 @@ def test_lists_in_texts(case):
 
 # A list that is malformed or has other values, beside others; what is said of it.
 MALFORMED = {
-    "cut off": ('["red", "so', "is no list"),
+    "cut off": ('["red", "so', "is not a list"),
     "a number": ('["red", 0.5]', "a label of 0.5"),
     "nothing": ('["red", null]', "a label of None"),
     "half a character": (r'["\udc00"]', "half a character"),
@@ -229,7 +229,7 @@ def test_labels_of_no_training_row_are_noted():
             {"text": TEXTS, "labels": [names[: 1 + i % 2] for i in range(12)]}, name=f"d/{split}"
         )
     source = data.source_of(Job("bert-base", "d"))
-    assert source.details[1] == "for 3 labels of a row each: flat, red, soft"
+    assert source.details[1] == "multi-label, 3 labels: flat, red, soft"
     assert source.load().notes[-1] == "1 label of 3 on no training row: flat."
 
 
@@ -301,7 +301,7 @@ def test_tags_of_other_data_for_a_run():
     job = Job("bert-base", conll("a.conll"), task="token-classification")
     rows, _, _ = whole.labeled(job, "text", ["B-LOC", "B-ORG", "B-PER", "O"])
     assert rows["label"][3] == [2, 3, 3, 0]
-    with pytest.raises(DataError, match="has labels that are no classes of the run: 'B-LOC'"):
+    with pytest.raises(DataError, match="has labels that are not classes of the run: 'B-LOC'"):
         whole.labeled(job, "text", ["O", "B-PER"])
 
 
@@ -325,7 +325,7 @@ def test_a_line_without_a_tag_in_conll():
 def test_bad_numbers_are_left_out_if_asked(caplog):
     name = written({"text": TEXTS, "score": [*NUMBERS[:-1], "bad"]}, "csv")
     splits = data.source_of(Job("bert-base", name, skip_bad=True)).load()
-    assert splits.skipped == ("a.csv, line 13 (the score 'bad' is no number)",)
+    assert splits.skipped == ("a.csv, line 13 (the score 'bad' is not a number)",)
     assert len(splits.train) == 10
 
 
@@ -335,9 +335,7 @@ def test_numbers_of_another_size_are_noted(unit):
     (note,) = data.source_of(Job("bert-base", name, label_column="price")).load().notes
     least, most = f"{unit:,g}", f"{11 * unit:,g}"
     assert f"between 0 and {most}" in note or f"between {least} and {most}" in note
-    assert note.endswith(
-        "so that they are about 1." if unit > 1 else "give them in a smaller unit."
-    )
+    assert note.endswith("so that labels are about 1." if unit > 1 else "use a smaller unit.")
 
 
 def test_scores_are_classes_only_if_they_are_few(hub):
@@ -403,9 +401,13 @@ BAD = {
     "beyond 1": ({"labels": [*VECTORS, [1, 2, 0]]}, {}, "line 13 (a label of 2, not 0 or 1)"),
     "too few": ({"labels": [*VECTORS, [1, 0]]}, {}, "line 13 (2 labels, not 3 as others have)"),
     "no list": ({"labels": [*SETS[1:4], None]}, {}, "a.jsonl, line 4 (no labels)"),
-    "a word": ({"labels": [*SETS[1:4], "red"]}, {}, "line 4 (the labels 'red' is no list)"),
+    "a word": ({"labels": [*SETS[1:4], "red"]}, {}, "line 4 (the labels 'red' is not a list)"),
     "nothing": ({"labels": [[]] * 6}, {"task": "multi-label"}, "has 0 labels in its lists"),
-    "a name that is none": ({"labels": [*SETS[1:4], [" "]]}, {}, "a label of ' ', which is no nam"),
+    "a name that is none": (
+        {"labels": [*SETS[1:4], [" "]]},
+        {},
+        "a label of ' ', which is not a nam",
+    ),
     "half a column": (HALVES, {"label_column": BOTH}, "line 3 (the red 0.5 is not 0 or 1)"),
     "an empty cell": (EMPTY, {"label_column": BOTH}, "line 3 (no label)"),
     "all 0": (ZEROS, {"label_column": BOTH}, "no training row o"),
@@ -415,13 +417,17 @@ BAD = {
     "no tokens": (tagged([[]], [[]]), {}, "line 1 (no tokens)"),
     "tags that are none": (tagged([["a", "b"]], [["", None]]), {}, "line 1 (no tags)"),
     "a token that is none": (tagged([["a", " "]], [["O", "O"]]), {}, "a token of ' ', wh"),
-    "a share for a tag": (tagged([["a"]], [[0.5]]), {}, "a tag of 0.5, which is no name and no"),
+    "a share for a tag": (tagged([["a"]], [[0.5]]), {}, "a tag of 0.5, which is neither a name"),
     "one tag": (ONE_TAG, {}, "all tokens of a.jsonl have one tag, O; a tagger needs two"),
-    "words among numbers": ({"label": [*NUMBERS[:3], "good"]}, {}, "(the label 'good' is no num"),
+    "words among numbers": (
+        {"label": [*NUMBERS[:3], "good"]},
+        {},
+        "(the label 'good' is not a num",
+    ),
     "a number that is none": ({"label": [*NUMBERS[:3], "nan"]}, {}, "line 5 (no label)"),
     "an infinite number": ({"label": [*NUMBERS[:3], "inf"]}, {}, "(the label inf is not finite)"),
     "no number": ({"label": [*NUMBERS[:3], ""]}, {}, "a.csv, line 5 (no label)"),
-    "truth": ({"label": [*NUMBERS[:3], "true"]}, {}, "the label 'true' is no number"),
+    "truth": ({"label": [*NUMBERS[:3], "true"]}, {}, "the label 'true' is not a number"),
     "words": ({"label": [*"abcd"]}, NUMBERED, "has 4 bad rows: a.csv, line 2 (the label 'a'"),
     "a decimal comma": ({"label": ["0,5", "1,5", "2.5", "3,5"]}, {}, "'0,5' has a comma: n"),
     "each its own": ({"label": [10, 20, 30, 40]}, {"label_column": "label"}, "label of its own;"),

@@ -37,7 +37,11 @@ BAD = {
     "unknown method": ([*NAMED, "--methods", "full,razr"], 2, "did you mean 'razor'?"),
     "unknown opponent": ([*NAMED, "--methods", "acumulate"], 2, "did you mean 'accumulate'?"),
     "no seeds": ([*NAMED, "--seeds", "0"], 2, "seeds 0 is too few; give 1 or more"),
-    "no budget": ([*NAMED, "--budget", "soon"], 2, "budget 'soon' is no time; give one such as"),
+    "no budget": (
+        [*NAMED, "--budget", "soon"],
+        2,
+        "budget 'soon' is not a duration; give one such as",
+    ),
     "existing": ([*NAMED, "--out", "run"], 2, "run exists already; continue there with --resume"),
     "in a file": ([*NAMED, "--out", "file/x"], 2, "cannot write file/x"),
     "nothing to resume": ([*NAMED, "--resume"], 2, "name the comparison with --out"),
@@ -289,7 +293,7 @@ def test_the_seconds_of_a_budget(text, seconds):
 
 @pytest.mark.parametrize("text", ["10", "m", "-5m", "0s", "10 minutes", "1e3s", "5d", ""])
 def test_what_is_no_budget(text):
-    with pytest.raises(UsageError, match=r"is no time; give one such as 90s, 10m or 1\.5h"):
+    with pytest.raises(UsageError, match=r"is not a duration; give one such as 90s, 10m or 1\.5h"):
         seconds_of(text)
 
 

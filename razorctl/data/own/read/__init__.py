@@ -176,5 +176,5 @@ def _check_text(name: str) -> None:
     if name != STDIN and not texts.is_text(file):
         kinds = ", ".join(suffix.removeprefix(".").upper() for suffix in layout.SUFFIXES)
         raise UsageError(
-            f"{file} is no file of texts; give {kinds}, or TXT with a text on each line."
+            f"{file} is not a text file; give {kinds}, or TXT with a text on each line."
         )

@@ -133,5 +133,5 @@ def _annotated(top: Path, file: Path) -> Iterator[Row]:
         if number >= len(captions):
             place, fault = f"{file.name}, {spelled(images[image])}", fault or "no caption"
         elif not isinstance(caption, str):
-            caption, fault = None, fault or "its caption is no text"
+            caption, fault = None, fault or "its caption is not text"
         yield {"image": path, "text": caption, "place": place, "fault": fault}

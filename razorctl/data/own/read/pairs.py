@@ -31,7 +31,7 @@ def columns_of(table: Table) -> TableColumns | None:
         return None
     if len(texts) < 2:
         raise UsageError(
-            f"{request.name} has no two columns that are clearly alike texts, only "
+            f"{request.name} has no two columns that are clearly pairs of texts, only "
             f"{table.listed}; name them with --text-column a,b."
         )
     if lists := [text.name for text in texts if text.has_lists()]:
@@ -56,15 +56,15 @@ def _by_names(table: Table) -> tuple[Column, ...]:
 
 
 def _score(table: Table, texts: Sequence[Column]) -> Column | None:
-    """The column of scores; None without one. Raises UsageError if a label is no number."""
+    """The column of scores; None without one. Raises UsageError if a label is not a number."""
     columns = table.label_options or [
         column for key, column in table.by_key.items() if key in SCORES | LABELS
     ]
     score = table.only([c for c in columns if c not in texts], "score", "label-column")
     if score is not None and not score.numbers:
         raise UsageError(
-            f"column {score.name} of {table.request.name} is no score of its pair of texts, as its "
-            "values are no numbers; write numbers, the higher the more alike, or leave it out."
+            f"column {score.name} of {table.request.name} is not a score of its pair of texts, as "
+            "its values are not numbers; write numbers, the higher the more alike, or leave it out."
         )
     if score is not None and len(texts) > 2:
         raise UsageError(

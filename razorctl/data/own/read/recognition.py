@@ -31,7 +31,7 @@ WORDS = {
     "tags": "tokens with a tag each",
     "mask": "images with masks",
     "objects": "images with boxes of objects",
-    "text_pair": "alike texts",
+    "text_pair": "similar texts",
 }
 
 

@@ -80,7 +80,7 @@ KINDS = (
          CONVERT),
     Kind("prompts without answers (reinforcement learning: GRPO, PPO)",
          f"prompt:only_texts !{ANSWERS}", CONVERT),
-    Kind("alike texts (pairs or triplets for embeddings)", "anchor:unlearned positive",
+    Kind("similar texts (pairs or triplets for embeddings)", "anchor:unlearned positive",
          f"choose a model of texts with --task embedding, or {ONE_TEXT}"),
     Kind("questions on a context (extractive question answering, SQuAD)",
          "question context answers|answer", CONVERT),

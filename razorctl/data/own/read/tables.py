@@ -69,7 +69,9 @@ def at(request: DataRequest, path: Path) -> RawRows | None:
     if not layout.is_table(path, tagged):
         documents = texts.SUFFIXES if request.language is not None else ()
         kinds = ", ".join(s.removeprefix(".").upper() for s in (*documents, *layout.SUFFIXES))
-        raise UsageError(f"{name} is no table of a known kind; give {kinds} or a folder of images.")
+        raise UsageError(
+            f"{name} is not a table of a known kind; give {kinds} or a folder of images."
+        )
     return table_rows(request, {path.stem: [path]}, single=True)
 
 

@@ -120,7 +120,7 @@ def document_rows(request: DataRequest, path: Path, files: Files) -> RawRows:
     first = next(iter(files.values()))[0]
     if request.task is None and of_tokens(first, sure=False) is not None:
         raise UsageError(
-            f"{first} looks like tokens with a tag each; say what it is with --task "
+            f"{first} looks like tokens with a tag each; choose with --task "
             f"token-classification or --task {task}."
         )
     chosen = request.splits(list(files), single=True)

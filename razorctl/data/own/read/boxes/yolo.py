@@ -205,7 +205,7 @@ def _object(words: Sequence[str], numbers: Mapping[str, str], mark: str) -> Any:
     except ValueError:
         raise ValueError(f"{mark}: not all numbers") from None
     if not number.is_integer() or number < 0:
-        raise ValueError(f"{mark}: a class of {words[0]}, which is no whole number")
+        raise ValueError(f"{mark}: a class of {words[0]}, which is not a whole number")
     if len(values) < 4 or (len(values) != 4 and (len(values) < 6 or len(values) % 2)):
         raise ValueError(f"{mark}: {len(words)} numbers, not a class and four, or an outline")
     if any(value > LARGEST for value in values):
