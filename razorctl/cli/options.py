@@ -118,34 +118,24 @@ JOB = NAMES | _typed(
     warmup_steps=_optimizer("Steps of linear warmup.", BY_MODEL),
     clip_norm=_optimizer("Largest norm of the gradient, which is clipped to it.", metavar="NORM"),
     ema=_optimizer(
-        "Decay of a moving average of the weights (EMA), which is evaluated and exported.",
-        "none",
-        "DECAY",
+        "Decay of an EMA of the weights, which is evaluated and exported.", "none", "DECAY"
     ),
     freeze=_optimizer(
         "Weights to freeze: the embedding and the first N blocks, or names such as a,b.*.",
         "none",
         "[N|NAMES]",
     ),
-    optimizer_in_backward=_optimizer(
-        "Update each weight during the backward pass, and free its gradient at once.", "no"
-    ),
-    optimizer_state=_optimizer(
-        "Where the state of AdamW is stored; host frees GPU memory.", "card"
-    ),
+    optimizer_in_backward=_optimizer("Update weights in the backward pass; frees gradients.", "no"),
+    optimizer_state=_optimizer("Place of the AdamW state; host frees GPU memory.", "card"),
     weights=machine_option(
         "Dtype of the weights; updates of bf16 are rounded stochastically.", "fp32"
     ),
     task=_training("Task.", "the data set's"),
-    input_size=_training(
-        "Side of an image in pixels, or number of tokens of a text.", "the model's"
-    ),
+    input_size=_training("Side of an image in pixels, or tokens of a text.", "the model's"),
     augment=_training("Augmentation of images; crop also flips, rand is RandAugment.", BY_MODEL),
     mixup=_training("Alpha of mixup; 0 turns it off.", metavar="ALPHA"),
     cutmix=_training("Alpha of cutmix; 0 turns it off.", metavar="ALPHA"),
-    label_smoothing=_training(
-        "Probability that label smoothing spreads over all classes.", metavar="SHARE"
-    ),
+    label_smoothing=_training("Share of a label spread over all classes.", metavar="SHARE"),
     class_weights=_training(
         "Weights of classes in the loss: balanced (rare classes weigh more), or numbers a,b,c.",
         "all the same",
@@ -157,31 +147,23 @@ JOB = NAMES | _typed(
     ),
     symmetric=_of_task("Symmetric contrastive loss: second texts also retrieve first texts."),
     scales=_of_task(
-        "Multi-scale training: sides of images, one for each batch: 480,512,544.",
-        "the input size",
-        "SIZES",
+        "Sides of images, one drawn for each batch: 480,512,544.", "the input size", "SIZES"
     ),
     from_scratch=_training("Start from random weights, not from pretrained ones."),
     seed=_training("Random seed of the new classifier, the data order and all sampling."),
     metric=evaluation_option(
         "Metric that chooses the best weights, such as f1.", "the data set's", "NAME"
     ),
-    patience=evaluation_option(
-        "Early stopping: evaluations without improvement that end the run.", BY_MODEL
-    ),
+    patience=evaluation_option("Evaluations without improvement before early stopping.", BY_MODEL),
     evaluate_every=evaluation_option("Steps between evaluations.", BY_MODEL),
     save_every=evaluation_option("Steps between checkpoints.", "every evaluation"),
     keep_checkpoints=evaluation_option("Keep the checkpoints of a finished run."),
     precision=machine_option("Precision of a step; auto: by device."),
     accumulate=machine_option("Gradient accumulation: number of micro-batches in a step."),
     workers=machine_option("Number of data-loading processes.", "8 on CUDA, else 0"),
-    processes=machine_option(
-        "Number of processes that share a batch, one per GPU; torchrun sets it."
-    ),
+    processes=machine_option("Processes that share a batch, one per GPU; torchrun sets it."),
     strategy=machine_option("Data parallelism; fsdp also shards weights and optimizer state."),
-    strict=machine_option(
-        "Stop when out of memory, instead of retrying with smaller micro-batches."
-    ),
+    strict=machine_option("Stop when out of memory; do not retry with less."),
     compile=machine_option("Run torch.compile: faster in long runs of full, slower with razor."),
     cuda_graphs=machine_option(
         "Capture forward and backward as CUDA graphs, at the cost of fixed shapes, a capture at "
@@ -230,20 +212,15 @@ RECIPE = _typed(
         autocompletion=completion("methods"),
     ),
     ratio=_recipe(
-        "Share of activations to prune, in [0, 1). At 0.9 razor stores at most 10 % of the bytes.",
-        metavar="SHARE",
+        "Share of activations (razor: of their bytes) to prune, in [0, 1).", metavar="SHARE"
     ),
     joint_budget=_recipe(
         "Share of parameter blocks that get a gradient in a step, in (0, 1].", metavar="SHARE"
     ),
-    joint=_recipe(
-        "What the joint budget samples: weights, or residual branches (for text encoders)."
-    ),
+    joint=_recipe("Blocks that the joint budget samples; branches suit text encoders."),
     attention=_recipe("What attention stores for backward; auto: by method."),
     mean_correction=_recipe("Store the mean of each column exactly, and prune the rest."),
-    unbiased=_recipe(
-        "Divide the gradients of sampled columns and blocks by their probability.", "no"
-    ),
+    unbiased=_recipe("Scale the gradients of sampled columns and blocks by 1 / p.", "no"),
     int8_weight_grad=_recipe("Compute weight gradients of linear layers in int8.", BY_METHOD),
     int8_input_grad=_recipe("Compute input gradients of linear layers in int8.", BY_METHOD),
     int8_forward=_recipe(
@@ -252,9 +229,7 @@ RECIPE = _typed(
     activation_checkpointing=_recipe("Also use the model's own activation checkpointing."),
     lora=_lora("Train only LoRA adapters and the classifier."),
     lora_rank=_lora("Rank of the LoRA adapters.", metavar="N"),
-    lora_alpha=_lora(
-        "Alpha of the LoRA adapters, which are scaled by alpha / rank.", "2 x rank", "NUMBER"
-    ),
+    lora_alpha=_lora("Alpha; adapters are scaled by alpha / rank.", "2 x rank", "NUMBER"),
     lora_targets=_lora(
         "Linear layers that get adapters, such as q_proj,v_proj.", "all but the head", "NAMES"
     ),
@@ -291,8 +266,7 @@ Preset = Annotated[
 ]
 RunArgument = Annotated[Path, argument("Directory of a finished run.", "RUN")]
 Weights = Annotated[
-    str | None,
-    option("Weights of the best or of the last evaluation of the run.", "best", "[best|last]"),
+    str | None, option("Weights of the run's best or last evaluation.", "best", "[best|last]")
 ]
 Batch = Annotated[int | None, option("Examples in a batch.", "the run's", "N", min=1)]
 Device = Annotated[

@@ -82,9 +82,7 @@ def allocate(ratio: float, convolution: float | None = None) -> Mapping[str, Nam
     Convolutions that cannot meet it get the fewest bits. convolution: their ratio, if another.
     """
     if ratio > largest():
-        raise UsageError(
-            f"ratio {ratio:g} cannot be met; the largest possible ratio is {largest():g}."
-        )
+        raise UsageError(f"ratio {ratio:g} cannot be met; the largest possible is {largest():g}.")
     names: dict[str, Names] = {}
     of_convolutions = ratio if convolution is None else convolution
     for family in FAMILIES:

@@ -139,7 +139,7 @@ def _tried(
         raise UsageError(
             f"ratio {recipe.ratio:g} cannot be met by {stock_type(twin).__name__} with this batch"
             f"{''.join(f': {reason}' for reason in reasons if reason)}; "
-            f"the largest possible ratio is {max(0.0, possible):g}."
+            f"the largest possible is {max(0.0, possible):g}."
         )
     if not search.is_close(again):
         log.warning(

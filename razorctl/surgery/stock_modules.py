@@ -56,9 +56,7 @@ def log_stock(model: nn.Module, recipe: Recipe) -> None:
     named = dict(model.named_modules()).items()
     own = {n: m for n, m in named if not place(m) and razor_of(stock_type(m)) is not None}
     if own:
-        log.warning(
-            "not compressed, since their instances have their own forward: %s", _grouped(own)
-        )
+        log.warning("not compressed, as instances have their own forward: %s", _grouped(own))
     again = _running_again(model)
     leaves = {
         name: module

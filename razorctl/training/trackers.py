@@ -144,9 +144,7 @@ class _Open:
                 getattr(self.tracker, verb)(*args, **settings)
         except Exception as error:  # each library has other classes
             self.works = False
-            log.warning(
-                "%s fails (%s); training continues without it.", self.name, reason_of(error)
-            )
+            log.warning("%s fails (%s); training continues without.", self.name, reason_of(error))
 
 
 def _settings(name: str, run: "Run", identity: str, new: bool) -> dict[str, Any]:

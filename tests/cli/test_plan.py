@@ -200,11 +200,12 @@ def test_what_a_cosine_means_and_when_checkpointing_is_better():
     assert closeness.endswith("an orthogonal error of up to 6.3 % of its length.")
     assert said(razor, way("checkpoint", 12)) == (
         f"{closeness} Consider checkpoint: its gradient is exact, it is about 1.10x slower, and it "
-        "needs 12.0 GiB. Weights, gradients and optimizer state, which are the same for every "
-        "method, take 75 % of that."
+        "needs 12.0 GiB, 75 % of which are weights, gradients and optimizer state."
     )
     for other in (way("checkpoint", 12, fits=False), way("checkpoint", 12, state="bf16 weights")):
         assert said(razor, other) == closeness
+    large = way("razor", 19, cosine=0.998)
+    assert "Consider" not in said(large, way("checkpoint", 19))  # state takes less than half
     assert said(way("full", 12), way("checkpoint", 11)) == ""
     assert said(way("razor", 11), way("full", 11)) == ""
 

@@ -94,7 +94,7 @@ def test_rules_of_convolutions_may_have_a_ratio_of_their_own():
 
 
 def test_a_ratio_beyond_all_is_refused_with_the_largest():
-    with pytest.raises(UsageError, match=f"largest possible ratio is {largest():g}"):
+    with pytest.raises(UsageError, match=f"largest possible is {largest():g}"):
         Recipe("razor", 0.99)
     Recipe("razor", largest())
 
@@ -136,7 +136,7 @@ class TestWithin:
     def test_refuses_with_the_largest_that_can_be_kept(self):
         model, x = small()
         full = traced_bytes(model, x)
-        kept = r"with this batch: .+ in 4 bits; the largest possible ratio is"
+        kept = r"with this batch: .+ in 4 bits; the largest possible is"
         with pytest.raises(UsageError, match=kept) as error:
             sparsify_within(model, Recipe("razor", largest()), x)
         assert not any(isinstance(module, RazorLayer) for module in model.modules())

@@ -148,7 +148,7 @@ def test_code_of_an_instance_runs_alone_and_is_named_once(own, caplog):
     want = model(x)
     assert sparsify(model, Recipe("razor", ratio=0.5)) == ("1", "3")
     said = [r.getMessage() for r in caplog.records if "their own forward" in r.getMessage()]
-    assert said == ["not compressed, since their instances have their own forward: 2 x * (Linear)"]
+    assert said == ["not compressed, as instances have their own forward: 2 x * (Linear)"]
     assert torch.equal(model(x), want)
     restore(model)
     assert torch.equal(model(x), want)

@@ -18,7 +18,6 @@ from razorctl.units import duration, percent, size
 
 MUCH = 1.2  # times the card's seconds: a host that takes longer gets a sentence
 HARDLY_MORE = 1.1  # times the bytes of an approximate choice: checkpointing in less gets a sentence
-FIXED = ("weights", "gradients", "optimizer")  # what takes the same memory in every way
 
 if TYPE_CHECKING:
     from razorctl.planning.plan import Plan
@@ -116,7 +115,7 @@ def _table(
         table.add_column(name, justify="right", no_wrap=True)
     for entry in ways:
         predicted = entry["predicted"]
-        fixed, needs = _fixed(entry), _needs(entry)
+        fixed, needs = _sizes(entry)
         stored = predicted["peak_bytes"] - fixed - predicted["transient_bytes"]
         figures = (fixed, stored, needs - fixed - stored, needs, budget - needs)
         table.add_row(
@@ -152,29 +151,26 @@ def _closeness(plan: dict[str, Any]) -> Iterator[str]:
 
 
 def _checkpoint(plan: dict[str, Any]) -> Iterator[str]:
-    """A sentence on checkpointing where an approximate choice saves little memory beside it."""
-    chosen, most = plan["chosen"], HARDLY_MORE * _needs(plan["chosen"])
+    """A sentence on checkpointing where state decides, so that an approximation saves little."""
+    chosen = plan["chosen"]
     for entry in plan["candidates"]:
+        fixed, needs = _sizes(entry)
         alike = entry["method"] == "checkpoint" and entry["state"] == chosen["state"]
-        if alike and entry["fits"] and not chosen["exact"] and _needs(entry) <= most:
-            share = percent(_fixed(entry) / _needs(entry))
+        little = needs <= min(2 * fixed, HARDLY_MORE * _sizes(chosen)[1])
+        if alike and entry["fits"] and little and not chosen["exact"]:
             yield (
-                f"Consider {entry['label']}: its gradient is exact, it is "
-                f"{_faster(entry, chosen)}, and it needs {size(_needs(entry))}. Weights, gradients "
-                f"and optimizer state, which are the same for every method, take {share} of that."
+                f"Consider {entry['label']}: its gradient is exact, it is {_faster(entry, chosen)}, "
+                f"and it needs {size(needs)}, {percent(fixed / needs)} of which are weights, "
+                "gradients and optimizer state."
             )
             return
 
 
-def _fixed(entry: Mapping[str, Any]) -> int:
-    """Bytes of weights, gradients and optimizer state."""
-    return sum(entry["predicted"][f"{part}_bytes"] for part in FIXED)
-
-
-def _needs(entry: Mapping[str, Any]) -> int:
-    """Bytes that a way needs of the card."""
-    needed: int = entry["predicted"]["peak_bytes"] + entry["predicted"]["reserve_bytes"]
-    return needed
+def _sizes(entry: Mapping[str, Any]) -> tuple[int, int]:
+    """Bytes of weights, gradients and optimizer state, and all bytes that a way needs."""
+    of = entry["predicted"]
+    fixed = of["weights_bytes"] + of["gradients_bytes"] + of["optimizer_bytes"]
+    return fixed, of["peak_bytes"] + of["reserve_bytes"]
 
 
 def _others(plan: dict[str, Any]) -> list[str]:

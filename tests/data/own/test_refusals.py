@@ -98,7 +98,7 @@ USAGE = {
     "no such thing": (NONE, "digit", "did you mean"),
     "a name of the hub": (NONE, "stanfordnlp/imdb", "or write hf:stanfordnlp/imdb"),
     "no such path": (NONE, "./digits", "./digits does not exist"),
-    "another kind": (Path("a.txt").touch, "a.txt", "no table of a known kind; give CSV"),
+    "another kind": (Path("a.txt").touch, "a.txt", "not a known kind of table; give CSV"),
     "no set of the hub": (NONE, "hf:one", "write hf:ORG/NAME:CONFIG"),
     "a path that is too long": (NONE, f"./{LONG}", "does not exist"),
     "a name that is too long": (NONE, LONG, "sets of the hub"),

@@ -196,7 +196,7 @@ UNSERVED = {
         lambda: WRITERS["csv"](["a b", "c d"]),
         *("a.csv", "classification", "none of the columns of a.csv is clearly the label"),
     ),
-    "a file of text": (lambda: text("a.txt"), "a.txt", "classification", "no table of a known"),
+    "a file of text": (lambda: text("a.txt"), "a.txt", "classification", "not a known kind of"),
     "images": (lambda: photos(Path("d")), "d", "causal-lm", "d has no single column or files of"),
     "a pair": (
         lambda: table(Path("a.csv"), ["a b,c d"] * 3, "premise,hypothesis"),

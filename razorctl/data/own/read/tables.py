@@ -70,7 +70,7 @@ def at(request: DataRequest, path: Path) -> RawRows | None:
         documents = texts.SUFFIXES if request.language is not None else ()
         kinds = ", ".join(s.removeprefix(".").upper() for s in (*documents, *layout.SUFFIXES))
         raise UsageError(
-            f"{name} is not a table of a known kind; give {kinds} or a folder of images."
+            f"{name} is not a known kind of table; give {kinds} or a folder of images."
         )
     return table_rows(request, {path.stem: [path]}, single=True)
 
