@@ -44,7 +44,7 @@ COMMANDS = {
     "profile": "Show the memory and time of a training step of MODEL, by layer and by phase.",
     "compare": "Compare methods on MODEL and DATASET, or compare finished runs.",
     "doctor": "Check this machine: versions, GPUs, kernels, folders and the hub.",
-    "list": "List models, data sets, methods, GPUs and recipes, or describe those of one KIND.",
+    "list": "List models, data sets, methods, GPUs and recipes, or describe one KIND.",
 }
 FUNCTIONS = {"list": "list_names"}  # command -> its function, if it has another name
 

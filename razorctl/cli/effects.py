@@ -66,7 +66,7 @@ def _of_recipe(recipe: Recipe) -> Iterator[tuple[str, str]]:
     if recipe.joint_budget == 1:
         yield "joint", f"joint {recipe.joint} does nothing without a joint budget below 1."
     if recipe.unbiased and recipe.joint_budget == 1 and not any(r.draws for r in _rules(recipe)):
-        yield "unbiased", f"unbiased does nothing: {way} draws nothing."
+        yield "unbiased", f"unbiased does nothing: {way} samples nothing."
     if recipe.mean_correction and not any(r.prunes for r in _rules(recipe)):
         yield "mean_correction", f"the mean correction does nothing: {way} prunes nothing."
     if recipe.activation_checkpointing and METHODS[recipe.method].checkpoints:

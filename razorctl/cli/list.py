@@ -26,7 +26,7 @@ def list_names(
     ] = None,
     json: Json = False,
 ) -> None:
-    """List models, data sets, methods, GPUs and recipes, or describe those of one KIND.
+    """List models, data sets, methods, GPUs and recipes, or describe one KIND.
 
         razorctl list models
 

@@ -332,7 +332,7 @@ class Job:
             "a batch is shared by several processes": self.processes > 1,
             "the matcher of objects runs on the host": self.task == "detection",
             "micro-batches share a loss": self.cached_embeddings,
-            "a joint budget draws anew in every step": joint_budget < 1,
+            "a joint budget samples anew in every step": joint_budget < 1,
             "the optimizer runs in the backward pass": bool(self.optimizer_in_backward),
             "the optimizer's state is on the host": self.optimizer_state == "host",
         }

@@ -122,7 +122,7 @@ def check_pairs(job: Any) -> None:
         mask_classes.parse(job.mask_colors, colors=True)
     if job.activation_memory_budget is not None and not job.compile:
         raise UsageError(
-            "an activation memory budget is kept by compiled steps; add --compile, or leave "
+            "an activation memory budget needs compiled steps; add --compile, or leave "
             "--activation-memory-budget out."
         )
     if job.optimizer == "adamw8bit" and job.processes > 1 and job.strategy == "fsdp":

@@ -95,7 +95,7 @@ class Recipe:
             )
         if METHODS[self.method].torchao and self.joint_budget < 1 and self.joint == "weights":
             raise UsageError(
-                f"{self.method} has layers of torchao, whose weights a joint budget cannot draw; "
+                f"{self.method} has layers of torchao, whose weights a joint budget cannot sample; "
                 "set joint to 'branches', or joint_budget to 1."
             )
         if self.lora and METHODS[self.method].part not in ("", "adapters"):

@@ -109,7 +109,7 @@ class Blocks:
         refuse_compilation()
         if not self.drawn:
             raise UsageError(
-                "a joint budget draws when the sparsified model itself is called, not a part of "
+                "a joint budget samples when the sparsified model itself is called, not a part of "
                 "it; call the model, or set joint_budget to 1."
             )
         return self.drawn.get(block, 0.0)
@@ -161,6 +161,6 @@ def refuse_compilation() -> None:
     """
     if torch.compiler.is_compiling():
         raise UsageError(
-            "a joint budget draws anew in every step, which a compiled graph cannot follow; "
+            "a joint budget samples anew in every step, which a compiled graph cannot follow; "
             "set joint_budget to 1 or compile without fullgraph."
         )

@@ -41,7 +41,7 @@ def refuse_uncompilable(job: Job, recipe: Recipe) -> None:
         raise UsageError(f"steps of several processes are not {how}; leave {option} out.")
     if recipe.joint_budget < 1:
         raise UsageError(
-            f"a joint budget draws anew in every step, which a {kind} graph cannot follow; leave "
+            f"a joint budget samples anew in every step, which a {kind} graph cannot follow; leave "
             f"{option} out, or set --joint-budget to 1."
         )
     if job.captured and job.optimizer_in_backward:

@@ -167,9 +167,7 @@ def _gpus() -> Iterator[Check]:
             yield Check("gpu", f"card {number}", "note", f"{found}; it has no preset", mend)
         else:
             yield Check("gpu", f"card {number}", "ok", found)
-    found = (
-        "razorctl was tried on an H100 and an H200 when it was made; the parts below are tried here"
-    )
+    found = "razorctl was tested on an H100 and an H200; the checks below run on this machine"
     yield Check("gpu", "tests of razorctl", "note", found)
     yield _cuda(len(cards))
     if kernels.wanted():

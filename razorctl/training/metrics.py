@@ -92,7 +92,7 @@ class Metrics:
             self._flush()
         except OSError as error:
             if not lagged:
-                log.warning("%s lags behind (%s); training goes on.", METRICS, error.strerror)
+                log.warning("%s lags behind (%s); training continues.", METRICS, error.strerror)
 
     def close(self) -> None:
         """Writes the waiting lines; raises OSError if that fails."""

@@ -110,7 +110,7 @@ class TestNotes:
         assert self.notes(finetune("--unbiased", "--json")) == [
             "note: the ratio does nothing: method full has no ratio.",
             "note: joint branches does nothing without a joint budget below 1.",
-            "note: unbiased does nothing: method full draws nothing.",
+            "note: unbiased does nothing: method full samples nothing.",
         ]
 
     def test_a_default_is_not_given(self):

@@ -96,7 +96,10 @@ def test_a_format_that_is_said():
     assert fits(load("b.jsonl", box_format="cxcywh"))
     small = [{"bbox": [[1, 2, 30, 20]], "category": ["a"]}] * 9  # a corner, or a size
     lines("c.jsonl", small)
-    bad("not clear: of 9, .* 0 by left, top, width and height .* 0 by left, top, right", "c.jsonl")
+    bad(
+        "not clear: of 9 boxes, .* 0 with xywh .left, top, width and height., 0 with xyxy ",
+        "c.jsonl",
+    )
     assert load("c.jsonl", box_format="xyxy").train[0]["boxes"] == [[1.0, 2.0, 30.0, 20.0]]
     with pytest.raises(UsageError, match="box_format 'xyhw'"):
         load(box_format="xyhw")

@@ -458,7 +458,7 @@ def test_labels_of_a_run_and_images_without_labels():
     assert split is None
     assert rows["label"][:3] == [[], [2], [1, 3]]
     assert rows[1]["boxes"] == [[2.0, 3.0, 23.0, 13.0]]
-    with pytest.raises(DataError, match="no classes of the run: 'tram'"):
+    with pytest.raises(DataError, match="not classes of the run: 'tram'"):
         whole.labeled(job, "image", ("car", "bus"))
     parts, _ = whole.unlabeled(["d"], job, "image")
     assert len(parts[0].data) == 12

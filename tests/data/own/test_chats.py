@@ -186,7 +186,7 @@ BAD = {
         ASK, ANSWER, ("system", "Be kind."), ASK
     ),
     "roles do not alternate": talk(ANSWER, ASK),
-    "roles are": talk(ASK, ("tool", "31"), ANSWER),
+    "roles do": talk(ASK, ("tool", "31"), ANSWER),
     "the role 'critic' is none of system, user, assistant, tool": talk(ASK, ("critic", "no")),
     "a message without role and content": talk(ASK, ("assistant", 4)),
     "a message with image_url, not with text alone": talk(
@@ -234,7 +234,7 @@ DOCUMENTS = {
     '[{"messages": []},\n {"messages": [}]': "a.json is not JSON in line 2 (Expecting value)",
     '[{"messages": []} {}]': "a.json is not JSON in line 1 (Expecting ',' delimiter)",
     '[{"messages": []},]': "a.json is not JSON in line 1 (",  # Python 3.13 has another reason
-    '[{"messages": []}][]': "a.json goes on after its JSON array",
+    '[{"messages": []}][]': "a.json has text after its JSON array",
     "[]": "a.json has no rows that can be read",
     '[{"messages": []}': "a.json is not JSON in line 1",
 }

@@ -168,7 +168,7 @@ def test_tables_that_number_their_classes_otherwise_are_refused():
     rows = Dataset.from_dict({"text": [f"a text {i}" for i in range(8)], "label": [1, 0] * 4})
     for split, names in {"train": ["a", "b"], "test": ["b", "a"]}.items():
         rows.cast_column("label", ClassLabel(names=names)).to_parquet(f"d/{split}.parquet")
-    refuses(DataError, "the tables of d number their classes otherwise", "any", "d")
+    refuses(DataError, "the tables of d number their classes differently", "any", "d")
 
 
 def test_images_in_parquet():

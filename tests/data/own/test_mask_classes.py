@@ -120,7 +120,7 @@ def test_palettes_that_differ_are_refused():
 def test_two_names_and_the_values_0_and_255():
     masks_of(0, 255)
     Path("d/classes.txt").write_text("ground\ncar\n")
-    with pytest.raises(DataError, match=r"0 and 255 alone, .*--mask-values 0,255"):
+    with pytest.raises(DataError, match=r"only the values 0 and 255, .*--mask-values 0,255"):
         load()
     splits = load(mask_values="0,255")
     assert (splits.classes, labels_of(splits)[:2]) == (("ground", "car"), [0, 1])

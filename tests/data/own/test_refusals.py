@@ -209,7 +209,7 @@ BAD = {
     "a label for each row": (rows(*(f"a text,{i}" for i in range(9))), "a.csv", "label of its own"),
     "lists of labels in Parquet": (
         lambda: Dataset.from_dict({"text": ["a b"] * 4, "label": [[1]] * 4}).to_parquet(PARQUET),
-        *("a.parquet", "no single values but list", {"task": "classification"}),
+        *("a.parquet", "not single values but list", {"task": "classification"}),
     ),
     "no JSON": (lambda: json_lines("{'text': 1}"), "a.jsonl", "line 13 (not JSON)"),
     "half a character": (

@@ -293,7 +293,7 @@ def test_labels_of_skipped_rows_may_be_no_classes_of_a_run():
     job = Job("bert-base", "a.parquet", skip_bad=True)
     found, _, skipped = whole.labeled(job, "text", ["bad", "good"])
     assert (found["label"][:], len(skipped)) == ([1, 0], 1)
-    with pytest.raises(DataError, match="no classes of the run: 'good'"):
+    with pytest.raises(DataError, match="not classes of the run: 'good'"):
         whole.labeled(job, "text", ["bad", "odd"])
 
 
@@ -397,7 +397,11 @@ ROWS_OF_TOKENS = {"sentence #": ["1", "", "2", ""], "word": [*"abcd"], "tag": ["
 BOTH, NUMBERED, CLASSED = "red,soft", {"task": "regression"}, {"task": "classification"}
 # Columns, settings, and a part of the error. Tables with a label, or of FLAGS, are CSV.
 BAD = {
-    "a share": ({"labels": [*SETS[1:4], ["red", 0.5]]}, {}, "line 4 (a label of 0.5, which is no"),
+    "a share": (
+        {"labels": [*SETS[1:4], ["red", 0.5]]},
+        {},
+        "line 4 (a label of 0.5, which is neither",
+    ),
     "beyond 1": ({"labels": [*VECTORS, [1, 2, 0]]}, {}, "line 13 (a label of 2, not 0 or 1)"),
     "too few": ({"labels": [*VECTORS, [1, 0]]}, {}, "line 13 (2 labels, not 3 as others have)"),
     "no list": ({"labels": [*SETS[1:4], None]}, {}, "a.jsonl, line 4 (no labels)"),
@@ -429,7 +433,7 @@ BAD = {
     "no number": ({"label": [*NUMBERS[:3], ""]}, {}, "a.csv, line 5 (no label)"),
     "truth": ({"label": [*NUMBERS[:3], "true"]}, {}, "the label 'true' is not a number"),
     "words": ({"label": [*"abcd"]}, NUMBERED, "has 4 bad rows: a.csv, line 2 (the label 'a'"),
-    "a decimal comma": ({"label": ["0,5", "1,5", "2.5", "3,5"]}, {}, "'0,5' has a comma: n"),
+    "a decimal comma": ({"label": ["0,5", "1,5", "2.5", "3,5"]}, {}, "'0,5' has a comma: w"),
     "each its own": ({"label": [10, 20, 30, 40]}, {"label_column": "label"}, "label of its own;"),
     "one number": ({"label": [0.5] * 4}, {}, "have the label 0.5; a regression needs two or more"),
     "numbers for classes": ({"label": NUMBERS[:4]}, CLASSED, "--task regression), not classes"),

@@ -147,7 +147,7 @@ def json_rows(file: Path) -> Iterator[Line]:
     except json.JSONDecodeError as error:
         if error.msg == "Extra data":
             raise DataError(
-                f"{file} goes on after its JSON array; write one array, or JSONL."
+                f"{file} has text after its JSON array; write one array, or JSONL."
             ) from None
         line, reason = error.lineno, error.msg
         raise DataError(f"{file} is not JSON in line {line} ({reason}); correct it.") from None

@@ -131,7 +131,9 @@ def _class_names(
     every = (file for part in files.values() for file in part)
     names = {columns.class_names or file.class_names(columns.answer) for file in every}
     if len(names) > 1:
-        raise DataError(f"the tables of {name} number their classes otherwise; write them anew.")
+        raise DataError(
+            f"the tables of {name} number their classes differently; write all with one numbering."
+        )
     return names.pop()
 
 
