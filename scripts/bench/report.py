@@ -9,6 +9,7 @@ the function of that name returns, given what follows a hyphen. Other prose is w
 """
 
 import argparse
+import math
 import re
 import sys
 from collections import Counter
@@ -104,12 +105,12 @@ def memory_answer() -> str:
     def of(key: str) -> str:
         ours, full = ([row_of[p, case][key] / GIB for p in BOTH] for case in ("razor", "full"))
         both = zip(ours, full, BOTH, strict=True)
-        return " and ".join(f"{one:.2f} of {whole:.2f} GiB in {p}" for one, whole, p in both)
+        return " and ".join(f"{one:.2f} GiB in {p} (`full`: {whole:.2f})" for one, whole, p in both)
 
     return prose(
-        f"At ratio {document['ratio']} `razor` stores {of('saved_bytes')} for backward, on {name}. "
+        f"On {name}, `razor` at ratio {document['ratio']} stores {of('saved_bytes')} for backward. "
         f"The peak of a step, with weights, gradients and momentum, is {of('peak_bytes')}. Peaks "
-        f"that `plan` predicts differ from measured ones by {percent(plans['least_over'])} to "
+        f"predicted by `plan` differ from measured peaks by {percent(plans['least_over'])} to "
         f"{percent(plans['most_over'])}."
     )
 
@@ -122,7 +123,7 @@ def planned() -> str:
         [model, label(case), len(over), percent(min(over)), percent(max(over))]
         for (model, case), over in groups.items()
     ]
-    return table(["model", "method", "steps", "least over measured", "most"], lines)
+    return table(["model", "method", "steps", "lowest difference", "highest"], lines)
 
 
 STATES = {"lean": "*", "host": "†"}  # marks of batches that need another state; see fits.py
@@ -187,15 +188,15 @@ def time_answer() -> str:
     steps = {row["case"]: row["step_seconds"] for row in load("phases_cuda")["rows"]}
     of_full = {name: f"{seconds / steps['full']:.2f}" for name, seconds in steps.items()}
     return prose(
-        f"On two CPU cores with VNNI a step of ViT-S/16 by `razor` takes {cpu['razor']} of the "
-        f"time of full fine-tuning, and {cpu['razor, int8 forward']} with the int8 forward pass; "
-        f"checkpointing takes {cpu['checkpoint']}. On an H100 a step of ViT-B/16 in bf16 takes "
-        f"{of_full['razor, CUDA graphs']} of the time of full fine-tuning, which takes "
-        f"{of_full['full, compiled']} compiled. Without CUDA graphs `razor` takes "
-        f"{of_full['razor']}, since the host is slower than the card. Checkpointing took "
-        f"{card['checkpoint']} on an H200. For other cards times are predicted, "
-        f"{percent(min(over), 0)} to {percent(max(over), 0)} off the "
-        "rates that timm published."
+        "All times are relative to full fine-tuning. On two CPU cores with VNNI a step of ViT-S/16 "
+        f"takes {cpu['razor']} with `razor`, {cpu['razor, int8 forward']} with an int8 forward "
+        f"pass too, and {cpu['checkpoint']} with checkpointing. On an H100 a step of ViT-B/16 in "
+        f"bf16 takes {of_full['razor, CUDA graphs']} with `razor` and CUDA graphs; compiled full "
+        f"fine-tuning takes {of_full['full, compiled']}. Without CUDA graphs `razor` takes "
+        f"{of_full['razor']}, since Python launches kernels slower than the GPU runs them. "
+        f"Checkpointing took {card['checkpoint']} on an H200. For other GPUs times are predicted. "
+        f"Predicted rates differ from rates that timm published by {percent(min(over), 0)} to "
+        f"{percent(max(over), 0)}."
     )
 
 
@@ -225,7 +226,7 @@ def in_turns(stem: str, table_of: Callable[[list[Row]], str]) -> str:
             about += [f"ratio {document['ratio']}"] if "ratio" in document else []
             how = "traced" if "CPU" in document["device"] else "measured"
             if how == "traced" and any(", compiled" in row["case"] for row in rows):
-                how += ", but those of compiled cases are measured"
+                how += "; peaks of compiled cases are measured"
             text = f"**{document['device']}**: {', '.join(about)}. Times are medians of at most "
             text += f"{document['turns']} turns. Peaks are {how}."
             parts += [prose(text), table_of(rows), made(path.stem)]
@@ -273,7 +274,7 @@ def linear_layer() -> str:
     keys = "forward_vs_full", "both_vs_full"
     row_of = {(row["method"], row["ratio"]): row for row in document["rows"]}
     names = list(dict.fromkeys(method for method, _ in row_of if method != "full"))
-    gains = {  # how many times as fast keeping columns is as keeping elements
+    gains = {  # how many times as fast storing columns is as storing elements
         r: [row_of["backrazor", r][key] / row_of["prebackrazor", r][key] for key in keys]
         for r in document["ratios"]
         if not row_of["backrazor", r]["error"] and not row_of["prebackrazor", r]["error"]
@@ -288,10 +289,10 @@ def linear_layer() -> str:
         return why or " / ".join(cells(row, *((key, 1, ".2f") for key in keys)))
 
     text = (
-        f"Keeping columns (`prebackrazor`) is {span([g for _, g in gains.values()], '.2f')} times "
-        "as fast as keeping elements (`backrazor`) over both passes; in Tab. 3 of Sheared "
-        "Backpropagation, on an RTX 4090 at batch 128, "
-        f"{span([g for _, g in paper.values()], '.2f')} times."
+        f"Storing columns (`prebackrazor`) is {span([g for _, g in gains.values()], '.2f')} times "
+        "as fast as storing elements (`backrazor`) over both passes. In Tab. 3 of Sheared "
+        f"Backpropagation it is {span([g for _, g in paper.values()], '.2f')} times as fast, on an "
+        "RTX 4090 at batch 128."
     )
     columns: dict[str, Any] = {f"`{name}`": name for name in names}
     columns |= {"columns over elements": gains, "Tab. 3": paper}
@@ -336,15 +337,19 @@ def gradients_answer() -> str:
         return f"{min(whole(rows[t, p, 'razor', ratio]) for t in tasks for p in BOTH):.3f}"
 
     attention = ("fashion", "r8", "decoder")
+    error = math.sqrt(1 - float(of(0.9, *attention)) ** 2)
     cases = ("fashion", "bf16", "razor", 0.9), ("fashion", "bf16", "full", None)
     razor, full = (f"{rows[case]['update']['cosine']:.3f}" for case in cases)
     return prose(
-        f"The cosine of `razor`'s whole gradient to the exact one is {of(0.9, *attention)} or more "
-        f"at ratio 0.9 and {of(0.97, *attention)} at 0.97, on a ViT, a BERT and a small decoder, "
-        f"in bf16 and fp32; of SqueezeNet it is {of(0.9, 'squeezenet')} and "
-        f"{of(0.97, 'squeezenet')}. The cosine of AdamW's update over 20 steps of the ViT, in bf16 "
-        f"at 0.9, is {razor}, and {full} of full fine-tuning in bf16. MobileNetV2 is the hardest: "
-        f"in bf16 `full` itself has {whole(rows['mobilenet', 'bf16', 'full', None]):.3f}."
+        "A gradient with a cosine of 1 to the exact one is exact; a cosine of "
+        f"{of(0.9, *attention)} is an orthogonal error of {error:.0%} of its length. On a ViT, a "
+        f"BERT and a small decoder, in bf16 and fp32, the whole gradient of `razor` has a cosine "
+        f"of at least {of(0.9, *attention)} at ratio 0.9 and {of(0.97, *attention)} at 0.97. On "
+        f"SqueezeNet it has {of(0.9, 'squeezenet')} and {of(0.97, 'squeezenet')}. Over 20 steps "
+        f"of AdamW on the ViT in bf16, the update has a cosine of {razor} with `razor` at 0.9, "
+        f"and of {full} with full fine-tuning. MobileNetV2 is the hardest model: in bf16 the "
+        "gradient of full fine-tuning itself has a cosine of "
+        f"{whole(rows['mobilenet', 'bf16', 'full', None]):.3f}."
     )
 
 
@@ -374,19 +379,21 @@ def updates() -> str:
             vectors = row["update"], row["update"]["worst"], row["worst"]
             names = f"{row['task']}, {row['precision']}", f"{way(row)} {row['ratio'] or ''}".strip()
             lines.append([*names, *(f"{vector.get('cosine', 1):.3f}" for vector in vectors)])
-    return table(["task, precision", "case", "update", "its worst", "worst gradient"], lines)
+    heads = ["update", "worst parameter's update", "worst parameter's gradient"]
+    return table(["task, precision", "case", *heads], lines)
 
 
 def task_cosines() -> str:
     """The cosines of embeddings and of detection."""
-    heads = ["task, precision", "case", "stored", "to the exact gradient", "to `full` in it"]
+    heads = ["task, precision", "case", "stored", "to the exact gradient"]
+    heads += ["to `full` in the same precision", "worst parameter, to `full`"]
     lines = []
     for row in load("task_gradients")["rows"]:
         names = f"{row['task']}, {row['precision']}", f"{way(row)} {row['ratio']}"
         case = "full" if row["method"] == "full" else names[1]
         cosines = (f"{row[key]:.4f}" for key in ("cosine", "to_stock", "worst_cosine"))
         lines.append([names[0], case, f"{row['kept']:.1%}", *cosines])
-    return table([*heads, "its worst parameter"], lines)
+    return table(heads, lines)
 
 
 def on_a_gpu() -> str:
@@ -429,11 +436,11 @@ def accuracy_answer() -> str:
     most = max(abs(r["delta_vs_full"]) / f["accuracy_mean"] for r, f in texts)
     tasks, decoders = (len({r["task"] for r, _ in some}) for some in (pairs, texts))
     return prose(
-        f"Fine-tuned by `razor` at ratio 0.9, models end {points('razor')} points from full "
-        f"fine-tuning on {tasks - decoders} tasks, in fp32 and bf16; on {decoders} tasks of a "
-        f"decoder the perplexity changes by at most {most:.2%}. In {sum(near)} of {len(near)} "
-        "comparisons the difference is within the standard deviation over seeds. By "
-        f"`backrazor` at 0.9 models end {points('backrazor')} points from full fine-tuning."
+        "Differences are to full fine-tuning, in fp32 and bf16. With `razor` at ratio 0.9 they are "
+        f"{points('razor')} points on {tasks - decoders} tasks. On {decoders} tasks of a decoder "
+        f"the perplexity changes by at most {most:.2%}. {sum(near)} of {len(near)} differences are "
+        "within the standard deviation over seeds. With `backrazor` at 0.9 differences are "
+        f"{points('backrazor')} points."
     )
 
 
@@ -467,7 +474,7 @@ def accuracies() -> str:
         ]
         lines.append(line)
     head = ["precision", "method", "seeds", "learning rate", "stored", "test score"]
-    head += ["minus full's", "step vs `full`", "steps to target", "time vs `full`"]
+    head += ["minus `full`", "step vs `full`", "steps to target", "time vs `full`"]
     return "\n".join(f"{about}\n\n{table(head, lines)}" for about, lines in tables.values())
 
 
@@ -505,14 +512,14 @@ def accuracy_files() -> str:
 
 # Models
 
-SHARES = (0.1, 0.15, 0.25, 0.5, 10)  # of full's bytes, upper ends
+SHARES = (0.1, 0.15, 0.25, 0.5, 10)  # of the bytes of full, upper ends
 WAYS = {"`sparsify`": "0.9", "`sparsify_within`": "within"}
 # Type of an error -> why a model is left out.
 CAUSES = {
-    "SizeError": "is larger than 20 million parameters",
-    "InputsError": "runs with none of the inputs that are known",
-    "UnsteadyError": "does not repeat itself",
-    "TimeoutError": "takes too long",
+    "SizeError": "more than 20 million parameters",
+    "InputsError": "unknown inputs",
+    "UnsteadyError": "not deterministic",
+    "TimeoutError": "too slow",
 }
 
 
@@ -524,10 +531,10 @@ def models_answer() -> str:
     same = sum(not any("forward pass" in fault for fault in r["faults"]) for r in timm["rows"])
     return prose(
         f"On every listed model and task `razor` at ratio 0.9 stores {span(shares, '.1%')} of what "
-        f"full fine-tuning stores for backward. Of {len(timm['rows'])} models, one of each of "
-        f"timm's files, the forward pass of {same} is stock's to the bit. Of "
-        f"{len(foreign['rows'])} small models that nobody fitted `razor` to, `sparsify_within` "
-        f"meets the ratio on {met} in fp32, and {clean} have no fault in fp32 or bf16."
+        f"full fine-tuning stores for backward. Of {len(timm['rows'])} models, one for each source "
+        f"file of timm, {same} have a bitwise unchanged forward pass. On {met} of "
+        f"{len(foreign['rows'])} small models for which `razor` was not developed, "
+        f"`sparsify_within` meets the ratio in fp32; {clean} have no fault in fp32 or bf16."
     )
 
 
@@ -554,8 +561,8 @@ def architectures() -> str:
     document = load("architectures")
     rows = sorted(document["rows"], key=lambda row: row["cosine"])
     faults = [f"`{row['model']}`: {', '.join(row['faults'])}" for row in rows if row["faults"]]
-    text = f"{sum(bool(row['options']) for row in rows)} of {len(rows)} are cut down further. The "
-    text += f"cosine of the whole gradient is {rows[0]['cosine']:.5f} or more."
+    text = f"{sum(bool(row['options']) for row in rows)} of {len(rows)} are made smaller. The "
+    text += f"cosine of the whole gradient is at least {rows[0]['cosine']:.5f}."
     text += f" Faults: {'; '.join(faults)}." if faults else ""
     head = ["model", "pixels", "swapped modules", "cosine", "worst parameter"]
     lines = []
@@ -582,7 +589,7 @@ def shares(library: str, rows: list[Row]) -> Iterator[list[object]]:
 
 
 def closeness(library: str, rows: list[Row]) -> Iterator[list[object]]:
-    """The cosines of a library by precision and way, and of full's own gradient in bf16."""
+    """The cosines of a library by precision and way, and of the gradient of full in bf16."""
     for precision, (name, key) in product(BOTH, [*WAYS.items(), ("`full` to fp32", "full")]):
         every = [part(row, precision).get(f"cosine_{key}") for row in rows]
         if known := sorted(cosine for cosine in every if cosine is not None):
@@ -593,14 +600,15 @@ def closeness(library: str, rows: list[Row]) -> Iterator[list[object]]:
 def foreign() -> str:
     document = load("foreign")
     rows, out = document["rows"], document["left_out"]
-    other = "cannot be made from its usual configuration"
+    other = "not built by the usual configuration"
     causes = Counter(CAUSES.get(e.partition(":")[0], other) for e in out.values())
     text = (
-        f"{len(rows) + len(out)} of {sum(document['listed'].values())} models have been tried, of "
-        f"which {len(out)} are left out: "
-        f"{', '.join(f'{n} x {cause}' for cause, n in causes.most_common())}. "
-        f"{sum('bf16' not in row for row in rows)} rows are of earlier code, without bf16."
+        f"{len(rows) + len(out)} of {sum(document['listed'].values())} models were tried. "
+        f"{len(out)} are left out: "
+        f"{', '.join(f'{n} x {cause}' for cause, n in causes.most_common())}."
     )
+    if early := sum("bf16" not in row for row in rows):
+        text += f" {early} rows are of earlier code, without bf16."
     of = {library: [r for r in rows if r["library"] == library] for library in document["listed"]}
     ends = ("to 10 %", *(f"to {end:.0%}" for end in SHARES[1:-1]), "more", "refused")
     bad = []
@@ -617,7 +625,7 @@ def foreign() -> str:
         for head, lines in ((share, shares), (cosine, closeness))
     ]
     every = table(["model", *(f"{way}, {p}" for p in BOTH for way in WAYS), "why"], bad)
-    about = "Faults, refusals and what stores more than a tenth"
+    about = "Models with faults or refusals, or with more than a tenth stored"
     return "\n".join([prose(text), *tables]) + folded(about, every)
 
 
@@ -636,7 +644,7 @@ def figures() -> str:
     rows = [row for row in memory["rows"] if row["model"] == memory["rows"][0]["model"]]
     row_of = {(r["precision"], r["case"]): r["peak_bytes"] / GIB for r in rows}
     named = {"backrazor at 0.9": "backrazor", "razor at 0.9": "razor"}
-    # Micro-batches of a quarter were timed, those of an eighth are traced.
+    # Micro-batches of a quarter were timed, and micro-batches of an eighth are traced.
     named |= {"accumulate 2": "accumulate 8", "razor at 0.97": "razor, ratio 0.97"}
     times = {named.get(r["case"], r["case"]): r["step_time_vs_full"] for r in steps["rows"]}
     close = {
