@@ -31,7 +31,7 @@ def example(tmp_path, monkeypatch, capsys):
         torch.manual_seed(0)
         left = runpy.run_path(str(EXAMPLES / name))
         printed = capsys.readouterr().out
-        (share,) = re.findall(r"kept for backward: (.*)% of", printed)
+        (share,) = re.findall(r"stored for backward: (.*)% of", printed)
         assert not any(isinstance(module, RazorLayer) for module in left["model"].modules())
         return left, float(share), [float(loss) for loss in re.findall(r"loss (.*)", printed)]
 

@@ -67,7 +67,7 @@ def test_the_loop_runs_as_printed(tmp_path):
     loop, _ = blocks(README)
     code, printed, errors = Forked(program, loop, folder=tmp_path).ended()
     assert code == 0, errors
-    (share,) = re.findall(r"kept for backward: (.*)% of full's", printed)
+    (share,) = re.findall(r"for backward: (.*)% of", printed)
     assert 0 < float(share) <= 10
     losses = [float(loss) for loss in re.findall(r"loss (.*)", printed)]
     assert len(losses) == 5

@@ -4,7 +4,7 @@
 
 The script writes scripts/assets/memory-time-{light,dark}.svg, the peak memory of a step against its
 time, by method, from results/frontier_cpu.json, and scripts/assets/bytes-error-{light,dark}.svg,
-the kept bytes of `razor` against the error of its gradient, by what is made again, from
+the stored bytes of `razor` against the error of its gradient, by what is recomputed, from
 results/allocate.json. Each picture has its points as text too. `--check` draws nothing, and exits
 with 1 if a picture was drawn from other results.
 """
@@ -106,11 +106,11 @@ def bytes_error(pyplot: Any, mode: str) -> Any:
         axes.set_xticks([], minor=True)
         axes.set_xticklabels([f"{tick} %" for tick in TICKS])
         axes.set_title(title, color=INK[mode])
-        axes.set_xlabel("kept for backward, of what full keeps", color=INK[mode])
+        axes.set_xlabel("stored for backward, relative to full fine-tuning", color=INK[mode])
         style(axes, mode)
     both[0].set_ylabel("relative error of the gradient", color=INK[mode])
     legend = both[0].legend(labelcolor=INK[mode], frameon=False, loc="lower left")
-    legend.set_title("made again in backward", {"size": SIZE})
+    legend.set_title("recomputed in backward", {"size": SIZE})
     legend.get_title().set_color(INK[mode])
     return figure
 

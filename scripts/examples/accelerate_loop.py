@@ -11,7 +11,7 @@ model = timm.create_model("vit_tiny_patch16_224", img_size=96, num_classes=10)
 images, labels = torch.randn(10, 3, 96, 96), torch.arange(10)
 full = razorctl.saved_bytes(model, images)
 razorctl.sparsify(model)
-print(f"kept for backward: {razorctl.saved_bytes(model, images) / full:.1%} of full's")
+print(f"stored for backward: {razorctl.saved_bytes(model, images) / full:.1%} of full fine-tuning")
 model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=3e-4))
 for step in range(3):
     loss = torch.nn.functional.cross_entropy(model(images), labels)

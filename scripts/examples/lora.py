@@ -1,4 +1,4 @@
-"""LoRA of PEFT, whose adapters save small copies of their inputs: get_peft_model, then sparsify."""
+"""LoRA of PEFT, whose adapters store small copies of their inputs: get_peft_model, then sparsify."""
 
 import timm
 import torch
@@ -11,7 +11,7 @@ model = get_peft_model(vit, LoraConfig(target_modules=r".*(qkv|fc\d)", modules_t
 images, labels = torch.randn(10, 3, 96, 96), torch.arange(10)
 full = razorctl.saved_bytes(model, images)
 razorctl.sparsify(model)
-print(f"kept for backward: {razorctl.saved_bytes(model, images) / full:.1%} of LoRA's")
+print(f"stored for backward: {razorctl.saved_bytes(model, images) / full:.1%} of LoRA alone")
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 for step in range(3):
     loss = torch.nn.functional.cross_entropy(model(images), labels)

@@ -12,4 +12,4 @@ rows = [{"input_ids": text, "labels": number % 2} for number, text in enumerate(
 razor = razorctl.RazorCallback(razorctl.Recipe("razor", ratio=0.9))
 arguments = TrainingArguments("bert", num_train_epochs=4, learning_rate=1e-3)
 Trainer(model, arguments, train_dataset=rows, callbacks=[razor]).train()
-print(f"kept for backward: {razor.saved_bytes / razor.full_saved_bytes:.1%} of full's")
+print(f"stored for backward: {razor.saved_bytes / razor.full_saved_bytes:.1%} of full fine-tuning")
