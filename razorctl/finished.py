@@ -52,7 +52,7 @@ def predict(
     Args:
         run: directory of a finished run, or the result of `finetune`.
         data: a path or a list of paths, as for the command `predict`; a list of texts, which are
-            no paths of files, or of PIL images; a pandas DataFrame, a datasets.Dataset, or a list
+            not paths of files, or of PIL images; a pandas DataFrame, a datasets.Dataset, or a list
             of rows (dicts).
         top: labels of a row, most probable first; None is 1.
         probabilities: whether rows have the probability of every class.

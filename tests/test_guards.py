@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -266,6 +267,45 @@ def test_no_network():
 
     with pytest.raises(pytest_socket.SocketConnectBlockedError):
         socket.create_connection(("192.0.2.1", 80), timeout=1)
+
+
+# Words that a newcomer would have to learn, and constructions that hide their subject.
+HOUSE_WORDS = re.compile(
+    r"\bfull's\b|\b(?:that|those) of\b|\b(?:kept|keeps) for backward\b"
+    r"|\b(?:makes?|made|runs|would run) (?:\w+ )?again\b|(?<!there )\b(?:is|are) no (?!longer\b)"
+)
+HOUSE_SENTENCES = (
+    "20 % of full's bytes",
+    "a peak below those of razor",
+    "blocks that would run again",
+    "makes it again",
+    "the label is no number",
+)
+# Pages with prose for users; lines of tables have older results.
+PAGES = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "scripts" / "bench").glob("*.md"))]
+
+
+def texts(file: Path) -> Iterator[str]:
+    """The strings of a file that users may read, with {} for values; docstrings are help in cli."""
+    code = file.relative_to(PACKAGE).parts[0] not in ("cli", "api.py", "finished.py")
+    silent = {id(node.value) for node in nodes(file) if isinstance(node, ast.Expr) and code}
+    for node in nodes(file):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(getattr(part, "value", "")) for part in node.values)
+        elif isinstance(node, ast.Constant) and id(node) not in silent:
+            yield str(node.value)
+
+
+def test_users_read_the_words_of_the_field():
+    assert all(HOUSE_WORDS.search(sentence) for sentence in HOUSE_SENTENCES)
+    said = [(file, text) for file in FILES for text in texts(file)]
+    for page in PAGES:
+        prose = re.sub(r"^\|.*\n", "", page.read_text(), flags=re.MULTILINE)
+        said += [(page, paragraph) for paragraph in prose.split("\n\n")]
+    found = ((file, HOUSE_WORDS.search(" ".join(text.split()))) for file, text in said)
+    assert not [
+        (file.name, word.string[max(0, word.start() - 40) :]) for file, word in found if word
+    ]
 
 
 # Functions that write where nothing of a user's can be: into a folder that was just made for them.

@@ -94,7 +94,7 @@ def _check(function: Callable[..., Any], name: str, value: Any, annotation: Any)
 
 
 def model_name(model: Any, function: str) -> str | None:
-    """The name of a model; raises ArgumentTypeError for a module and all else that is no name."""
+    """The name of a model; raises ArgumentTypeError for anything else, such as a module."""
     if model is None or isinstance(model, (str, os.PathLike)):
         return None if model is None else str(os.fspath(model))
     raise ArgumentTypeError(

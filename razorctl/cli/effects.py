@@ -28,7 +28,7 @@ INT8 = {
 def note_settings(call: Call, *settings: Recipe | Job) -> None:
     """Prints a note for each setting of a call that has an effect in none of `settings`.
 
-    A default value in a file is no setting of the call: a run's config.toml has all defaults.
+    A default value in a file is not a setting of the call: a run's config.toml has all defaults.
     """
     defaults = {field.name: field.default for field in (*fields(Job), *fields(Recipe))}
     given = {name for name, value in call.file.items() if value != defaults[name]}

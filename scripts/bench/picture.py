@@ -124,7 +124,7 @@ def style(axes: Any, mode: str) -> None:
 
 PICTURES: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
     "memory-time": ("Peak memory against step time", memory_time),
-    "bytes-error": ("Kept bytes against the error of the gradient", bytes_error),
+    "bytes-error": ("Stored bytes against the error of the gradient", bytes_error),
 }
 
 
