@@ -272,7 +272,7 @@ def test_no_network():
 # Words that a newcomer would have to learn, and constructions that hide their subject.
 HOUSE_WORDS = re.compile(
     r"\bfull's\b|\b(?:that|those) of\b|\b(?:kept|keeps) for backward\b"
-    r"|\b(?:makes?|made|runs|would run) (?:\w+ )?again\b|(?<!there )\b(?:is|are) no (?!longer\b)"
+    r"|\b(?:makes?|made|runs|would run) (?:\w+ )?again\b|(?<![Tt]here )\b(?:is|are) no (?!longer\b)"
 )
 HOUSE_SENTENCES = (
     "20 % of full's bytes",

@@ -1,4 +1,4 @@
-"""LoRA of PEFT, whose adapters store small copies of their inputs: get_peft_model, then sparsify."""
+"""LoRA of PEFT, whose adapters store small copies of inputs: get_peft_model, then sparsify."""
 
 import timm
 import torch

@@ -294,5 +294,5 @@ def test_models_train_from_scratch_without_their_weights(model):
     assert result.exit_code == (5 if model == "configured" else 6), result.stderr
     result = razorctl(*command, "--from-scratch")
     assert result.exit_code == 0, result.stderr
-    assert f"note: {model} begins with random weights" in result.stderr
+    assert f"note: {model} starts from random weights" in result.stderr
     assert razorctl("evaluate", "run", "--device", "cpu").exit_code == 0
