@@ -153,6 +153,8 @@ def compare(
     seeds: int = 1,
     budget: str | None = None,
     target: float | None = None,
+    vram: str | None = None,
+    gpu: Name | None = None,
     out: Name | None = None,
     resume: bool = False,
     html: Name | None = None,
@@ -170,6 +172,8 @@ def compare(
         seeds: number of runs of each method.
         budget: time after which no new run starts, such as "10m".
         target: score to reach, such as an accuracy of 0.95; None is 99 % of the best of full.
+        vram: memory of a card, such as "11GB", that a method must fit to be the one to take.
+        gpu: name or file of a GPU preset, whose memory that is without `vram`.
         out: new directory; None is one under runs/.
         resume: continue in `out`; finished runs are not repeated.
         html: new file for a report with plots.
@@ -195,9 +199,12 @@ def compare(
     }
     names = [str(model_name(each, "compare")) for each in what[:1]]
     names += [str(_stored(each)) for each in what[1:]]
-    runs = comparing.compare(call(settings), names, options, target=target, html=_path(html))
+    card = {"vram": vram, "gpu": None if gpu is None else os.fspath(gpu)}
+    runs = comparing.compare(
+        call(settings), names, options, target=target, html=_path(html), **card
+    )
     plots = partial(report.comparison_plots, runs.document, runs.comparison)
-    return Result(runs.document, comparison_view.show, plots, runs.comparison.exit_code)
+    return Result(runs.document, comparison_view.show, plots, runs.exit_code)
 
 
 @public

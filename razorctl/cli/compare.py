@@ -6,12 +6,14 @@ from typing import Annotated, Any
 import typer
 
 from razorctl.cli.comparing import METHODS, exist
+from razorctl.cli.names import completion
 from razorctl.cli.options import (
     JOB,
     Device,
     Json,
     argument,
     evaluation_option,
+    machine_option,
     option,
     switch,
     with_options,
@@ -53,6 +55,19 @@ def compare(
             "Score to reach, such as an accuracy of 0.95.", "99 % of the best of full", "SCORE"
         ),
     ] = None,
+    vram: Annotated[
+        str | None,
+        machine_option("Memory of a card that a method must fit, such as 11GB.", "any", "SIZE"),
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        machine_option(
+            "GPU preset with the memory that a method must fit.",
+            "none",
+            "NAME",
+            autocompletion=completion("gpus"),
+        ),
+    ] = None,
     device: Device = None,
     out: Annotated[Path | None, option("New directory.", "under runs/", "DIR")] = None,
     resume: Annotated[
@@ -86,6 +101,11 @@ def compare(
     Any option that is a number may be a list, such as --lr 1e-5,3e-5,1e-4: each
     method is run with every value, and the last line has the command of the best.
 
+    With --vram or --gpu, a method whose peak does not fit that memory is marked and not
+    recommended. The peak is measured on a GPU; without one, `compare` traces it as
+    `plan` does. Such a method is trained all the same, since its score is what the
+    others are compared with; --methods leaves it out. If none fits, the exit code is 3.
+
     After the time of --budget the current run ends, and no new one starts; --resume
     runs the others. --html writes all figures, plots and commands to one file,
     which needs no network. With --resume it replaces an existing file.
@@ -101,7 +121,8 @@ def compare(
     # The environment sets options of any command, and does not apply to finished runs.
     sources = GIVEN[:1] if all(exist(what)) else GIVEN
     try:
-        result = calls.run(ctx, api.compare, *what, sources=sources, target=target, html=html)
+        options = {"target": target, "html": html, "vram": vram, "gpu": gpu}
+        result = calls.run(ctx, api.compare, *what, sources=sources, **options)
     except UsageError as error:
         if error.document is not None:
             print_result(ctx, error.document, show)

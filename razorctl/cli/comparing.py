@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from razorctl.cli.settings import Call
 from razorctl.cli.views import common as views
 from razorctl.config.tasks import LEAST
-from razorctl.errors import UsageError
+from razorctl.errors import NoFitError, UsageError, first_line
 from razorctl.registry import unknown
 
 # Functions below import what a refused call does not need.
@@ -36,6 +36,13 @@ class ComparedRuns:
     comparison: "Comparison"
     directories: Sequence[Path]
 
+    @property
+    def exit_code(self) -> int:
+        """That of the comparison, or of NoFitError if no row with a result fits the memory."""
+        fits = {row["fits"] for row in self.document["rows"] if row["seeds"]}
+        misfit = False in fits and True not in fits
+        return self.comparison.exit_code or (NoFitError.exit_code if misfit else 0)
+
 
 def compare(
     call: Call,
@@ -43,6 +50,8 @@ def compare(
     options: Mapping[str, Any],
     *,
     target: float | None,
+    vram: str | None,
+    gpu: str | None,
     html: Path | None,
 ) -> ComparedRuns:
     """Compares methods on a model and a data set, or finished runs; writes a report to `html`.
@@ -50,14 +59,18 @@ def compare(
     what: names of a model and a data set, or directories. options: as of `api.compare` in
     OPTIONS. Raises UsageError, which has the document if only the report cannot be written.
     """
+    from razorctl.training.comparing.peaks import card_memory
+
     _check(target, html, options["resume"])
+    budget = card_memory(vram, gpu)
     comparison, directories = _finished(call, what, options), [Path(name) for name in what]
     if comparison is None:
         grid = _run_grid(call, what, options)
         comparison, directories = grid.comparison, [grid.out]
-    runs = ComparedRuns(_document(comparison, target), comparison, directories)
+    runs = ComparedRuns(_document(comparison, target, budget), comparison, directories)
     if html is not None:
-        _write_report(html, runs, target, options["resume"])
+        again = {"target": None if target is None else f"{target:g}", "vram": vram, "gpu": gpu}
+        _write_report(html, runs, again, options["resume"])
     return runs
 
 
@@ -79,11 +92,23 @@ def _check(target: float | None, html: Path | None, resume: bool) -> None:
         atomic.check_room(html, "--html", replace=resume)
 
 
-def _document(comparison: "Comparison", target: float | None) -> dict[str, Any]:
-    """The document of a comparison; raises UsageError for a target that no run can reach."""
-    from razorctl.training.comparing import figures
+def _document(comparison: "Comparison", target: float | None, budget: int | None) -> dict[str, Any]:
+    """The document of a comparison; raises UsageError for a target that no run can reach.
 
-    document = figures.document(comparison, target)
+    budget: bytes that a row must fit. A note says why peaks are not traced.
+    """
+    from razorctl.training.comparing import figures, peaks
+
+    traced: dict[str, int] = {}
+    if not peaks.measured(comparison):
+        with views.status("tracing peaks") as update:
+            try:
+                traced = peaks.traced_peaks(
+                    comparison, lambda label: update(f"tracing the peak of {label}")
+                )
+            except Exception as error:  # a model may raise anything, and the runs are finished
+                views.note(f"peaks are not traced: {first_line(error)}")
+    document = figures.document(comparison, target, traced, budget)
     if target is not None and target > 1 and document["metric"] not in LEAST:
         raise UsageError(
             f"target {target:g} is above 1; {document['metric']} is at most that, like 0.95."
@@ -91,15 +116,19 @@ def _document(comparison: "Comparison", target: float | None) -> dict[str, Any]:
     return document
 
 
-def _write_report(html: Path, runs: ComparedRuns, target: float | None, replace: bool) -> None:
-    """Writes the report of a comparison; raises UsageError if it cannot be written."""
+def _write_report(
+    html: Path, runs: ComparedRuns, options: Mapping[str, str | None], replace: bool
+) -> None:
+    """Writes the report of a comparison; raises UsageError if it cannot be written.
+
+    options: of the command that writes it again.
+    """
     from razorctl.cli.views import report
     from razorctl.training.comparing import comparison
 
     grids = [comparison.repeating(each) for each in runs.directories if comparison.is_grid(each)]
     words = ["razorctl", "compare", *map(str, runs.directories)]
-    if target is not None:
-        words += ["--target", f"{target:g}"]
+    words += [w for name, value in options.items() if value for w in (f"--{name}", value)]
     again = shlex.join([*words, "--html", str(html)])
     commands = [("Repeat all runs", grids), ("Repeat this report", [again])]
     try:

@@ -98,7 +98,7 @@ class Predicted:
             gradients_bytes=gradients,
             optimizer_bytes=optimizer,
             transient_bytes=transient,
-            reserve_bytes=CONTEXT + math.ceil(FRAGMENTATION * peak),
+            reserve_bytes=reserve(peak),
             step_seconds=step.likely,
             step_seconds_low=step.low,
             step_seconds_high=step.high,
@@ -187,6 +187,11 @@ class Candidate:
     def fits(self, budget: int) -> bool:
         """Whether it needs at most `budget` bytes of the card."""
         return self.predicted.needed_bytes <= budget
+
+
+def reserve(peak: int) -> int:
+    """Bytes that a process needs beside its tensors, of which the most are `peak`."""
+    return CONTEXT + math.ceil(FRAGMENTATION * peak)
 
 
 def label(recipe: Recipe, accumulate: int) -> str:

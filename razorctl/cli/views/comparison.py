@@ -10,10 +10,11 @@ from rich.table import Table
 from razorctl.cli.views import common as views
 from razorctl.cli.views.terminal import Lines, data_stream
 from razorctl.config.tasks import LEAST
+from razorctl.planning.candidates import CONTEXT, FRAGMENTATION
 from razorctl.training.comparing.advice import sentence
-from razorctl.units import count, percent
+from razorctl.units import count, percent, size
 
-MEMORY = {"peak_bytes": "peak", "saved_bytes": "stored"}
+MEMORY = {"saved_bytes": "stored", "traced_peak_bytes": "peak", "peak_bytes": "peak"}
 MIB, GIB = ("MiB", 2.0**20), ("GiB", 2.0**30)
 _SHARES = {"f1": "F1", "micro_f1": "micro F1", "mean_average_precision": "mAP"}
 _SHARES |= {"mean_iou": "mean IoU", "top5_accuracy": "top-5 accuracy"}
@@ -41,10 +42,10 @@ Columns = dict[str, tuple[str, float, str]]  # figure -> (head, size of its unit
 def show(document: dict[str, Any], memories: dict[str, str] | None = None) -> None:
     """Prints the table of `compare`: a row for each method, the best figures in bold.
 
-    memories: as in `columns_of`; None is the column of `document["memory"]`.
+    memories: as in `columns_of`; None is the stored bytes and the column of `document["memory"]`.
     """
-    memory = document["memory"]
-    columns = columns_of(document, memories or {memory: MEMORY[memory]})
+    shown = ("saved_bytes", document["memory"])
+    columns = columns_of(document, memories or {name: MEMORY[name] for name in shown})
     table, left_out = _table(document, columns), list[str]()
     for name in SPARE:
         table.columns[1].max_width = LABEL
@@ -70,7 +71,7 @@ def show(document: dict[str, Any], memories: dict[str, str] | None = None) -> No
 def columns_of(document: dict[str, Any], memories: dict[str, str]) -> Columns:
     """The columns of a comparison.
 
-    memories: "saved_bytes", "peak_bytes" or both, with their heads.
+    memories: names in MEMORY with their heads.
     """
     rows, columns = document["rows"], Columns()
     if len({row["steps"] for row in rows} - {None}) > 1:
@@ -101,15 +102,25 @@ def explanation(document: dict[str, Any], of_target: bool) -> str:
     of_target: whether it has the column "target".
     """
     target, rows = document["target"], document["rows"]
-    measured = document["memory"] == "peak_bytes"
-    memory = "measured peak of a step" if measured else "stored for backward, traced"
-    if not measured and any(row["compile"] for row in rows):
+    budget, memory = document["budget_bytes"], "stored for backward, traced"
+    if any(row["compile"] for row in rows):
         memory += " without compiling"
-    if not measured and any(row["activation_memory_budget"] is not None for row in rows):
+    if any(row["activation_memory_budget"] is not None for row in rows):
         memory += " or its memory budget"
+    by = {
+        "saved_bytes": "stored",
+        "traced_peak_bytes": "peak, traced for a step on a card",
+        "peak_bytes": "peak, measured",
+    }[document["memory"]]
     head, _, form = SCORES[document["metric"] or "accuracy"]
     score = head.split("\n")[0]
-    notes = f"Bold: best. *: Pareto front of memory, step time and {score}. Memory: {memory}. "
+    notes = f"Bold: best. *: Pareto front of memory, step time and {score}. Memory: {by}. "
+    notes += f"stored: {memory}. "
+    if any(row["fits"] is False for row in rows):
+        notes += (
+            f"does not fit: the peak, {size(CONTEXT)} for the CUDA context and "
+            f"{percent(FRAGMENTATION)} for fragmentation are more than {size(budget)}. "
+        )
     if target is not None and of_target:
         bound = f"{percent(target, 2) if head.endswith('%') else form.format(100 * target)} or more"
         if document["metric"] in LEAST:
@@ -156,7 +167,8 @@ def _table(document: dict[str, Any], columns: Columns) -> Table:
     for head, _, _ in columns.values():
         table.add_column(head, justify="right", no_wrap=True)
     for row in document["rows"]:
-        cells = ["*" if row["pareto"] else "", escape(row["label"])]
+        misfit = "\n[red]does not fit[/]" if row["fits"] is False else ""
+        cells = ["*" if row["pareto"] else "", escape(row["label"]) + misfit]
         for name in columns:
             text = cell(row, name, columns)
             cells.append(f"[bold]{text}[/]" if name in row["best"] else text)

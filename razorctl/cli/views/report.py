@@ -20,7 +20,11 @@ from razorctl.training.comparing.curves import losses, scores
 from razorctl.training.comparing.finished_run import FinishedRun, read_run
 from razorctl.training.rundir import CONFIG
 
-MEMORY = {"saved_bytes": "stored, traced", "peak_bytes": "peak, measured"}
+MEMORY = {
+    "saved_bytes": "stored, traced",
+    "traced_peak_bytes": "peak, traced",
+    "peak_bytes": "peak, measured",
+}
 PLOTS = (
     "Memory and time: less is better on both axes; filled points are on the Pareto front. Thick "
     "curves are means over seeds, thin curves are single seeds. Seconds count training steps only. "
@@ -107,7 +111,8 @@ def _memory_time(document: dict[str, Any]) -> str:
     percent = " %" if columns["score"][0].endswith("%") else ""
     points = [
         plots.Point(
-            f"{row['label']}: {table.cell(row, 'score', columns)}{percent}",
+            f"{row['label']}{', does not fit' if row['fits'] is False else ''}: "
+            f"{table.cell(row, 'score', columns)}{percent}",
             row["step_seconds"] / second,
             row[memory] / byte,
             row["pareto"],

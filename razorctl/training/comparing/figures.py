@@ -7,6 +7,7 @@ from typing import Any
 from razorctl import units
 from razorctl.config.tasks import LEAST
 from razorctl.methods import METHODS
+from razorctl.planning.candidates import reserve
 from razorctl.training.comparing import advice
 from razorctl.training.comparing.comparison import Comparison, Entry
 from razorctl.version import __version__
@@ -17,41 +18,46 @@ COSTS = ("memory_vs_full", "step_seconds", "epoch_seconds", "time_to_target")
 GAINS = ("speedup_vs_full", "accuracy")
 
 
-def document(comparison: Comparison, target: float | None = None) -> dict[str, Any]:
+def document(
+    comparison: Comparison,
+    target: float | None = None,
+    peaks: Mapping[str, int] | None = None,
+    budget: int | None = None,
+) -> dict[str, Any]:
     """The comparison under the stable keys of `compare --json`: a row for each entry.
 
     Times are medians over the seeds; accuracies are means with a sample standard deviation.
     `memory` is the column by which memory is compared: the measured peak if all runs have one, else
-    the traced bytes stored for backward. `metric` is the figure of `score`: the metric of the runs,
+    the traced peak if all rows have one, else the traced bytes stored for backward. `needed_bytes`
+    are a row's peak and what a process needs beside it, and `fits` whether `budget_bytes` suffice;
+    None if one of them is not known. `metric` is the figure of `score`: the metric of the runs,
     or the first figure of their task if they have several metrics. `compile` is the setting, and
     `compiled` whether steps were compiled. `take` is the result of `advice.take`; in a grid with
     lists it compares the best row of each method. `command` trains like the row to take.
 
     target: None is TARGET of the best score of `full`, averaged over seeds, or that share inverted
-    if less is better.
+    if less is better. peaks: label -> traced peak in bytes. budget: bytes that a row must fit.
     """
     done = [entry for entry in comparison.entries if entry.runs]
     runs = [run.result for entry in done for run in entry.runs]
     measured = bool(runs) and all(result["peak_bytes"] is not None for result in runs)
-    memory = "peak_bytes" if measured else "saved_bytes"
+    peaks = peaks or {}
+    traced = bool(done) and all(entry.label in peaks for entry in done)
+    memory = "peak_bytes" if measured else "traced_peak_bytes" if traced else "saved_bytes"
     full = next((entry for entry in done if _reference(entry, done) is entry), None)
     if target is None and full is not None:
         best, least = fmean(run.best for run in full.runs), full.runs[0].figure in LEAST
         target = best / TARGET if least else best * TARGET
-    rows = [_row(entry, _reference(entry, done), memory, target) for entry in comparison.entries]
+    rows = [_row(entry, peaks.get(entry.label), target, budget) for entry in comparison.entries]
+    row_of = {row["label"]: row for row in rows}
+    for entry, row in zip(comparison.entries, rows, strict=True):
+        if (reference := _reference(entry, done)) is not None:
+            plain = row_of[reference.label]
+            row["memory_vs_full"] = row[memory] / plain[memory]
+            row["speedup_vs_full"] = plain["step_seconds"] / row["step_seconds"]
     metric = done[0].runs[0].figure if done else None
     _mark(rows, memory, metric in LEAST)
-    best_of = _best_of_methods(comparison.entries)
-    labels = [entry.label for entry in best_of]
-    alike = all(entry.settings == done[0].settings for entry in best_of)
-    if len(best_of) == 1 and best_of[0].values:
-        count = sum(entry.method == best_of[0].method for entry in comparison.entries)
-        settings = units.count(count, "setting")
-        seeds = units.count(len(best_of[0].runs), "seed")
-        take: dict[str, str | None]
-        take = {"label": labels[0], "why": f"the best of {settings} ({seeds})"}
-    else:
-        take = advice.take([row for row in rows if row["label"] in labels], memory, metric, alike)
+    take = _advice(comparison.entries, row_of, memory, metric, budget)
     commands = {entry.label: entry.command for entry in comparison.entries}
     return {
         "razorctl": __version__,
@@ -62,6 +68,7 @@ def document(comparison: Comparison, target: float | None = None) -> dict[str, A
         "shared": _shared([result["job"] for result in runs]),
         "memory": memory,
         "target": target,
+        "budget_bytes": budget,
         "seeds": sorted({result["job"]["seed"] for result in runs}),
         "rows": rows,
         "pareto": [row["label"] for row in rows if row["pareto"]],
@@ -74,12 +81,44 @@ def document(comparison: Comparison, target: float | None = None) -> dict[str, A
     }
 
 
-def _best_of_methods(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries with runs; only the best one of a method with lists."""
+def _advice(
+    entries: Sequence[Entry],
+    row_of: Mapping[str, dict[str, Any]],
+    memory: str,
+    metric: str | None,
+    budget: int | None,
+) -> advice.Advice:
+    """What to take: of the best rows of all methods, or of the settings of a single one.
+
+    row_of: label -> the row of an entry.
+    """
+    best_of = _best_of_methods(entries, row_of)
+    alike = all(entry.settings == best_of[0].settings for entry in best_of)
+    if len(best_of) != 1 or not best_of[0].values:
+        judged = [row_of[entry.label] for entry in best_of]
+        return advice.take(judged, memory, metric, alike, budget)
+    (best,) = best_of
+    rows = [row_of[entry.label] for entry in entries if entry.method == best.method]
+    if budget is None:
+        fit = ""
+    elif row_of[best.label]["fits"]:
+        rows, fit = [row for row in rows if row["fits"]], f" that fit {units.size(budget)}"
+    else:
+        return advice.nothing_fits(rows, budget)
+    settings, seeds = units.count(len(rows), "setting"), units.count(len(best.runs), "seed")
+    return {"label": best.label, "why": f"the best of {settings}{fit} ({seeds})"}
+
+
+def _best_of_methods(entries: Sequence[Entry], row_of: Mapping[str, Any]) -> list[Entry]:
+    """The entries with runs; only the best one of a method with lists, which fits if any does.
+
+    row_of: label -> the row of an entry.
+    """
     done = [entry for entry in entries if entry.runs]
 
-    def judged(entry: Entry) -> float:
-        return fmean(run.judged for run in entry.runs)
+    def judged(entry: Entry) -> tuple[bool, float]:
+        fits = row_of[entry.label]["fits"] is not False
+        return fits, fmean(run.judged for run in entry.runs)
 
     chosen: dict[str, Entry] = {}
     for entry in (each for each in done if each.values):
@@ -120,10 +159,14 @@ def _reference(entry: Entry, done: Sequence[Entry]) -> Entry | None:
     return min(plain, key=far, default=None)
 
 
-def _row(entry: Entry, full: Entry | None, memory: str, target: float | None) -> dict[str, Any]:
+def _row(
+    entry: Entry, traced: int | None, target: float | None, budget: int | None
+) -> dict[str, Any]:
+    """The row of an entry, without comparisons; traced: its traced peak in bytes."""
     results = [run.result for run in entry.runs]
     ratio = entry.recipe.ratio if METHODS[entry.recipe.method].has_ratio else None
     accuracies = [r["accuracy"] for r in results if r["accuracy"] is not None]
+    losses = [r["loss"] for r in results if r["loss"] is not None]
     row: dict[str, Any] = {
         "method": entry.method,
         "ratio": ratio,
@@ -151,11 +194,15 @@ def _row(entry: Entry, full: Entry | None, memory: str, target: float | None) ->
         "compiled": all(result["compiled"] for result in results) if results else None,
         "steps": entry.job.get("steps"),
         "exact": not entry.recipe.approximates,
+        "loss": fmean(losses) if losses else None,
+        "traced_peak_bytes": traced,
+        "needed_bytes": None,
+        "fits": None,
     }
-    if full is not None:
-        dense = [run.result for run in full.runs]
-        row["memory_vs_full"] = row[memory] / _largest(dense, memory)
-        row["speedup_vs_full"] = _median(dense, "step_seconds") / row["step_seconds"]
+    peak = traced if row["peak_bytes"] is None else row["peak_bytes"]
+    if peak is not None:
+        row["needed_bytes"] = peak + reserve(peak)
+        row["fits"] = None if budget is None else row["needed_bytes"] <= budget
     if target is not None:
         times = [run.time_to(target) for run in entry.runs]
         reached = [time for time in times if time is not None]
