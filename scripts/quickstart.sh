@@ -10,5 +10,5 @@ Activate the environment in this directory, then try:
   source .venv/bin/activate
   razorctl plan vit-b16 cifar100 --gpu rtx-4090
   razorctl profile vit-micro digits
-  razorctl compare vit-micro digits --steps 50 --html report.html
+  razorctl compare vit-micro digits --methods full,checkpoint,razor --batch-size 512 --steps 20 --vram 1GB --html report.html
 NEXT
