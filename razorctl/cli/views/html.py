@@ -36,7 +36,8 @@ HEAD = """<!DOCTYPE html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy"
   content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
-<style>body { margin: 2em auto; max-width: 70em; font-family: sans-serif; }</style>"""
+<style>:root { color-scheme: light dark; }
+body { margin: 2em auto; padding: 0 1em; max-width: 70em; font-family: sans-serif; }</style>"""
 
 
 class RecordingConsole(CleanConsole):

@@ -62,7 +62,7 @@ def test_what_does_not_fit_is_marked_and_not_taken(runs):
     text = " ".join(result.stdout.split())
     assert text.count("does not fit") == 3  # in the table, the notes and the advice
     assert "Memory: peak, traced for a step on a card." in text
-    assert "640 MiB for the CUDA context and 4 % for fragmentation are more than 1.0 GiB." in text
+    assert "peak + 4 % for fragmentation + 640 MiB for the CUDA context exceed 1.0 GiB." in text
     assert "Take razor 0.9: razor 0.9 and full tie in accuracy (2 seeds);" in text
     page = Path("report.html").read_text("utf-8")
     assert 'full<br><span style="color:#e5484d">does not fit</span>' in page
