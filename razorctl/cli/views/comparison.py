@@ -118,8 +118,8 @@ def explanation(document: dict[str, Any], of_target: bool) -> str:
     notes += f"stored: {memory}. "
     if any(row["fits"] is False for row in rows):
         notes += (
-            f"does not fit: peak + {percent(FRAGMENTATION)} for fragmentation + {size(CONTEXT)} for "
-            f"the CUDA context exceed {size(budget)}. "
+            f"does not fit: peak + {percent(FRAGMENTATION)} for fragmentation + {size(CONTEXT)} "
+            f"for the CUDA context exceed {size(budget)}. "
         )
     if target is not None and of_target:
         bound = f"{percent(target, 2) if head.endswith('%') else form.format(100 * target)} or more"
