@@ -101,10 +101,10 @@ def compare(
     Any option that is a number may be a list, such as --lr 1e-5,3e-5,1e-4: each
     method is run with every value, and the last line has the command of the best.
 
-    With --vram or --gpu, a method whose peak does not fit that memory is marked and not
-    recommended. The peak is measured on a GPU; without one, `compare` traces it as
-    `plan` does. Such a method is trained all the same, since its score is what the
-    others are compared with; --methods leaves it out. If none fits, the exit code is 3.
+    With --vram or --gpu, methods whose peak does not fit that memory are marked and
+    not recommended; if none fits, the exit code is 3. The peak is measured on a
+    GPU, and traced as by `plan` without one. Methods that do not fit are trained
+    too, since others are compared with their score; --methods leaves them out.
 
     After the time of --budget the current run ends, and no new one starts; --resume
     runs the others. --html writes all figures, plots and commands to one file,

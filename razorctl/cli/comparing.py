@@ -119,10 +119,7 @@ def _document(comparison: "Comparison", target: float | None, budget: int | None
 def _write_report(
     html: Path, runs: ComparedRuns, options: Mapping[str, str | None], replace: bool
 ) -> None:
-    """Writes the report of a comparison; raises UsageError if it cannot be written.
-
-    options: of the command that writes it again.
-    """
+    """Writes the report, and in it its command with `options`; raises UsageError if it cannot."""
     from razorctl.cli.views import report
     from razorctl.training.comparing import comparison
 

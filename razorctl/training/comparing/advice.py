@@ -39,6 +39,9 @@ def take(
     if all(row["time_to_target"] is None for row in done if row["exact"]):
         done = [{**row, "time_to_target": None} for row in done]
     exact = [row for row in done if row["exact"]]
+    fitting = done if budget is None else [row for row in done if row["fits"]]
+    if budget is not None and done and not fitting:
+        return nothing_fits(done, budget)
     if not exact:
         return {"label": None, "why": "no exact method has a result; compare full too"}
     if not alike:
@@ -47,19 +50,12 @@ def take(
             "why": "the runs differ in more than the method, so their times do not compare",
         }
     best = (min if metric in LEAST else max)(exact, key=lambda row: row["score"])
-    judge = _Judge(memory, metric or "score", best)
-    if budget is None:
-        return judge.choice(done)
-    fitting = [row for row in done if row["fits"]]
-    if not fitting:
-        return nothing_fits(done, budget)
-    advice = judge.choice(fitting)
+    chosen, why = _Judge(memory, metric or "score", best).choice(fitting)
     misfits = [row["label"] for row in done if row["fits"] is False]
-    if misfits:
+    if budget is not None and misfits:
         verb = "does" if len(misfits) == 1 else "do"
-        what = f"{' and '.join(misfits)} {verb} not fit {units.size(budget)}"
-        advice["why"] = f"{advice['why']}; {what}"
-    return advice
+        why += f"; {' and '.join(misfits)} {verb} not fit {units.size(budget)}"
+    return {"label": chosen["label"], "why": why}
 
 
 def nothing_fits(rows: Sequence[Row], budget: int) -> Advice:
@@ -89,14 +85,13 @@ class _Judge:
     metric: str
     best: Row
 
-    def choice(self, rows: Sequence[Row]) -> Advice:
-        """The advice for rows that fit."""
+    def choice(self, rows: Sequence[Row]) -> tuple[Row, str]:
+        """The row to take of those that fit, and why."""
         most = PERCENT if self.least else POINTS
         near = [row for row in rows if self.lost(row) <= most or self.level(row)]
         if not near:
             chosen = min(rows, key=lambda row: (self.lost(row), self.order(row)))
-            why = f"the best score among those that fit, {self.beside(chosen, self.best)}"
-            return {"label": chosen["label"], "why": why}
+            return chosen, f"the best score that fits; {self.beside(chosen, self.best)}"
         first = min(near, key=self.order)
         even = [
             row
@@ -105,12 +100,10 @@ class _Judge:
         ]
         chosen = self.smallest(even) if even else first
         if not chosen["exact"]:
-            why = self.why(chosen, self.rival(rows))
-        elif first["exact"] and first["label"] != chosen["label"]:
-            why = self.why(chosen, first)
-        else:
-            why = self.why_exact(chosen, rows, near, fastest=chosen is first)
-        return {"label": chosen["label"], "why": why}
+            return chosen, self.why(chosen, self.rival(rows))
+        if first["exact"] and first is not chosen:
+            return chosen, self.why(chosen, first)
+        return chosen, self.why_exact(chosen, rows, near, fastest=chosen is first)
 
     @property
     def least(self) -> bool:
@@ -118,18 +111,12 @@ class _Judge:
         return self.metric in LEAST
 
     def lost(self, row: Row, other: Row | None = None) -> float:
-        """By how much a score is worse than another or the best exact one, in points.
-
-        In percent if less is better.
-        """
+        """Points by which a score is worse than another or the best; percent if less is better."""
         score, best = float(row["score"]), float((other or self.best)["score"])
         return round(100 * (score / best - 1 if self.least else best - score), 9)
 
     def level(self, row: Row, other: Row | None = None) -> bool:
-        """Whether a score is not worse than another or the best exact one by more than the noise.
-
-        Of one seed the noise is not known.
-        """
+        """Whether a score is worse than another or the best by no more than the known noise."""
         other, spread = other or self.best, self.best["score_std"]
         if spread is None or min(len(row["seeds"]), len(other["seeds"])) < 2:
             return False
@@ -145,10 +132,7 @@ class _Judge:
         return _time_to(row), row["step_seconds"], row[self.memory]
 
     def smallest(self, rows: Sequence[Row]) -> Row:
-        """The row of least memory; of those with about the same, the one of least loss.
-
-        Of equal ones an exact one.
-        """
+        """The row of least memory; of about the same, the one of least loss, then an exact one."""
         most = min(row[self.memory] for row in rows) / (1 - GAIN)
         small = [row for row in rows if row[self.memory] <= most]
         return min(small, key=lambda row: (_loss(row), not row["exact"], self.order(row)))
@@ -175,10 +159,7 @@ class _Judge:
     def why_exact(
         self, chosen: Row, rows: Sequence[Row], near: Sequence[Row], fastest: bool
     ) -> str:
-        """The reason for an exact row, compared with the approximations.
-
-        fastest: whether it is the fastest of the rows near the best score.
-        """
+        """The reason for an exact row, which may be the fastest, beside the approximate ones."""
         approximations = [row for row in rows if not row["exact"]]
         last = "" if chosen["time_to_target"] is None else " to the target"
         if not approximations:
@@ -204,13 +185,11 @@ class _Judge:
         one, two, lost = row["label"], other["label"], round(self.lost(row, other), 1)
         if self.ties(row, other):
             return f"{one} and {two} tie in {self.metric.replace('_', ' ')} {_seeds(row, other)}"
-        words = f"{abs(lost):.1f} points {'below' if lost > 0 else 'above'}"
+        words = f"is {abs(lost):.1f} points {'below' if lost > 0 else 'above'}"
         if self.least:
             more = "more" if lost > 0 else "less"
-            words = f"{units.percent(abs(lost) / 100)} {more} {self.metric} than"
-        words = words if lost else "level with"
-        verb = "has" if self.least and lost else "is"
-        return f"{one} {verb} {words} {two} {_seeds(row, other)}"
+            words = f"has {units.percent(abs(lost) / 100)} {more} {self.metric} than"
+        return f"{one} {words if lost else 'is level with'} {two} {_seeds(row, other)}"
 
 
 def _time_to(row: Row) -> float:

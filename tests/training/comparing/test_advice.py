@@ -129,7 +129,6 @@ TIED = RAZOR | {"score": 0.8992, "step_seconds": 1.0}
         ([FULL, TIED | {"saved_bytes": 960}], "Take full"),  # about the same memory, and loss
         ([FULL, TIED | {"saved_bytes": 960, "loss": 0.39}], "Take razor"),
         ([FULL, TIED | {"saved_bytes": 1040, "loss": 0.39}], "Take razor"),
-        ([FULL | {"loss": None}, TIED | {"saved_bytes": 990}], "Take razor"),
         ([FULL, CHECKPOINT | {"step_seconds": 1.04}], "Take checkpoint"),
     ],
 )
@@ -170,15 +169,15 @@ FITS = {"fits": True, "needed_bytes": 1 << 30}
         ),
         (
             [LARGE, RAZOR | FITS | {"score": 0.8}, RAZOR | FITS | {"label": "b", "score": 0.85}],
-            "Take b: the best score among those that fit, b is 5.0 points below full (2 seeds); "
-            "full does not fit 2.0 GiB.",
+            "Take b: the best score that fits; b is 5.0 points below full (2 seeds); full does not "
+            "fit 2.0 GiB.",
         ),
         ([LARGE, CHECKPOINT | FITS, TIED], "Take checkpoint: the fastest exact method (2 seeds);"),
         (
             [LARGE, CHECKPOINT | {"fits": False, "needed_bytes": (2 << 30) + 1}],
             "No choice yet: no method fits 2.0 GiB; checkpoint needs the least, 2.1 GiB.",
         ),
-        ([FULL | {"needed_bytes": None}], "No choice yet: the peaks are not known."),
+        ([TIED | {"fits": False}], "No choice yet: no method fits 2.0 GiB; razor 0.9 needs"),
     ],
 )
 def test_only_what_fits_is_taken(rows, line):

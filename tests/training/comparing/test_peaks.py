@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import tomli_w
@@ -20,32 +21,25 @@ MIB = 2**20
 
 def resolved(**settings: object) -> Job:
     job = Job("vit-micro", "digits", **GIVEN | settings)
-    facts = job_facts(job)
-    return job.resolved(facts["defaults"], facts["train_examples"])
+    return job.resolved(job_facts(job)["defaults"], None)
 
 
 @pytest.fixture
 def runs(traces, monkeypatch) -> list[str]:
     """Two seeds of full and one of razor, which are as accurate, and as fast."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(traces))
-    job = asdict(resolved())
-    del job["seed"]
     for seed in (0, 1):
-        write(f"f{seed}", seed=seed, accuracies=(None, 0.9 + seed / 100), **job)
-        write(f"r{seed}", "razor", seed=seed, accuracies=(None, 0.9 + seed / 100), **job)
+        job = asdict(resolved(seed=seed)) | {"accuracies": (None, 0.9 + seed / 100)}
+        write(f"f{seed}", **job)
+        write(f"r{seed}", "razor", **job)
     return ["f0", "f1", "r0", "r1"]
 
 
 def test_a_peak_is_traced_once_for_all_seeds_as_plan_traces_it(runs, monkeypatch):
-    traced: list[str] = []
-
-    def count(job: Job, recipe: Recipe, *more: object) -> object:
-        traced.append(recipe.method)
-        return cached_trace(job, recipe, *more)
-
-    monkeypatch.setattr(peaks, "cached_trace", count)
+    counted = Mock(side_effect=cached_trace)
+    monkeypatch.setattr(peaks, "cached_trace", counted)
     document = json.loads(compare(*runs, "--json").stdout)
-    assert traced == ["full", "razor"]
+    assert [call.args[1].method for call in counted.call_args_list] == ["full", "razor"]
     assert (document["memory"], document["budget_bytes"]) == ("traced_peak_bytes", None)
     full, razor = document["rows"]
     for row, method in ((full, "full"), (razor, "razor")):
@@ -70,12 +64,9 @@ def test_what_does_not_fit_is_marked_and_not_taken(runs):
     assert "razorctl compare f0 f1 r0 r1 --vram 1GB --html report.html" in page
     full, razor = json.loads(compare(*runs, "--vram", "1GB", "--json").stdout)["rows"]
     assert (full["fits"], razor["fits"]) == (False, True)
-
-
-def test_if_nothing_fits_the_table_is_shown_and_the_exit_code_says_it(runs):
-    result = compare(*runs, "--vram", "650MB")
-    assert result.exit_code == 3
-    assert "No choice yet: no method fits 650 MiB; razor 0.9 needs the least, " in result.stdout
+    nothing = compare(*runs, "--vram", "650MB")
+    assert nothing.exit_code == 3
+    assert "No choice yet: no method fits 650 MiB; razor 0.9 needs the least, " in nothing.stdout
 
 
 def test_a_measured_peak_comes_before_a_traced_one(monkeypatch):
@@ -104,7 +95,6 @@ def test_of_a_list_the_best_setting_that_fits_is_taken(traces, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(traces))
     for size, score in ((16, 0.8), (32, 0.85), (512, 0.9)):
         job = asdict(resolved(batch_size=size))
-        del job["seed"]
         write(f"grid/full-batch-size-{size}-0", accuracies=(None, score), **job)
     runs = {"methods": ["full"], "seeds": [0], "lists": {"batch_size": [16, 32, 512]}}
     tables = {"job": {"model": "vit-micro", "dataset": "digits"}, "recipe": {"ratio": 0.9}}
@@ -112,9 +102,8 @@ def test_of_a_list_the_best_setting_that_fits_is_taken(traces, monkeypatch):
     taken = json.loads(compare("grid", "--vram", "1GB", "--json").stdout)["take"]
     why = "the best of 2 settings that fit 1.0 GiB (1 seed)"
     assert taken == {"label": "full, batch size 32", "why": why}
-    nothing = compare("grid", "--vram", "650MB")
-    assert nothing.exit_code == 3
-    assert "no method fits 650 MiB; full, batch size 16 needs the least" in nothing.stdout
+    nothing = compare("grid", "--vram", "650MB").stdout
+    assert "no method fits 650 MiB; full, batch size 16 needs the least" in nothing
 
 
 @pytest.mark.parametrize(
