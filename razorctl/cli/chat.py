@@ -3,17 +3,9 @@
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from razorctl.cli.options import (
-    Device,
-    DrawSeed,
-    NewTokens,
-    RunArgument,
-    Temperature,
-    Weights,
-)
+from razorctl.cli.options import Device, DrawSeed, NewTokens, RunArgument, Temperature, Weights
 from razorctl.cli.predicting import NEW_TOKENS
 from razorctl.cli.views import common as views
 from razorctl.cli.views.terminal import data_stream, stdin_lines
@@ -45,7 +37,20 @@ def chat(
     Without a terminal, each line of stdin is a message, and the answers alone are
     printed, without /exit.
     """
-    dialog = _dialog(run, weights, device, max_new_tokens, temperature, seed)
+    from razorctl.training import run_files
+
+    _, job = run_files.finished_run(run)
+    if job.task != "causal-lm":
+        raise UsageError(
+            f"{run} is for {job.task or 'classification'}, and chat needs a run for causal-lm; "
+            "give such a run texts or files with `razorctl predict`."
+        )
+    with views.status(f"loading {run}"):
+        from razorctl.training.predicting import continuations, inference
+
+        trained = inference.load(run, weights=weights, device=device)
+        settings = max_new_tokens or NEW_TOKENS, temperature or 0.0, seed or 0
+        dialog = continuations.Dialog(trained, *settings)
     if not dialog.templated:
         views.note(f"the tokenizer of {run} has no chat template; texts are continued as they are.")
     if not sys.stdin or not sys.stdin.isatty():
@@ -60,29 +65,6 @@ def chat(
             views.say("")  # the terminal shows ^C
         except DataError as error:
             views.error(str(error))
-
-
-def _dialog(
-    run: Path,
-    weights: str | None,
-    device: str | None,
-    new: int | None,
-    temperature: float | None,
-    seed: int | None,
-) -> "Dialog":
-    from razorctl.training import run_files
-
-    _, job = run_files.finished_run(run)
-    if job.task != "causal-lm":
-        raise UsageError(
-            f"{run} is for {job.task or 'classification'}, and chat needs a run for causal-lm; "
-            "give such a run texts or files with `razorctl predict`."
-        )
-    with views.status(f"loading {run}"):
-        from razorctl.training.predicting import continuations, inference
-
-        trained = inference.load(run, weights=weights, device=device)
-        return continuations.Dialog(trained, new or NEW_TOKENS, temperature or 0.0, seed or 0)
 
 
 def _answer(dialog: "Dialog", text: str) -> None:

@@ -16,36 +16,25 @@ log = logging.getLogger(__name__)
 def leave(run: "Run") -> None:
     """Writes the pictures of a finished run into its directory.
 
-    One that cannot be written gives a warning, since the run itself is complete.
+    If one cannot be written, it gives a warning, since the run itself is complete.
     """
-    with views.status("drawing curves and predictions"):
-        for draw in (_curves, _predictions):
-            try:
-                draw(run)
-            except Exception as error:
-                what = "out of memory" if lacks_memory(error) else reason_of(error)
-                log.warning("%s lacks a picture (%s); the run is complete.", run.out, what)
-
-
-def _curves(run: "Run") -> None:
-    from razorctl.cli.views import report
-    from razorctl.system.atomic import atomic_file
-
-    with atomic_file(run.out / CURVES, replace=True) as file:
-        report.write_curves(run.out, file)
-
-
-def _predictions(run: "Run") -> None:
     from razorctl.cli.views import examples as view
+    from razorctl.cli.views import report
     from razorctl.system.atomic import atomic_file
     from razorctl.training.predicting import examples
 
-    found = examples.worst(run)
-    if found is None:
-        return
-    images = "image" in found.rows.column_names
-    with atomic_file(run.out / PREDICTIONS[images], replace=True) as file:
-        if images:
-            view.picture(found).save(file, format="PNG")
-        else:
-            file.write_text(view.page(found), "utf-8")
+    try:
+        with views.status("drawing curves and predictions"):
+            with atomic_file(run.out / CURVES, replace=True) as file:
+                report.write_curves(run.out, file)
+            if (found := examples.worst(run)) is None:
+                return
+            images = "image" in found.rows.column_names
+            with atomic_file(run.out / PREDICTIONS[images], replace=True) as file:
+                if images:
+                    view.picture(found).save(file, format="PNG")
+                else:
+                    file.write_text(view.page(found), "utf-8")
+    except Exception as error:
+        what = "out of memory" if lacks_memory(error) else reason_of(error)
+        log.warning("%s lacks a picture (%s); the run is complete.", run.out, what)

@@ -1,8 +1,10 @@
 """Held-out rows with labels and predictions: a picture of images, or an HTML page of texts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
+from itertools import cycle
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from razorctl.cli.views import html
@@ -11,7 +13,6 @@ from razorctl.cli.views.terminal import clean
 from razorctl.units import count, percent
 
 if TYPE_CHECKING:
-    import numpy as np
     from PIL.Image import Image
     from torch import Tensor
 
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
 COLUMNS, ROWS = 3, 8  # cells
 SIDE, GAP = 300, 12  # pixels of a cell, and between cells
 SIZE, LINE = 28, 36  # pixels of text, which is legible where the picture is 360 pixels wide
+SHORT, LONG = 20, 58  # characters of a line in a cell, and in the heading
 DARK, RED = "#1f2328", "#c0262d"
-LONGEST, MOST = 500, 30  # characters of a text or a name, and classes of a legend
-COLORED = ("segmentation", "detection")  # tasks that show an image, its label and its prediction
+LONGEST, MOST = 500, 30  # characters of a text, and classes of a legend
+Color = tuple[int, ...]
 Cell = tuple["Image", Sequence[str], str]  # an image, the lines below, and the color of the last
 
 
@@ -37,19 +39,19 @@ def picture(examples: "Examples") -> "Image":
     """The images with labels and predictions, for screens of 360 to 1,200 pixels."""
     from PIL import Image, ImageDraw
 
-    job, font = examples.run.job, _font()
-    colored = job.task in COLORED
-    cells = [*_cells(examples, font)] if colored else [*_plain_cells(examples)]
+    job, palette = examples.run.job, _palette(examples)
+    cells = [cell for each in examples.examples for cell in _cells(examples, each, palette)]
+    cells = cells[: COLUMNS * ROWS]
     about = "Below an image: its label, then the prediction, red if it is wrong."
-    if colored:
+    if len(cells) > len(examples.examples):
         about = "From left to right: an image, its label, the prediction."
-    width = COLUMNS * (SIDE + GAP) + GAP
     texts = (title(job.model, job.dataset), _heading(examples), about)
-    head = [line for text in texts for line in _wrapped(text, font, width - 2 * GAP)]
-    legend = _legend(examples)[:MOST] if colored else []
+    head = [line for text in texts for line in wrap(clean(text), LONG)]
+    legend = [*_legend(examples, palette)][:MOST]
     begin = GAP + LINE * (len(head) + -(-len(legend) // COLUMNS)) + GAP
     deep = SIDE + 2 * LINE + GAP
-    sheet = Image.new("RGB", (width, begin + deep * -(-len(cells) // COLUMNS)), "white")
+    size = COLUMNS * (SIDE + GAP) + GAP, begin + deep * -(-len(cells) // COLUMNS)
+    sheet, font = Image.new("RGB", size, "white"), _font()
     draw = ImageDraw.Draw(sheet)
     for at, line in enumerate(head):
         draw.text((GAP, GAP + at * LINE), line, DARK, font)
@@ -60,29 +62,28 @@ def picture(examples: "Examples") -> "Image":
     for at, (image, lines, end) in enumerate(cells):
         left, top = GAP + at % COLUMNS * (SIDE + GAP), begin + at // COLUMNS * deep
         sheet.paste(image, (left + (SIDE - image.width) // 2, top + SIDE - image.height))
-        for place, line in enumerate(lines):
+        for place, line in enumerate(lines[:2]):
             ink = end if line is lines[-1] else DARK
             draw.text((left, top + SIDE + place * LINE), _cut(line, font, SIDE), ink, font)
     return sheet
 
 
-def _plain_cells(examples: "Examples") -> Iterator[Cell]:
-    for each in examples.examples:
-        lines = (each.label, each.guess or "no label")
-        yield _image(examples, each), lines, RED if each.wrong else DARK
-
-
-def _cells(examples: "Examples", font: Any) -> Iterator[Cell]:
-    """Three cells of each row, for the image, the label and the prediction."""
-    masks = examples.run.job.task == "segmentation"
-    for each in examples.examples[:ROWS]:
-        image = _image(examples, each)
-        share = f"{percent(each.error)} of pixels wrong" if masks else f"{each.error:g} wrong"
-        yield image, _wrapped(share, font, SIDE), DARK
-        for words, part in zip((each.label, each.guess), each.parts or (), strict=True):
-            paint = _painted if masks else _boxed
-            lines = _wrapped(words or "no label", font, SIDE)
-            yield paint(examples, each, image.copy(), part), lines[:2], DARK
+def _cells(examples: "Examples", example: "Example", palette: Sequence[Color]) -> Iterator[Cell]:
+    """A cell with an image; in segmentation and detection also one for the label and the guess."""
+    image = _image(examples, example)
+    if example.parts is None:
+        yield image, (example.label, example.guess), RED if example.wrong else DARK
+        return
+    masks, classes = example.wrong is None, examples.run.classes
+    scale = image.width / examples.rows[example.index]["image"].width
+    error = f"{percent(example.error)} of pixels wrong" if masks else f"{example.error:g} wrong"
+    yield image, wrap(error, SHORT), DARK
+    for words, part in zip((example.label, example.guess), example.parts, strict=True):
+        if masks:
+            shown = _painted(image, part, palette)
+        else:
+            shown = _boxed(image, part, scale, dict(zip(classes, cycle(palette), strict=False)))
+        yield shown, wrap(words or "no label", SHORT), DARK
 
 
 def _image(examples: "Examples", example: "Example") -> "Image":
@@ -98,55 +99,34 @@ def _image(examples: "Examples", example: "Example") -> "Image":
     return ImageOps.contain(image, (SIDE, SIDE), way)
 
 
-def _palette(examples: "Examples") -> "np.ndarray[Any, Any]":
-    """The color [red, green, blue] of each class; in detection the first one is not black."""
-    import numpy as np
-
+def _palette(examples: "Examples") -> Sequence[Color]:
+    """Red, green and blue of each class; in detection the first one is not black."""
     from razorctl.training.predicting import masks
 
-    job = examples.run.job
-    colors = np.array(masks.palette(job.mask_colors)).reshape(-1, 3)
-    return np.roll(colors, -1, 0) if job.task == "detection" else colors
+    numbers = iter(masks.palette(examples.run.job.mask_colors))
+    colors = [*zip(numbers, numbers, numbers, strict=True)]
+    return colors[1:] if examples.run.job.task == "detection" else colors
 
 
-def _color(palette: "np.ndarray[Any, Any]", number: int) -> tuple[int, ...]:
-    return tuple(map(int, palette[number % len(palette)]))
-
-
-def _legend(examples: "Examples") -> list[tuple[str, tuple[int, ...]]]:
-    """The classes in the labels and predictions, with their colors."""
-    palette, classes = _palette(examples), examples.run.classes
+def _legend(examples: "Examples", palette: Sequence[Color]) -> Iterator[tuple[str, Color]]:
+    """The classes in the labels and guesses of the shown rows, with their colors."""
+    masks = examples.run.job.task == "segmentation"
     parts = [part for each in examples.examples[:ROWS] for part in each.parts or ()]
-    if examples.run.job.task == "segmentation":
-        numbers = {number for mask in parts for number in mask.unique().tolist() if number >= 0}
-    else:
-        numbers = {classes.index(one.label) for objects in parts for one in objects}
-    return [(classes[number], _color(palette, number)) for number in sorted(numbers)]
+    names = set() if masks else {one.label for objects in parts for one in objects}
+    for number, name in enumerate(examples.run.classes):
+        if name in names or (masks and any((mask == number).any() for mask in parts)):
+            yield name, palette[number % len(palette)]
 
 
-def _painted(examples: "Examples", _: "Example", image: "Image", mask: "Tensor") -> "Image":
-    """An image with the colors of a mask [height, width] over it, but for pixels without label."""
-    import numpy as np
-    from PIL import Image
-
-    palette, pixels = _palette(examples), np.asarray(image)
-    sized = Image.fromarray(mask.int().numpy()).resize(image.size, Image.Resampling.NEAREST)
-    numbers = np.asarray(sized)[..., None]
-    mixed = 0.4 * pixels + 0.6 * palette[numbers[..., 0] % len(palette)]
-    return Image.fromarray(np.where(numbers < 0, pixels, mixed).astype(np.uint8))
-
-
-def _boxed(examples: "Examples", example: "Example", image: "Image", objects: Any) -> "Image":
-    """An image with the boxes of objects."""
+def _boxed(image: "Image", objects: Any, scale: float, colors: Mapping[str, Color]) -> "Image":
+    """An image with the boxes of objects in the colors of their classes."""
     from PIL import ImageDraw
 
-    palette, draw = _palette(examples), ImageDraw.Draw(image)
-    scale = image.width / examples.rows[example.index]["image"].width
+    shown = image.copy()
     for one in objects:
-        color = _color(palette, examples.run.classes.index(one.label))
         box = [scale * side for side in (one.left, one.top, one.right, one.bottom)]
-        draw.rectangle(box, outline=color, width=4)
-    return image
+        ImageDraw.Draw(shown).rectangle(box, outline=colors[one.label], width=4)
+    return shown
 
 
 def _font() -> Any:
@@ -159,24 +139,23 @@ def _font() -> Any:
 
 def _cut(text: str, font: Any, width: int) -> str:
     """The text on one line that is at most `width` pixels wide."""
-    text = clean(" ".join(text.split()))[:LONGEST]
-    shown = text
+    shown = text = clean(" ".join(text.split()))[:LONGEST]
     while text and font.getlength(shown) > width:
         text = text[:-1]
         shown = f"{text}…"
     return shown
 
 
-def _wrapped(text: str, font: Any, width: int) -> list[str]:
-    """The text in lines that are at most `width` pixels wide, but for longer words."""
-    lines = [""]
-    for word in clean(text)[:LONGEST].split():
-        longer = f"{lines[-1]} {word}".strip()
-        if font.getlength(longer) <= width:
-            lines[-1] = longer
-        else:
-            lines += [word]
-    return [line for line in lines if line]
+def _painted(image: "Image", mask: "Tensor", palette: Sequence[Color]) -> "Image":
+    """An image with the colors of a mask [height, width] over it, but for pixels without label."""
+    import numpy as np
+    from PIL import Image
+
+    pixels, colors = np.asarray(image), np.array(palette)
+    sized = Image.fromarray(mask.int().numpy()).resize(image.size, Image.Resampling.NEAREST)
+    numbers = np.asarray(sized)[..., None]
+    mixed = 0.4 * pixels + 0.6 * colors[numbers[..., 0] % len(colors)]
+    return Image.fromarray(np.where(numbers < 0, pixels, mixed).astype(np.uint8))
 
 
 def page(examples: "Examples") -> str:

@@ -27,7 +27,8 @@ class Writer:
 
     def prompt(self, row: Mapping[str, Any]) -> list[int]:
         """The tokens of a row with a `text` or `messages`; raises what `chats.prompt` raises."""
-        return chats.prompt(self.tokenizer, row)
+        with quiet_transformers():  # of a prompt beyond the tokens that were trained at once
+            return chats.prompt(self.tokenizer, row)
 
     def continued(
         self,
