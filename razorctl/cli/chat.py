@@ -87,8 +87,11 @@ def _typed() -> Iterator[str]:
     while True:
         try:
             text = input("> ").strip()
+        except KeyboardInterrupt:  # which may come just after an answer
+            views.say("")
+            continue
         except EOFError:
-            print()
+            views.say("")
             return
         if text == EXIT:
             return

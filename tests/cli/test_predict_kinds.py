@@ -152,7 +152,14 @@ def test_a_chat_without_a_template_continues_the_text():
 
 
 def test_a_typed_chat_stops_an_answer_and_ends(monkeypatch, capsys):
-    typed, written = iter([*PROMPTS[:2], " ", "w9 " * 80, PROMPTS[2], "/exit"]), list[str]()
+    late = KeyboardInterrupt()  # between two answers
+    typed = iter([*PROMPTS[:2], " ", late, "w9 " * 80, PROMPTS[2], "/exit"])
+    written = list[str]()
+
+    def read(_: str) -> str:
+        if (line := next(typed)) is late:
+            raise late
+        return line
 
     def write(piece: str) -> None:
         written.append(piece)
@@ -160,7 +167,7 @@ def test_a_typed_chat_stops_an_answer_and_ends(monkeypatch, capsys):
             raise KeyboardInterrupt  # after the second piece of the first answer
 
     monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
-    monkeypatch.setattr("builtins.input", lambda _: next(typed))
+    monkeypatch.setattr("builtins.input", read)
     stream = SimpleNamespace(write=write, flush=lambda: None)
     monkeypatch.setattr(cli_chat, "data_stream", lambda: stream)
     cli_chat.chat(Path("chat"), max_new_tokens=6, device="cpu")
