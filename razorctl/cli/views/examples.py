@@ -22,7 +22,8 @@ COLUMNS, ROWS = 3, 8  # cells
 SIDE, GAP = 300, 12  # pixels of a cell, and between cells
 SIZE, LINE = 28, 36  # pixels of text, which is legible where the picture is 360 pixels wide
 SHORT, LONG = 20, 58  # characters of a line in a cell, and in the heading
-DARK, RED = "#1f2328", "#c0262d"
+DARK, RED = "#1f2328", "#c0262d"  # on white
+WRONG = f'style="color:{html.COLORS["red"]}"'  # in a page, whose theme is the browser's
 LONGEST, MOST = 500, 30  # characters of a text, and classes of a legend
 Color = tuple[int, ...]
 Cell = tuple["Image", Sequence[str], str]  # an image, the lines below, and the color of the last
@@ -175,7 +176,7 @@ def _text(row: Any, example: "Example") -> str:
     texts = [str(row[name])[:LONGEST] for name in ("text", "text_pair") if row.get(name)]
     guess = escape(example.guess)
     if example.wrong:
-        guess = f'<span style="color:{RED}">{guess}</span>'
+        guess = f"<span {WRONG}>{guess}</span>"
     said = " <b>|</b> ".join(map(escape, texts))
     return f"<hr><p>{said}</p><p><b>{escape(example.label)}</b> &rarr; <b>{guess}</b></p>"
 
@@ -186,7 +187,7 @@ def _tagged(row: Any, example: "Example") -> str:
     for token, tag, guess in zip(row["tokens"], *example.parts, strict=True):
         shown = escape(token)
         if tag and guess and tag != guess:
-            shown += f' <small>{escape(tag)} <b style="color:{RED}">{escape(guess)}</b></small>'
+            shown += f" <small>{escape(tag)} <b {WRONG}>{escape(guess)}</b></small>"
         elif tag not in ("", "O"):
             shown += f" <small>{escape(tag)}</small>"
         words.append(shown)
