@@ -74,7 +74,7 @@ def test_a_dry_run_and_a_plan_say_what_is_drawn(here):
     assert plan["job"]["input_size"] == 96
     assert not any(way["compiled"] for way in plan["candidates"])
     shown = " ".join(razorctl(*of, "--scales", "64,96").stdout.split())
-    assert "each image with 10 objects" in shown
+    assert "each image has 10 objects" in shown
     assert "--cuda-graphs" not in shown
 
 

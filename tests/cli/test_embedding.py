@@ -140,7 +140,7 @@ BAD = {
     "words as scores": (
         {"sentence1": texts("a"), "sentence2": texts("b"), "label": ["same"] * ROWS},
         2,
-        "no score of its pair",
+        "not a score of its pair",
     ),
     "scores beside negatives": (
         {**DATA["triplets"], "score": [0.5] * ROWS},
@@ -176,6 +176,6 @@ def test_settings_that_are_refused(kinds):
     assert_ends_with_an_error(flat, "temperature 0")
     done("finetune", model, data, *QUICK, "--out", "run")
     array = razorctl("predict", "run", data, "--json", "--out", "v.npy")
-    assert_ends_with_an_error(array, "array of NumPy")
+    assert_ends_with_an_error(array, "NumPy array")
     unclear = razorctl("predict", "run", data)
     assert_ends_with_an_error(unclear, "--text-column")

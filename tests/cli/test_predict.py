@@ -245,7 +245,7 @@ def others(text: str) -> None:
 
 
 BAD = {
-    "evaluate run-d e": (5, "no classes of the run: 'truck', 'van'; its classes are 'bus', 'car'"),
+    "evaluate run-d e": (5, "not classes of the run: 'truck', 'van'; its classes are 'bus', 'car'"),
     "evaluate run-d e.csv": (2, "vit-micro takes images, and e.csv has texts; name other data"),
     "evaluate run-texts d": (2, "bert-base takes texts, and d has images; name other data"),
     "evaluate run-d --label-column x": (2, "--label-column is for reading DATASET; name DATASET"),
