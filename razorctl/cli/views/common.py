@@ -91,7 +91,7 @@ def run_length(job: Mapping[str, Any], per_epoch: int | None) -> str:
         epochs = epochs_of(steps, per_epoch)
     words = [units.count(epochs, "epoch")] if epochs else []
     words += [units.count(steps, "step")] if steps else []
-    return ", ".join(words) or "epochs by the number of tokens"
+    return ", ".join(words) or "length from the number of tokens"
 
 
 def packing_summary(gain: Mapping[str, int], packing: bool) -> str:

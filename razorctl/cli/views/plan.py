@@ -159,9 +159,8 @@ def _checkpoint(plan: dict[str, Any]) -> Iterator[str]:
         little = needs <= min(2 * fixed, HARDLY_MORE * _sizes(chosen)[1])
         if alike and entry["fits"] and little and not chosen["exact"]:
             yield (
-                f"Consider {entry['label']}: its gradient is exact, it is "
-                f"{_faster(entry, chosen)}, and it needs {size(needs)}, "
-                f"{percent(fixed / needs)} of which are weights, gradients and optimizer state."
+                f"{entry['label']} is exact and needs {size(needs)}; {percent(fixed / needs)} of "
+                "that are weights, gradients and optimizer state, which razor does not shrink."
             )
             return
 
