@@ -18,7 +18,9 @@ from razorctl.config.job import Job
 from razorctl.config.keywords import Prefer
 from razorctl.config.recipe import Recipe
 from razorctl.methods import METHODS
+from razorctl.planning.candidates import KEPT_BY_GRAPHS
 from razorctl.training.trackers import TRACKERS
+from razorctl.units import percent
 from tests.cli.commands import razorctl
 
 
@@ -159,3 +161,8 @@ def test_a_shell_completes_names(typed, offered):
     }
     result = CliRunner().invoke(app, [], prog_name="razorctl", env=asked)
     assert set(result.stdout.split()) == offered
+
+
+def test_help_has_the_memory_of_cuda_graphs_that_plans_count():
+    (option,) = (each for each in loaded("plan").params if each.name == "cuda_graphs")
+    assert f"up to {percent(KEPT_BY_GRAPHS)} of the peak" in option.help
