@@ -75,7 +75,7 @@ class Job:
         task: what the model learns; None for the data set's usual task.
         input_size: pixels of an image's side, or tokens of a text.
         epochs: passes over the data, instead of `steps`; may be fractional.
-        from_scratch: whether training begins with random weights. Only a tokenizer or the like is
+        from_scratch: whether training starts from random weights. Only a tokenizer or the like is
             then loaded from the hub.
         batch_size: examples of a step, in all processes together.
         processes: number of processes that torchrun starts, one per GPU. Each takes an equal part
@@ -104,13 +104,13 @@ class Job:
         class_weights: weights of the loss by class: `balanced`, inverse to the class's rows or
             pixels in training; or a number for each class, separated by commas. They are scaled to
             a mean of 1 over the training labels. Evaluations weight all labels equally.
-        pooling: which states of the tokens are the embedding of a text: their mean, the first one,
-            or the last one. None is as the pretrained model says, or else the last one of a
-            decoder, and the mean.
+        pooling: how states of tokens become the embedding of a text: their mean, the first one, or
+            the last one. None follows the pretrained model; without a setting there, it is the
+            last one for a decoder, else the mean.
         temperature: divides the cosines of embeddings in the loss over a batch. None is 0.05, or
             for images and texts the scale of the model, which is trained.
-        symmetric: whether the texts of pairs are found by each other in both directions; otherwise
-            only the second ones by the first ones. Images and texts always are.
+        symmetric: whether the contrastive loss of pairs of texts is symmetric; otherwise only first
+            texts retrieve second ones. With images and texts it always is.
         learning_rate: highest learning rate.
         weight_decay: of weights; biases and norms have none.
         layer_decay: factor of the learning rate from each layer to the one below.
@@ -143,9 +143,9 @@ class Job:
             not; None as `eager_reason` says. Texts are then padded to one of at most six lengths,
             and joined ones fill at most six shapes, all chosen by the lengths of the texts.
             Evaluations and updates cannot use the memory of graphs: on an H100 a step reserved 1.06
-            (full) to 1.23 (razor at 0.97) times its allocated peak. A plan does not need it and
-            says so if it may be lacking, since the run then goes on without graphs.
-        activation_memory_budget: the largest share of the saved bytes that torch.compile keeps; it
+            (full) to 1.23 (razor at 0.97) times its allocated peak. A plan does not count this
+            memory, and notes if it may be lacking; the run then continues without graphs.
+        activation_memory_budget: the largest share of the saved bytes that torch.compile stores; it
             recomputes the rest. In (0, 1]; None is 1. No plan predicts these bytes.
         image_column, text_column, label_column: the columns to use; None detects them. A pair of
             texts is in two columns, `a,b`, and so are prompts and answers. Labels are also tags,

@@ -43,14 +43,14 @@ class Recipe:
             like the measured ones, `sparsify_within` on any model.
         joint_budget: share of parameter blocks that get a gradient in a step, in (0, 1].
         joint: the kind of blocks. `weights`: a weight tensor of a pruned layer. `branches`: a
-            residual branch, with any method; steps that do not draw it skip its whole backward
-            pass. Drawing half of the branches cost no accuracy in encoders of texts, and much on
+            residual branch, with any method; steps that do not sample it skip its whole backward
+            pass. Sampling half of the branches cost no accuracy in text encoders, and much on
             images.
         attention: `stored` stores q, k, v and the probabilities by the method's rule; `flash`
             stores q, k, v dense; `sparse-flash` stores them by the method's rule and recomputes
             attention in the backward pass; `auto` is the method's backend, or the model's if the
             method has none.
-        unbiased: scale the gradients of drawn columns and blocks by 1 / p; None is no.
+        unbiased: scale the gradients of sampled columns and blocks by 1 / p; None is no.
         mean_correction: store the mean of each column exactly and prune only the rest.
         int8_weight_grad, int8_input_grad: run the weight gradient and the input gradient of linear
             layers in int8; None is the method's default.
@@ -59,7 +59,7 @@ class Recipe:
         activation_checkpointing: run the model's own activation checkpointing with the method. The
             byte budget of `razor` is met with and without it.
         lora: train only LoRA adapters and the classifier, with a method that trains all weights.
-        lora_rank, lora_alpha: rank of the adapters, and their factor times it; None is 2 * rank.
+        lora_rank, lora_alpha: adapters are scaled by alpha / rank; an alpha of None is 2 * rank.
         lora_targets: names of the linear layers to adapt, whole or from a dot on, with * and commas
             (`q_proj,v_proj`, `*.attn.qkv`); None is all but the classifier or the head.
         seed: of the draws of parameter blocks. Draws of columns use torch's generator.

@@ -81,8 +81,8 @@ class Profile:
     """The result of `profile`.
 
     step_s: median seconds of a whole step. kernels: how ops run on the device. compiled,
-    cuda_graphs: whether steps were; bytes are of the eager model. dataset: None for random batches.
-    notes: sentences for the user.
+    cuda_graphs: whether steps were compiled or captured; bytes are of the eager model. dataset:
+    None for random batches. notes: sentences for the user.
     """
 
     model: str
