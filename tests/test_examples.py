@@ -89,8 +89,12 @@ def executed(tmp_path, monkeypatch, traces):
                 cell.source = cell.source.replace(old, new)
         notebook.cells.insert(0, nbformat.v4.new_code_cell(SMALLER))
         resources = {"metadata": {"path": str(tmp_path)}}
-        NotebookClient(notebook, timeout=500, resources=resources).execute()
-        return [output for cell in cells for output in cell.outputs]
+        try:
+            NotebookClient(notebook, timeout=500, resources=resources).execute()
+        finally:  # pytest shows it beside a failure, whose cause may be a command before it
+            outputs = [output for cell in cells for output in cell.outputs]
+            print(*(output.text for output in outputs if "text" in output), sep="\n")
+        return outputs
 
     return execute
 

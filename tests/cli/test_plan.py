@@ -59,6 +59,8 @@ def test_long_times_leave_the_labels_whole():
     assert re.search(r" 1 h 6 min\n +to 1 h 10 min\n", shown)
     assert re.search(r"\nWith state on the host: *\n(.*\n){3} +full +3\.00 ", shown)
     assert "adamw8bit" not in shown  # nothing fits with it
+    narrow = record(lambda: view.show_ways(document), width=50).text
+    assert re.search(r"  full, 8 micro-batches +9\.00 +197-209 ms *\n", narrow)
 
 
 def test_explain_says_what_was_tried():

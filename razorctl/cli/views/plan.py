@@ -16,6 +16,9 @@ from razorctl.models.boxes import DRAWN
 from razorctl.planning.candidates import KEPT_BY_GRAPHS
 from razorctl.units import duration, percent, size
 
+COLUMNS = ("model", "stored", "other", "needs", "room", "step", "run")
+SPARE = ("other", "model", "stored", "room", "run")  # left out on a narrow terminal, in this order
+LABEL = 14  # characters of a label before it is folded
 MUCH = 1.2  # times the card's seconds: a host that takes longer gets a sentence
 HARDLY_MORE = 1.1  # times the bytes of an approximate choice: checkpointing in less gets a sentence
 
@@ -106,26 +109,39 @@ def _table(
     budget: int,
     steps: int | None,
 ) -> Table:
-    """The table of the ways with one state of weights and optimizer."""
-    table = Table(
-        title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
-    )
-    table.add_column("  GiB")
-    for name in ("model", "stored", "other", "needs", "room", "step", "run"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for entry in ways:
-        predicted = entry["predicted"]
-        fixed, needs = _sizes(entry)
-        stored = predicted["peak_bytes"] - fixed - predicted["transient_bytes"]
-        figures = (fixed, stored, needs - fixed - stored, needs, budget - needs)
-        table.add_row(
-            ("> " if entry == chosen else "  ") + _label(entry) + ("" if entry["exact"] else " ≈"),
-            *(f"{figure / 2**30:.2f}" for figure in figures),
-            _narrow(predicted_duration(predicted)),
-            _narrow(predicted_duration(predicted, steps)) if steps else "-",
-            style="bold green" if entry == chosen else None if entry["fits"] else "dim",
-        )
+    """The table of the ways with one state of weights and optimizer, as wide as the terminal."""
+    for left_out in range(len(SPARE) + 1):
+        shown = [name for name in COLUMNS if name not in SPARE[:left_out]]
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        table.add_column("  GiB", max_width=LABEL)
+        for name in shown:
+            table.add_column(name, justify="right", no_wrap=True)
+        for entry in ways:
+            figures = _figures(entry, budget, steps)
+            mark, sign = "> " if entry == chosen else "  ", "" if entry["exact"] else " ≈"
+            table.add_row(
+                mark + _label(entry) + sign,
+                *(figures[name] for name in shown),
+                style="bold green" if entry == chosen else None if entry["fits"] else "dim",
+            )
+        if views.table_width(table) <= views.out.width:
+            break
+    table.columns[0].max_width = None
+    table.title, table.title_justify = title, "left"  # it is wrapped, and takes no width
     return table
+
+
+def _figures(entry: Mapping[str, Any], budget: int, steps: int | None) -> dict[str, str]:
+    """The cells of a way, by column."""
+    predicted, (fixed, needs) = entry["predicted"], _sizes(entry)
+    stored = predicted["peak_bytes"] - fixed - predicted["transient_bytes"]
+    figures = (fixed, stored, needs - fixed - stored, needs, budget - needs)
+    times = (
+        _narrow(predicted_duration(predicted)),
+        _narrow(predicted_duration(predicted, steps)) if steps else "-",
+    )
+    cells = *(f"{figure / 2**30:.2f}" for figure in figures), *times
+    return dict(zip(COLUMNS, cells, strict=True))
 
 
 def _label(entry: Mapping[str, Any]) -> str:
