@@ -2,10 +2,11 @@
 
     .venv/bin/python scripts/bench/fits.py
 
-Each is what `--batch-size auto` takes: with the model's default optimizer, of `full` and of `razor`
-at the largest ratio that `plan` calls close. Where not even one example fits, STATES are tried too.
-Batches above MOST are not counted. The script writes results/fits.json, where rows of models that
-are not asked for stay. It measures nothing: every figure is predicted, on fake tensors.
+Each is what `--batch-size auto` takes: with the model's default optimizer, of `full`, `checkpoint`,
+and `razor` at the largest ratio that `plan` calls close. Where not even one example fits, STATES
+are tried too. Batches above MOST are not counted. The script writes results/fits.json, where rows
+of models that are not asked for stay. It measures nothing: every figure is predicted, on fake
+tensors.
 """
 
 import itertools
@@ -69,7 +70,8 @@ def razor(job: Job, card: Gpu, cache: traces.Cache) -> Recipe:
 
 def row(job: Job, gpu: str, card: Gpu, cache: traces.Cache) -> Row:
     """The largest batches of a job on a card, None if nothing fits; and what needs STATES."""
-    recipes = {"full": Recipe("full"), "razor": razor(job, card, cache)}
+    checkpoint = Recipe("full", activation_checkpointing=True)
+    recipes = {"full": Recipe("full"), "checkpoint": checkpoint, "razor": razor(job, card, cache)}
     batches = {name: fitting(job, card, recipe, cache) for name, recipe in recipes.items()}
     needing: dict[str, list[str]] = {state: [] for state in STATES}
     for name, (state, of_job) in itertools.product(recipes, STATES.items()):

@@ -78,11 +78,14 @@ def show_ways(document: Mapping[str, Any]) -> None:
         f"{gpu['name']}, {size(budget)}{cards}"
     )
     chosen, entries = document.get("chosen"), document["candidates"]
+    shown: set[object] = set()
     for state in dict.fromkeys(entry["state"] for entry in entries):
         ways = [entry for entry in entries if entry["state"] == state]
         if any(entry["fits"] for entry in ways) or not state or chosen is None:
             title = "\n".join(filter(None, (title, state and f"With {state}:")))
-            views.out.print(_table(title, ways, chosen, budget, job["steps"]))
+            table = _table(title, ways, chosen, budget, job["steps"])
+            shown |= {column.header for column in table.columns}
+            views.out.print(table)
             title = ""
     reserve = size((chosen or entries[0])["predicted"]["reserve_bytes"])
     borrowed = gpu["achieved"]["borrowed"]
@@ -92,11 +95,16 @@ def show_ways(document: Mapping[str, Any]) -> None:
         remarks += ", and communication adds to the times"
     if job.get("task") == "detection":
         remarks += f"; each image has {DRAWN} objects"
+    legend = {
+        "model": "weights, gradients and optimizer state",
+        "stored": "activations for backward",
+        "other": f"inputs, temporaries, and {reserve} for context and fragmentation",
+        "room": "memory left",
+    }
     views.out.print(
         f"All figures are predicted{remarks}. Only an H100 and an H200 have run razorctl's "
-        "kernels. ≈: approximate gradient. model: weights, gradients and optimizer state. stored: "
-        f"activations for backward. other: inputs, temporaries, and {reserve} for context and "
-        "fragmentation. room: memory left.",
+        "kernels. ≈: approximate gradient.",
+        *(f"{name}: {meaning}." for name, meaning in legend.items() if name in shown),
         highlight=False,
         style="dim",
     )
