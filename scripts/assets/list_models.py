@@ -6,38 +6,27 @@
 import argparse
 import sys
 from pathlib import Path
+from textwrap import fill
 
 from razorctl import models
 
 README = Path(__file__).parents[2] / "README.md"
 BEGIN, END = "<!-- models: scripts/assets/list_models.py -->\n", "<!-- /models -->\n"
-# Task and what a model takes -> how that is called.
-ROWS = {
-    ("classification", "image"): "`classification`, `regression` and `multi-label` of images",
-    ("segmentation", "image"): "`segmentation`, a class for each pixel",
-    ("detection", "image"): "`detection`, a class and a box for each object",
-    ("embedding", "image"): "`embedding` of images and texts",
-    (
-        "classification",
-        "text",
-    ): "`classification`, `regression`, `multi-label`, `token-classification` and `embedding` of "
-    "texts",
-    ("masked-lm", "text"): "`masked-lm`, as BERT is trained",
-    ("causal-lm", "text"): "`causal-lm`, the next token",
-}
+KINDS = {"image": "images", "text": "texts"}
+# Tasks of every model that classifies; embeddings are one of texts alone.
+IMPLIED = {"regression", "multi-label", "token-classification"}
+WIDTH = 160
 
 
 def listed() -> str:
-    """The models of each task, in the order of the registry."""
-    lines = []
-    for (task, takes), what in ROWS.items():
-        names = [
-            f"`{name}`"
-            for name, model in models.models().items()
-            if task in model.tasks and model.modality == takes
-        ]
-        lines.append(f"- {what}: {', '.join(names)}\n")
-    return "".join(lines)
+    """The models by what they take and learn, in the order of the registry."""
+    groups: dict[str, list[str]] = {}
+    for name, model in models.models().items():
+        implied = IMPLIED | {"embedding"} if model.modality == "text" else IMPLIED
+        what = ", ".join([KINDS[model.modality], *sorted(set(model.tasks) - implied)])
+        groups.setdefault(what, []).append(f"`{name}`")
+    lines = (f"- {what}: {', '.join(names)}" for what, names in groups.items())
+    return "".join(f"{fill(line, WIDTH, subsequent_indent='  ')}\n" for line in lines)
 
 
 def main() -> None:
