@@ -391,6 +391,8 @@ def task_cosines() -> str:
     for row in load("task_gradients")["rows"]:
         names = f"{row['task']}, {row['precision']}", f"{way(row)} {row['ratio']}"
         case = "full" if row["method"] == "full" else names[1]
+        if "noise" in row:
+            case += f", images off by {row['noise']:g}"
         cosines = (f"{row[key]:.4f}" for key in ("cosine", "to_stock", "worst_cosine"))
         lines.append([names[0], case, f"{row['kept']:.1%}", *cosines])
     return table(heads, lines)
@@ -452,7 +454,7 @@ def accuracies() -> str:
             continue
         job, metric = document["settings"]["job"], row.get("metric", "")
         about = f"**{document['summary']}**: {job['steps']} steps of AdamW, batch "
-        about += f"{job['batch_size']}; {metric.replace('_', ' ')}."
+        about += f"{job['batch_size']}; {'mAP' if metric == 'map' else metric.replace('_', ' ')}."
         _, lines = tables.setdefault(task, (about, []))
         if row["error"]:
             lines.append([precision, label(case), *[""] * 3, row["error"], *[""] * 4])

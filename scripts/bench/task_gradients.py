@@ -7,7 +7,8 @@ embedder, and boxes of garments, from a small RT-DETR that has learned others (s
 exact gradient is that of `full` in fp32, summed over the first batches; random numbers of a batch,
 such as denoising queries, are the same for all. Rounding in bf16 changes which queries a detector
 selects and matches, also with `full`. So gradients are compared with those of `full` in the same
-precision too, as is the worst parameter. Results are in results/task_gradients.json.
+precision too, as is the worst parameter, and `full` has a row where each value of the images is
+off by NOISE of itself: what a gradient in that precision is worth. Results are in results/task_gradients.json.
 """
 
 import argparse
@@ -34,7 +35,7 @@ from razorctl.step import autocast
 from razorctl.surgery.byte_budget import sparsify_within
 from razorctl.training.feed import Feed
 
-BATCHES, BATCH = 8, 16
+BATCHES, BATCH, NOISE = 8, 16, 1e-4
 RECIPES = (Recipe("full"), Recipe("razor", 0.9), Recipe("razor", 0.97))
 COLUMNS = (
     ("cosine", 1, ".5f"),
@@ -59,13 +60,19 @@ class Subject:
         rows = islice(chain.from_iterable(feed.loading.batches()), BATCHES)
         self.batches = [feed.trained(batch) for batch in rows]
 
-    def gradients(self, precision: Precision) -> dict[str, Any]:
-        """Parameter -> its gradient, summed over batches in double precision."""
+    def gradients(self, precision: Precision, noise: float = 0.0) -> dict[str, Any]:
+        """Parameter -> its gradient, summed over batches in double precision.
+
+        noise: standard deviation of a factor of each value of an image.
+        """
         job = replace(self.job, precision=precision)
         losses, total = self.family.losses(job), dict[str, Any]()
         for number, (inputs, labels) in enumerate(self.batches):
             torch.manual_seed(number)
             self.model.zero_grad()
+            if noise:
+                inputs = {name: noisy(value, noise) for name, value in inputs.items()}
+                torch.manual_seed(number)
             with autocast(labels.device, job):
                 loss = losses(self.model, inputs, labels, "mean")
             loss.backward()
@@ -73,6 +80,12 @@ class Subject:
                 if parameter.grad is not None:
                     total[name] = total.get(name, 0) + parameter.grad.double()
         return total
+
+
+def noisy(value: Any, noise: float) -> Any:
+    """Images with a random factor near 1 for each value; other inputs as they are."""
+    images = torch.is_tensor(value) and value.dim() == 4
+    return value * (1 + noise * torch.randn_like(value)) if images else value
 
 
 def cosine(found: dict[str, Any], exact: dict[str, Any]) -> float:
@@ -92,6 +105,10 @@ def rows_of(name: str, job: Job) -> list[Row]:
         forward = JobForward(subject.family, job, subject.classes)
         inputs = subject.batches[0] if subject.job.task == "detection" else subject.batches[0][0]
         full = traced_bytes(subject.model, inputs, **forward.options)
+        if subject.job.task == "detection":
+            found = subject.gradients(precision, NOISE)
+            about = {"task": name, "method": "full", "ratio": None, "precision": precision}
+            rows.append(about | {"noise": NOISE, "kept": 1.0} | close(found, exact, stock))
         for recipe in RECIPES[precision == "fp32" :]:
             try:
                 sparsify_within(subject.model, recipe, inputs, **forward.options)
@@ -101,11 +118,15 @@ def rows_of(name: str, job: Job) -> list[Row]:
             found = subject.gradients(precision)
             restore(subject.model)
             about = {"task": name, "method": recipe.method, "ratio": recipe.ratio}
-            about |= {"precision": precision, "kept": kept, "cosine": cosine(found, exact)}
-            about |= {"to_stock": cosine(found, stock)}
-            far = {f"worst_{key}": value for key, value in worst(found, stock).items()}
-            rows.append(about | far)
+            about |= {"precision": precision, "kept": kept}
+            rows.append(about | close(found, exact, stock))
     return rows
+
+
+def close(found: dict[str, Any], exact: dict[str, Any], stock: dict[str, Any]) -> Row:
+    """The cosines of gradients, and of the worst parameter."""
+    far = {f"worst_{key}": value for key, value in worst(found, stock).items()}
+    return {"cosine": cosine(found, exact), "to_stock": cosine(found, stock), **far}
 
 
 def main() -> None:
