@@ -8,7 +8,8 @@ exact gradient is that of `full` in fp32, summed over the first batches; random 
 such as denoising queries, are the same for all. Rounding in bf16 changes which queries a detector
 selects and matches, also with `full`. So gradients are compared with those of `full` in the same
 precision too, as is the worst parameter, and `full` has a row where each value of the images is
-off by NOISE of itself: what a gradient in that precision is worth. Results are in results/task_gradients.json.
+off by NOISE of itself, which shows what a gradient in that precision is worth. Results are in
+results/task_gradients.json.
 """
 
 import argparse
