@@ -79,7 +79,8 @@ def worst(run: "PreparedRun") -> Examples | None:
     def of_row(values: Any, place: int) -> Any:
         return tree_map_only(Tensor, lambda tensor: tensor[place], values)
 
-    job, model = replace(run.job, processes=1, workers=0), run.model.to(run.device).eval()
+    size, model = run.job.micro_batch, run.model.to(run.device).eval()
+    job = replace(run.job, batch_size=size, accumulate=1, processes=1, workers=0)
     examples: list[Example] = []
     at = wrong = 0
     for batch in in_order(unlabeled.with_transform(run.feed.transform), job, run.device):
