@@ -88,10 +88,13 @@ def step_seconds(every: dict[str, Job]) -> dict[str, float]:
     taken: dict[str, list[float]] = {way: [] for way in every}
     with tempfile.TemporaryDirectory() as out:
         going: dict[str, Iterator[Any]] = {
-            way: finetune(
-                replace(job, steps=TURNS + WARM_UP + 1, learning_rate=2e-5),
-                *(WAYS[way], Path(out) / way.replace(", ", "-")),
-                device="cpu",
+            way: iter(
+                finetune(
+                    replace(job, steps=TURNS + WARM_UP + 1, learning_rate=2e-5),
+                    WAYS[way],
+                    out=Path(out) / way.replace(", ", "-"),
+                    device="cpu",
+                )
             )
             for way, job in every.items()
         }
@@ -107,7 +110,8 @@ def run(way: str, job: Job) -> Row:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as out:
-        going = finetune(job, replace(WAYS[way], seed=job.seed), Path(out) / "run", device="cpu")
+        recipe = replace(WAYS[way], seed=job.seed)
+        going = finetune(job, recipe, out=Path(out) / "run", device="cpu")
         losses = [round(step.loss, 4) for step in going]
         result, last = going.result(), going.history[-1]
     about = {"way": way, "seed": job.seed, "rate": job.learning_rate, "losses": losses}
