@@ -282,7 +282,11 @@ HOUSE_SENTENCES = (
     "the label is no number",
 )
 # Pages with prose for users; lines of tables have older results.
-PAGES = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "scripts" / "bench").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "scripts" / "bench").glob("*.md")),
+]
 
 
 def texts(file: Path) -> Iterator[str]:

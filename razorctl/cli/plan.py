@@ -42,7 +42,7 @@ def plan(
     a recipe, only that recipe is planned.
 
     Ways marked ≈ have an approximate gradient. Its cosine to the exact gradient
-    says how close it is: 1 is exact; at 0.998 the update points the same way,
+    says how close it is: 1 is exact; at 0.998 the gradient points the same way,
     with an orthogonal error of 6 % of its length.
 
     checkpoint is the better choice where weights and optimizer state take most of
