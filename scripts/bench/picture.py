@@ -1,10 +1,10 @@
-"""Draws the pictures of README.md and of gradients.md.
+"""Draws the pictures of memory.md and of gradients.md.
 
     .venv/bin/python scripts/bench/picture.py [--check]
 
-The script writes scripts/assets/memory-time-{light,dark}.svg, the peak memory of a step against its
-time, by method, from results/frontier_cpu.json, and scripts/assets/bytes-error-{light,dark}.svg,
-the stored bytes of `razor` against the error of its gradient, by what is recomputed, from
+The script writes scripts/assets/compared-{light,dark}.svg, what methods need of a card against
+their step time, from results/compared.json, and scripts/assets/bytes-error-{light,dark}.svg, the
+stored bytes of `razor` against the error of its gradient, by what is recomputed, from
 results/allocate.json. Each picture has its points as text too. `--check` draws nothing, and exits
 with 1 if a picture was drawn from other results.
 """
@@ -17,23 +17,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pages import MIB, ROOT, load
+from pages import GIB, ROOT, load
 
 INK = {"light": "#1f2328", "dark": "#e6edf3"}
 GRID = {"light": "#d1d9e0", "dark": "#3d444d"}
 EXACT = {"light": "#59636e", "dark": "#9198a1"}
 APPROXIMATE = {"light": "#0969da", "dark": "#58a6ff"}
 RAZOR = {"light": "#cf222e", "dark": "#ff7b72"}
-# Case of the results -> its label, colors, and the label's offset in points and alignment.
-SHOWN = {
-    "full": ("full fine-tuning", EXACT, (0, 10), "center"),
-    "accumulate 4": ("2 micro-batches", EXACT, (10, 2), "left"),  # of 4 of 8 images
-    "accumulate 2": ("4 micro-batches", EXACT, (10, 2), "left"),
-    "checkpoint": ("checkpointing", EXACT, (0, -22), "center"),
-    "backrazor at 0.9": ("Back Razor 0.9", APPROXIMATE, (10, -2), "left"),
-    "prebackrazor++ at 0.9": ("PreBackRazor++ 0.9", APPROXIMATE, (8, 11), "right"),
-    "razor at 0.9": ("razor 0.9", RAZOR, (0, -26), "center"),
-}
 LEVELS: dict[int, tuple[str, dict[str, str], str]] = {  # of results/allocate.json
     0: ("nothing", EXACT, "--"),
     2: ("functions and attention", EXACT, "-"),
@@ -45,12 +35,11 @@ TICKS = (1, 2, 3, 5, 10, 20)  # percent
 SIZE = 13  # of text, in points of a picture that is 6.4 inches wide: legible on a phone
 
 
-def points() -> dict[str, tuple[float, float]]:
-    """The step time against full, and the peak in MiB, of each case that is shown."""
-    rows = {row["case"]: row for row in load("frontier_cpu")["rows"]}
+def needs() -> dict[str, tuple[float, float]]:
+    """The step time against full, and the needed GiB, of each method that was compared."""
     return {
-        case: (round(rows[case]["step_time_vs_full"], 3), round(rows[case]["peak_bytes"] / MIB, 1))
-        for case in SHOWN
+        row["label"]: (round(1 / row["speedup_vs_full"], 2), round(row["needed_bytes"] / GIB, 2))
+        for row in load("compared")["rows"]
     }
 
 
@@ -74,23 +63,27 @@ def fronts() -> dict[tuple[str, int], list[tuple[float, float]]]:
 
 def words(name: str) -> str:
     """The points of a picture as text."""
-    if name == "memory-time":
-        return "; ".join(f"{case}: {peak} MiB, {time}" for case, (time, peak) in points().items())
+    if name == "compared":
+        return "; ".join(f"{case}: {most} GiB, {time}" for case, (time, most) in needs().items())
     return "; ".join(f"{width}, {level}: {line}" for (width, level), line in fronts().items())
 
 
-def memory_time(pyplot: Any, mode: str) -> Any:
-    figure, axes = pyplot.subplots(figsize=(6.4, 4.8), layout="constrained")
-    for case, (time, peak) in points().items():
-        text, colors, offset, side = SHOWN[case]
-        razor = colors is RAZOR
-        font = {"color": colors[mode], "weight": "bold" if razor else "normal"}
-        axes.plot(time, peak, "o", color=colors[mode], markersize=12 if razor else 8)
-        axes.annotate(text, (time, peak), offset, textcoords="offset points", ha=side, **font)
-    axes.set_xlim(0, 1.7)
-    axes.set_ylim(0, 720)
+def compared(pyplot: Any, mode: str) -> Any:
+    budget = load("compared")["budget_bytes"] / GIB
+    figure, axes = pyplot.subplots(figsize=(6.4, 3.6), layout="constrained")
+    axes.axhline(budget, color=INK[mode], linestyle="--", linewidth=1)
+    axes.annotate(
+        f"memory of the card, {budget:g} GiB", (0.02, budget), color=INK[mode], va="bottom"
+    )
+    for case, (time, most) in needs().items():
+        colors, offset = (RAZOR if case == "razor" else EXACT), (0, 10 if most > budget else -24)
+        text = f"{case}, does not fit" if most > budget else case
+        axes.plot(time, most, "o", color=colors[mode], markersize=12 if case == "razor" else 8)
+        place: dict[str, Any] = {"textcoords": "offset points", "ha": "center"}
+        axes.annotate(text, (time, most), offset, color=colors[mode], **place)
+    axes.set(xlim=(0, 1.7), ylim=(0, 1.4))
     axes.set_xlabel("step time, full fine-tuning = 1", color=INK[mode])
-    axes.set_ylabel("peak memory of a step, MiB", color=INK[mode])
+    axes.set_ylabel("needed memory, GiB", color=INK[mode])
     style(axes, mode)
     return figure
 
@@ -123,7 +116,7 @@ def style(axes: Any, mode: str) -> None:
 
 
 PICTURES: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
-    "memory-time": ("Peak memory against step time", memory_time),
+    "compared": ("Needed memory against step time", compared),
     "bytes-error": ("Stored bytes against the error of the gradient", bytes_error),
 }
 

@@ -115,6 +115,25 @@ def memory_answer() -> str:
     )
 
 
+def compared() -> str:
+    document = load("compared")
+    rows = [
+        [
+            label(row["label"]),
+            f"{row['needed_bytes'] / GIB:.2f}",
+            "yes" if row["fits"] else "no",
+            *cells(row, ("saved_bytes", MIB, ",.0f"), ("traced_peak_bytes", MIB, ",.0f")),
+            f"{1 / row['speedup_vs_full']:.2f}",
+            f"{100 * row['score']:.1f} ± {100 * row['score_std']:.1f}",
+        ]
+        for row in document["rows"]
+    ]
+    head = ("method", "needs, GiB", "fits", "stored, MiB", "peak, MiB", "step time", "accuracy, %")
+    command = f"razorctl compare vit-s14 ./fashion {document['settings']}"
+    take = document["take"]
+    return f"`{command}`\n\n{table(head, rows)}\n" + prose(f"Take {take['label']}: {take['why']}.")
+
+
 def planned() -> str:
     groups: dict[tuple[str, str], list[float]] = {}
     for row in load("planning_cpu")["rows"]:
