@@ -3,7 +3,7 @@
     .venv/bin/python scripts/bench/compared.py
 
 `razorctl compare` fine-tunes DINOv2's ViT-S/14, pretrained, on Fashion-MNIST by each method with
-three seeds, and says which one to take for 2 GB. Its document goes to results/compared.json, from
+three seeds, and says which one to take for 1.5 GB. Its document goes to results/compared.json, from
 which report.py writes a table and picture.py draws a picture.
 """
 
@@ -18,7 +18,7 @@ from pretrained import CACHE
 from record import device_name, head, options, write
 
 SETTINGS = (
-    "--batch-size 96 --steps 32 --lr 6e-5 --methods full,checkpoint,razor --vram 2GB --seeds 3"
+    "--batch-size 64 --steps 24 --lr 6e-5 --methods full,checkpoint,razor --vram 1.5GB --seeds 3"
 )
 
 

@@ -41,8 +41,8 @@ WAYS = {
     "razor": Recipe("razor", 0.9),
 }
 STEP, MOST = 16, 1024  # of batches
-TOKENS, SEEDS, RATES = 32, 3, (2e-5, 6e-5, 2e-4)
-TURNS, WARM_UP = 8, 2
+TOKENS, SEEDS, RATES = 32, 3, (6e-5, 2e-4)
+TURNS, WARM_UP = 5, 1
 FIGURES = ("recall_at_1", "recall_at_5", "recall_at_10", "mrr", "loss")
 
 
