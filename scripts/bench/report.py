@@ -161,7 +161,7 @@ def fits(place: str = "") -> str:
     def cell(model: str, gpu: str) -> str:
         row = row_of[model, gpu]
         states = {method: mark for state, mark in STATES.items() for method in row.get(state, ())}
-        each = [f"{row.get(way) or NONE}{states.get(way, '')}" for way in FITTING]
+        each = [f"{row[way] or NONE}{states.get(way, '')}" for way in FITTING]
         return NONE if set(each) == {NONE} else " / ".join(each)
 
     names = {f"`{model}`{other.get(model, '')}": model for model in ratios}
