@@ -22,7 +22,7 @@ from tests.own import photos, texts
 MODELS = {"llama": "chats.jsonl", "bert": "texts.txt", "segformer": "shapes", "resnet": "photos"}
 OF_RUNS = [name for name in COMMANDS if "run" in {each.name for each in loaded(name).params}]
 # Each command and each model once; `predict` continues no texts of masked tokens.
-USES = [*zip(OF_RUNS, ("bert", "llama", "segformer"), strict=True), (OF_RUNS[0], "resnet")]
+USES = [*zip(OF_RUNS, ("bert", "llama", "llama", "segformer"), strict=True), (OF_RUNS[0], "resnet")]
 
 
 @pytest.fixture(scope="module")

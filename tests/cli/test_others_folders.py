@@ -86,7 +86,7 @@ def content() -> dict[str, tuple[bytes, float]]:
 
 def test_the_registry_has_the_commands():
     assert {command[0] for command in commands()} == {
-        *("finetune", "compare", "evaluate", "predict", "export")
+        *("finetune", "compare", "evaluate", "predict", "export", "chat")
     }
 
 

@@ -166,7 +166,7 @@ def test_code_that_cannot_run_again_is_refused():
     with pytest.raises(UsageError, match=r"\(ChangedAttention\) changes an argument in place"):
         attached(ChangedAttention())(x * 1)
     y = attached(MovingAttention())(x)
-    with pytest.raises(UsageError, match=r"\(MovingAttention\) runs different operations"):
+    with pytest.raises(UsageError, match=r"\(MovingAttention\) executes different operations"):
         y.sum().backward()
 
 

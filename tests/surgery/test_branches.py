@@ -251,7 +251,9 @@ def test_what_cannot_be_drawn():
         for module in (block.attn, block.mlp):
             module.forward = partial(module.forward)
     for model in (frozen, patched):
-        with pytest.raises(UsageError, match=r"no residual branch .*set joint_budget to 1"):
+        with pytest.raises(
+            UsageError, match=r"no trainable residual branch .*set joint_budget to 1"
+        ):
             sparsify(model, recipe())
         assert not model._forward_pre_hooks
         assert not any(map(runs, model.modules()))

@@ -124,7 +124,7 @@ def test_scales_change_pixels_and_no_shares(folders):
     family = models.find(str(folders["rt_detr"]))
     with pytest.raises(UsageError, match="takes images of a multiple of 32 pixels, not 50"):
         family.fed(Job("m", "d", task="detection", scales="50,64"))
-    with pytest.raises(UsageError, match="'32,x' are no sizes"):
+    with pytest.raises(UsageError, match="'32,x' are not sizes"):
         Job("m", "d", scales="32,x")
 
 

@@ -173,6 +173,6 @@ class Code:
     def differs(self) -> UsageError:
         """The error for code whose second run differs from its first."""
         return UsageError(
-            f"{self.name} runs different operations when it is recomputed in the backward pass; "
+            f"{self.name} executes different operations when it is recomputed in backward; "
             "choose method 'full' for this model."
         )

@@ -64,9 +64,9 @@ def test_what_does_not_fit_is_marked_and_not_taken(runs):
     assert "razorctl compare f0 f1 r0 r1 --vram 1GB --html report.html" in page
     full, razor = json.loads(compare(*runs, "--vram", "1GB", "--json").stdout)["rows"]
     assert (full["fits"], razor["fits"]) == (False, True)
-    nothing = compare(*runs, "--vram", "650MB")
+    nothing = compare(*runs, "--vram", "600MB")
     assert nothing.exit_code == 3
-    assert "No choice yet: no method fits 650 MiB; razor 0.9 needs the least, " in nothing.stdout
+    assert "No choice yet: no method fits 600 MiB; razor 0.9 needs the least, " in nothing.stdout
 
 
 def test_a_measured_peak_comes_before_a_traced_one(monkeypatch):
@@ -102,8 +102,8 @@ def test_of_a_list_the_best_setting_that_fits_is_taken(traces, monkeypatch):
     taken = json.loads(compare("grid", "--vram", "1GB", "--json").stdout)["take"]
     why = "the best of 2 settings that fit 1.0 GiB (1 seed)"
     assert taken == {"label": "full, batch size 32", "why": why}
-    nothing = compare("grid", "--vram", "650MB").stdout
-    assert "no method fits 650 MiB; full, batch size 16 needs the least" in nothing
+    nothing = compare("grid", "--vram", "600MB").stdout
+    assert "no method fits 600 MiB; full, batch size 16 needs the least" in nothing
 
 
 @pytest.mark.parametrize(
