@@ -81,7 +81,7 @@ def compared(pyplot: Any, mode: str) -> Any:
         axes.plot(time, most, "o", color=colors[mode], markersize=12 if case == "razor" else 8)
         place: dict[str, Any] = {"textcoords": "offset points", "ha": "center"}
         axes.annotate(text, (time, most), offset, color=colors[mode], **place)
-    axes.set(xlim=(0, 1.7), ylim=(0, 1.4))
+    axes.set(xlim=(0, 1.7), ylim=(0, 1.25 * max(most for _, most in needs().values())))
     axes.set_xlabel("step time, full fine-tuning = 1", color=INK[mode])
     axes.set_ylabel("needed memory, GiB", color=INK[mode])
     style(axes, mode)
