@@ -131,7 +131,11 @@ def compared() -> str:
     head = ("method", "needs, GiB", "fits", "stored, MiB", "peak, MiB", "step time", "accuracy, %")
     command = f"razorctl compare vit-s14 ./fashion {document['settings']}"
     take = document["take"]
-    return prose(f"`{command}`") + f"\n{table(head, rows)}\n" + prose(f"Take {take['label']}: {take['why']}.")
+    return (
+        prose(f"`{command}`")
+        + f"\n{table(head, rows)}\n"
+        + prose(f"Take {take['label']}: {take['why']}.")
+    )
 
 
 def planned() -> str:
