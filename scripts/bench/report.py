@@ -28,6 +28,7 @@ NONE = "\N{EN DASH}"
 # Results that need the extra of that name.
 BENCH = ("step_cpu", "gradients", "task_gradients", "allocate")
 BOTH = ("fp32", "bf16")
+RETRIEVAL = max(path.stem for path in RESULTS.glob("retrieval-*.json"))
 PAIR = (("saved_bytes", MIB, ",.0f"), ("peak_bytes", MIB, ",.0f"))
 
 
@@ -523,6 +524,25 @@ def state_scores() -> str:
             for case in cases
         ),
     )
+
+
+def retrieval() -> str:
+    """Embeddings at equal wall time, with the batch that a budget of memory holds."""
+    document = load(RETRIEVAL)
+    lines = [
+        [
+            row["way"],
+            row["batch_size"],
+            f"{row['step_seconds']:.1f} s",
+            row["steps"],
+            f"{row['learning_rate']:g}",
+            f"{row['recall_at_1']:.3f} ± {row['recall_at_1_std']:.3f}",
+            *(f"{row[name]:.3f}" for name in ("recall_at_5", "mrr")),
+        ]
+        for row in document["rows"]
+    ]
+    head = ["way", "batch", "step", "steps", "rate", "recall at 1", "at 5", "MRR"]
+    return table(head, lines)
 
 
 def accuracy_files() -> str:
