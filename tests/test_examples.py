@@ -85,7 +85,7 @@ def executed(tmp_path, monkeypatch, traces):
         """The outputs of a notebook's cells, after changes of their sources.
 
         A command in a cell may be killed where memory is short, and stops no notebook. So a failure
-        is a warning with all outputs at first, and the notebook runs again in an empty folder.
+        is first a warning with all outputs, and the notebook runs a second time in an empty folder.
         """
         try:
             return run(name, *changes)

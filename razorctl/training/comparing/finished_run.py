@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from razorctl.config.job import Job
 from razorctl.config.settings import read_toml
 from razorctl.config.tasks import FIGURES, LEAST
 from razorctl.errors import DataError, UsageError
@@ -102,7 +103,8 @@ def read_run(directory: Path) -> FinishedRun:
             f"`razorctl --config {directory / CONFIG} finetune`."
         ) from None
     check_files(directory, result, [METRICS])
-    run = FinishedRun(directory, result, lines, environment)
+    settings = asdict(Job(**result["job"]))  # with the defaults of later settings
+    run = FinishedRun(directory, {**result, "job": settings}, lines, environment)
     evaluated = [step for step in lines if step["metrics"] is not None]
     complete = all(run.figure in each["metrics"] for each in (result, *evaluated))
     if len(lines) != result["steps"] or not evaluated or not complete:

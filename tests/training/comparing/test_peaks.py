@@ -12,6 +12,7 @@ from razorctl.config.job import Job
 from razorctl.config.recipe import Recipe
 from razorctl.memory.trace_cache import Cache
 from razorctl.planning.cached_traces import cached_trace, job_facts
+from razorctl.system import documents
 from razorctl.training.comparing import peaks
 from tests.comparing import assert_refused, compare, write
 
@@ -48,6 +49,18 @@ def test_a_peak_is_traced_once_for_all_seeds_as_plan_traces_it(runs, monkeypatch
         assert row["needed_bytes"] == pytest.approx(1.04 * peak + 640 * MIB, abs=1)
         assert (row["peak_bytes"], row["fits"], row["loss"]) == (None, None, 1)
     assert razor["memory_vs_full"] == razor["traced_peak_bytes"] / full["traced_peak_bytes"]
+
+
+def test_a_run_of_an_earlier_release_has_the_defaults_of_later_settings(runs):
+    file = Path("r0/result.json")
+    document = json.loads(file.read_text())
+    del document["job"]["schedule"], document["job"]["max_rows"]
+    file.write_text(json.dumps(documents.sealed(document)))
+    write(
+        "linear", "razor", **asdict(resolved()) | {"schedule": "linear", "accuracies": (0.9, 0.9)}
+    )
+    taken = [json.loads(compare("f0", run, "--json").stdout)["take"] for run in ("r0", "linear")]
+    assert [advice["label"] is None for advice in taken] == [False, True]
 
 
 def test_what_does_not_fit_is_marked_and_not_taken(runs):
