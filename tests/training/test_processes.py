@@ -1,12 +1,10 @@
 """Several processes train as one would: each test starts two, as torchrun does, through Gloo."""
 
 import json
-import os
 import random
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -16,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.run as torchrun
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
@@ -162,12 +161,13 @@ OBJECTS = {"model": "deformable_detr", "dataset": "scenes", "batch_size": 8, "au
 TEXTS = {
     "packed ddp": (Recipe("full"), {**CHATS, "strategy": "ddp", "accumulate": 2}),
     "embedding ddp": (Recipe("full"), {**PAIRS, "strategy": "ddp"}),
-    "embedding fsdp": (Recipe("full"), {**PAIRS, "strategy": "fsdp"}),
     "clip fsdp": (Recipe("full"), {**IMAGES, "model": "clip", "strategy": "fsdp"}),
     "siglip ddp": (Recipe("full"), {**IMAGES, "model": "siglip", "strategy": "ddp"}),
     "objects ddp": (Recipe("full"), {**OBJECTS, "strategy": "ddp"}),
 }
 CASES |= TEXTS
+# One for each thing that a checkpoint has: shards, adapters, an average, packed rows, two towers.
+RESUMED = {"razor fsdp", "lora fsdp", "joint ddp", "packed ddp", "clip fsdp"}
 RUN = ("finetune", "vit-micro", "digits", "--device", "cpu", "--json")
 
 
@@ -223,10 +223,10 @@ def exchange() -> None:
 
 
 def train(name: str) -> None:
-    """A case in the folder of its name, run and then resumed from its first step."""
+    """A case in the folder of its name, run, and then resumed from its first step if it is to be."""
     recipe, settings = CASES[name]
     job = replace(JOB, processes=WORLD, **settings)
-    resumes = name != "full ddp"  # which has nothing that the others do not go on with
+    resumes = name in RESUMED
     run = finetune(job, recipe, out=name, device="cpu")
     next(run), run.save()
     if processes.first() and resumes:
@@ -282,7 +282,7 @@ def test_two_processes_train_as_one(both, shallow, monkeypatch):
         first, second = (torch.load(tmp_path / f"{name}.{rank}.pt") for rank in range(WORLD))
         assert first
         assert all(torch.equal(first[key], second[key]) for key in first), name
-        if name == "full ddp":
+        if name not in RESUMED:
             continue
         resumed = load_file(tmp_path / f"{name}, stopped/model.safetensors")
         once = load_file(tmp_path / name / "model.safetensors")
@@ -364,20 +364,21 @@ def test_processes_on_two_machines_train_as_one_and_only_the_first_has_files(tmp
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nnodes", "2")
-    torchrun += ("--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", port)
-    ways = {rank: (*torchrun, "--node-rank", rank) for rank in "01"} | {"one": (sys.executable,)}
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    place = ("--master-addr", "127.0.0.1", "--master-port", port)
+    environment = {"PYTHONPATH": str(Path(__file__).parents[2])}
     started = []
-    for name, way in ways.items():
-        (tmp_path / name).mkdir()
-        command = *way, "-m", "razorctl", *words, "run"
-        started.append(subprocess.Popen(command, cwd=tmp_path / name, env=environment, **pipes))
+    for rank in "01":
+        (tmp_path / rank).mkdir()
+        command = ("--nnodes", "2", "--nproc-per-node", "1", *place, "--node-rank", rank)
+        command += ("-m", "razorctl", *words, "run")
+        where = {"folder": tmp_path / rank, "name": "log", "environment": environment}
+        started.append(Forked(torchrun.main, command, **where))
+    (tmp_path / "one").mkdir()
+    started.append(Forked(razorctl_command, *words, "run", folder=tmp_path / "one"))
     for process in started:
-        _, errors = process.communicate(timeout=240)
-        assert process.returncode == 0, errors.decode()
-    assert not [*(tmp_path / "1").iterdir()]
+        code, _, errors = process.ended()
+        assert code == 0, errors
+    assert {path.name for path in (tmp_path / "1").iterdir()} == {"log.out", "log.err"}
     one, two = (
         [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         for folder in (tmp_path / "one/run", tmp_path / "0/run")
