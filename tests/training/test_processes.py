@@ -223,7 +223,7 @@ def exchange() -> None:
 
 
 def train(name: str) -> None:
-    """A case in the folder of its name, run, and then resumed from its first step if it is to be."""
+    """A case in the folder of its name, run, and if in RESUMED resumed from its first step."""
     recipe, settings = CASES[name]
     job = replace(JOB, processes=WORLD, **settings)
     resumes = name in RESUMED
