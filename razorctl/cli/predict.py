@@ -33,7 +33,7 @@ from razorctl.errors import UsageError
 if TYPE_CHECKING:
     from razorctl.training.predicting.inference import Trained
 
-COLUMNS = ("image_column", "text_column", "skip_bad")
+COLUMNS = ("column", "image_column", "text_column", "skip_bad")
 FIRST = (
     *("top", "probabilities", "max_new_tokens", "temperature", "seed", "out"),
     *("weights", "batch_size", "device", "json", "spreadsheet"),

@@ -20,8 +20,8 @@ from razorctl.registry import find, unknown
 GIVEN = ("COMMANDLINE", "ENVIRONMENT")  # typer's sources of a value that the user sets for a call
 PLANNING = ("vram", "gpu", "prefer", "host_memory")  # settings of a plan
 AUTO = "auto"  # the batch size that a plan is to choose
-COLUMNS: tuple[str, ...] = ("image_column", "text_column", "label_column", "mask_values")
-COLUMNS += ("mask_colors", "box_format")
+COLUMNS: tuple[str, ...] = ("column", "image_column", "text_column", "label_column")
+COLUMNS += ("mask_values", "mask_colors", "box_format")
 DATA_SETTINGS = (*COLUMNS, "split", "validation", "max_rows", "skip_bad")
 # Settings for reading a user's data, with their defaults.
 OF_DATA: dict[str, Any] = {**dict.fromkeys(COLUMNS), "skip_bad": False}

@@ -103,6 +103,18 @@ def weight_numbers(class_weights: str) -> tuple[float, ...] | None:
     return tuple(numbers)
 
 
+def columns_as(text: str) -> dict[str, str]:
+    """Name by which a column is read -> the column, of `Job.column`; raises UsageError for none."""
+    pairs = [[word.strip() for word in part.partition("=")[::2]] for part in text.split(",")]
+    names = dict(pairs)
+    if not all(map(all, pairs)) or len(names) < len(pairs):
+        raise UsageError(
+            f"column {text!r} does not say what columns are read as; give such as "
+            "text=title,label=stars, each name once."
+        )
+    return names
+
+
 def check_pairs(job: Any) -> None:
     """Raises UsageError for settings that exclude each other, and for what is gone."""
     if job.streaming:
@@ -114,6 +126,8 @@ def check_pairs(job: Any) -> None:
         raise UsageError("steps and epochs cannot both be set; give one of them.")
     if None not in (job.image_column, job.text_column) and job.task != "embedding":
         raise UsageError("a model takes images or texts; name one column, or --task embedding.")
+    if job.column is not None:
+        columns_as(job.column)
     if job.mask_values is not None and job.mask_colors is not None:
         raise UsageError("pixels of masks are values or colors; give one of them.")
     if job.mask_values is not None:

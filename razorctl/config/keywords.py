@@ -53,6 +53,7 @@ class DataSettings(TypedDict, total=False):
     """The settings of user data, and the fields of a Job that all functions take."""
 
     task: Task | None
+    column: Names | None
     image_column: str | None
     text_column: Names | None
     label_column: Names | None
@@ -70,6 +71,7 @@ class DataSettings(TypedDict, total=False):
 class PredictedSettings(TypedDict, total=False):
     """The settings of data without labels that a finished run reads."""
 
+    column: Names | None
     image_column: str | None
     text_column: Names | None
     skip_bad: bool | None

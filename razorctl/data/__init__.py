@@ -20,7 +20,7 @@ from razorctl.errors import UsageError
 from razorctl.models import Modality
 
 # Settings for a user's data alone.
-SETTINGS: tuple[str, ...] = ("image_column", "text_column", "label_column")
+SETTINGS: tuple[str, ...] = ("column", "image_column", "text_column", "label_column")
 SETTINGS += ("mask_values", "mask_colors", "box_format", "split", "validation")
 USUAL: dict[tuple[Task, Modality], str] = {
     ("classification", "image"): "cifar100",

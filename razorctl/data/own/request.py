@@ -36,6 +36,7 @@ class DataRequest:
     name: str
     model: str
     task: str | None = None
+    column: str | None = None
     image_column: str | None = None
     text_column: str | None = None
     label_column: str | None = None
@@ -98,7 +99,7 @@ class DataRequest:
     @property
     def columns(self) -> bool:
         """Whether an option names a column."""
-        return any((self.image_column, self.text_column, self.label_column))
+        return any((self.column, self.image_column, self.text_column, self.label_column))
 
     @property
     def mask_classes(self) -> MaskClasses | None:

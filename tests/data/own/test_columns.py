@@ -6,7 +6,11 @@ import pytest
 
 from razorctl.data.own.raw import TEXT_COLUMNS
 from razorctl.data.own.read.column import columns_of
-from razorctl.data.own.read.recognition import classifier_columns
+from razorctl.data.own.read.recognition import (
+    classifier_columns,
+    table_columns,
+    unlabeled_columns,
+)
 from razorctl.data.own.read.table import Table
 from razorctl.data.own.request import DataRequest
 from razorctl.errors import UsageError
@@ -105,3 +109,63 @@ def test_types_say_more_than_names():
 def test_three_texts_are_too_many():
     with pytest.raises(UsageError, match="does not name one or two columns"):
         found({"text": PROSE, "b": PROSE, "c": PROSE, "label": FEW}, text_column="text,b,c")
+
+
+CHAT = [[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]] * 4
+# Model, columns and what they are read as -> the columns by role.
+ALIASES = {
+    "texts and labels": (
+        ("bert-base", "text=says,label=mood"),
+        {"says": PROSE, "text": PROSE, "mood": FEW, "label": WORDS},
+        {"text": "says", "label": "mood"},
+    ),
+    "a triplet": (
+        ("bert-base", " anchor = q, positive=a=b ,negative=n"),
+        {"q": PROSE, "a=b": PROSE, "n": PROSE, "other": PROSE},
+        {"text": "q", "text_pair": "a=b", "negative.0": "n"},
+    ),
+    "chats": (("gpt2", "messages=talk"), {"talk": CHAT, "text": PROSE}, {"messages": "talk"}),
+    "prompts": (
+        ("gpt2", "instruction=ask,output=say"),
+        {"ask": PROSE, "say": PROSE, "output": PROSE},
+        {"prompt": "ask", "answer": "say"},
+    ),
+    "images": (
+        ("vit-micro", "image=b,label=mood"),
+        {"a": FILES, "b": FILES, "mood": FEW, "kind": FEW},
+        {"image": "b", "label": "mood"},
+    ),
+    "masks": (
+        ("segformer-b0", "mask=b"),
+        {"image": FILES, "b": FILES, "mask": FEW},
+        {"image": "image", "mask": "b"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ALIASES)
+def test_columns_are_read_as_what_they_are_said_to_be(case):
+    (model, column), values, expected = ALIASES[case]
+    request = DataRequest("a.csv", model, column=column)
+    assert dict(table_columns(request, columns_of(values, {}, Path())).roles) == expected
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ("text=none", "a.csv has no column none, only says, mood, id; name one of them with --column."),
+        ("text=says,mode=id", "for classification no column is read as mode, so id of a.csv"),
+    ],
+)
+def test_names_that_nothing_reads_are_refused(column, message):
+    request = DataRequest("a.csv", "bert-base", column=column)
+    with pytest.raises(UsageError, match=message):
+        table_columns(request, columns_of({"says": PROSE, "mood": FEW, "id": WORDS}, {}, Path()))
+
+
+def test_new_rows_have_the_names_of_the_run_where_they_have_its_columns():
+    run = DataRequest("a.csv", "bert-base", column="text=says,label=mood")
+    request = DataRequest("b.csv", "bert-base", "classification", trained=run)
+    for values in {"says": PROSE, "text": PROSE}, {"text": PROSE, "note": PROSE}:
+        columns = unlabeled_columns(request, columns_of(values, {}, Path()), "text")
+        assert columns.get("text") == next(iter(values))

@@ -125,6 +125,10 @@ USAGE = {
         "images or texts; name one column",
         {"image_column": "a", "text_column": "b"},
     ),
+    **{
+        f"columns by no names: {text}": (NONE, "d", "such as text=title,label=st", {"column": text})
+        for text in ("title", "text=", "=a", "text=a,", "text=a,text=b", "")
+    },
     "texts for images": (lambda: texts(CSV), "a.csv", "vit-micro takes images"),
 }
 BAD = {

@@ -32,17 +32,19 @@ class Column:
     name: in the table. values: one for each row, None where a row has none; empty for a column that
     holds images. holds: "images" or "classes" (numbers of named classes) by the type of the column
     in its file, else "". root: the folder that paths are relative to; None if values are no paths.
+    alias: the name by which it is read; None for its own.
     """
 
     name: str
     values: Sequence[Any]
     holds: str = ""
     root: Path | None = None
+    alias: str | None = None
 
     @cached_property
     def key(self) -> str:
         """The name in the form that sets of names have here: `Image-Path ` is image_path."""
-        return normalized(self.name)
+        return normalized(self.name if self.alias is None else self.alias)
 
     @cached_property
     def present(self) -> list[Any]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from razorctl import models, units
+from razorctl.config.job_checks import columns_as
 from razorctl.config.tasks import LANGUAGE, OF_ROWS, Task
 from razorctl.data.own.raw import TEXT_COLUMNS
 from razorctl.data.own.read import box_columns, captions, conversations, pairs, tagged
@@ -49,6 +50,12 @@ def table_columns(request: DataRequest, columns: Columns) -> TableColumns:
     table = Table.for_run(request, columns)
     refuse_table(table)
     used = _columns_of(table)
+    for alias, name in columns_as(request.column).items() if request.column else ():
+        if name not in used.renamed:
+            raise UsageError(
+                f"for {used.task} no column is read as {alias}, so {name} of {request.name} would "
+                f"not be used beside {used.details()}; leave it out of --column."
+            )
     _refuse_misread(table, used)
     unused = tuple(name for name in columns if name not in used.renamed)
     return replace(used, unused=unused, notes=_number_notes(table, used))
@@ -111,7 +118,7 @@ def _tokens_and_tags(table: Table) -> TableColumns | None:
     if tokens is None:
         return None
     if label is not None:
-        column = table.named(label, "label")
+        column = table.named(label, "label-column")
         tags = column if column.has_lists() else None
     elif numbered := _numbered(table):
         columns = [table.columns[name] for name in tagged.tag_columns(numbered)]

@@ -4,7 +4,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from razorctl.data.own.read.column import Column, Columns
+from razorctl.config.job_checks import columns_as
+from razorctl.data.own.read.column import Column, Columns, normalized
 from razorctl.data.own.request import DataRequest
 from razorctl.errors import UsageError
 
@@ -50,6 +51,7 @@ class Table:
         The job's options stay. If one names images or texts, neither is taken from the run.
         """
         trained = request.trained
+        columns = _aliased(request, columns)
         if trained is None:
             return cls(request, columns)
 
@@ -88,11 +90,11 @@ class Table:
         return next((self.by_key[key] for key in keys if key in self.by_key), None)
 
     def named(self, name: str, option: str) -> Column:
-        """The column that --OPTION-column names."""
+        """The column that --OPTION names."""
         if name not in self.columns:
             raise UsageError(
                 f"{self.request.name} has no column {name}, only {self.listed}; name one of them "
-                f"with --{option}-column."
+                f"with --{option}."
             )
         return self.columns[name]
 
@@ -112,7 +114,7 @@ class Table:
     def image_option(self) -> Column | None:
         """The column that --image-column names."""
         name = self.request.image_column
-        return None if name is None else self.named(name, "image")
+        return None if name is None else self.named(name, "image-column")
 
     @property
     def text_options(self) -> tuple[Column, ...]:
@@ -124,13 +126,13 @@ class Table:
             raise UsageError(
                 f"text column {names!r} does not name one or two columns; give a or a,b."
             )
-        return tuple(self.named(part, "text") for part in parts)
+        return tuple(self.named(part, "text-column") for part in parts)
 
     @property
     def label_options(self) -> tuple[Column, ...]:
         """The columns that --label-column names."""
         parts = parts_of(self.request.label_column, self.columns)
-        return tuple(self.named(part, "label") for part in dict.fromkeys(parts))
+        return tuple(self.named(part, "label-column") for part in dict.fromkeys(parts))
 
     def _image_columns(self, taken: Collection[Column] = ()) -> list[Column]:
         """The columns of images that are not `taken`; if some have an image type, these alone."""
@@ -202,3 +204,22 @@ class Table:
         """Whether a column is called a score and has too many numbers for classes."""
         called = "regression" in self.request.tasks and column.key in SCORES
         return called and bool(column.numbers) and not column.may_be_classes()
+
+
+def _aliased(request: DataRequest, columns: Columns) -> Columns:
+    """The columns, of which --column or a finished run says by what names some are read.
+
+    Raises UsageError if --column names one that is not there; of a run's those that are count.
+    """
+    own, trained = request.column, request.trained
+    text = own or (trained.column if trained else None)
+    if text is None:
+        return columns
+    aliases = {name: normalized(alias) for alias, name in columns_as(text).items()}
+    for name in aliases if own else ():
+        Table(request, columns).named(name, "column")
+    taken = {alias for name, alias in aliases.items() if name in columns}
+    return {
+        name: replace(column, alias=aliases.get(name, "" if column.key in taken else None))
+        for name, column in columns.items()
+    }
