@@ -130,10 +130,9 @@ def check_pairs(job: Any) -> None:
         columns_as(job.column)
     if job.mask_values is not None and job.mask_colors is not None:
         raise UsageError("pixels of masks are values or colors; give one of them.")
-    if job.mask_values is not None:
-        mask_classes.parse(job.mask_values, colors=False)
-    if job.mask_colors is not None:
-        mask_classes.parse(job.mask_colors, colors=True)
+    for masks, colors in ((job.mask_values, False), (job.mask_colors, True)):
+        if masks is not None:
+            mask_classes.parse(masks, colors)
     if job.activation_memory_budget is not None and not job.compile:
         raise UsageError(
             "an activation memory budget needs compiled steps; add --compile, or leave "
