@@ -7,7 +7,13 @@ from typing import Any, Literal, get_args
 
 from razorctl import units
 from razorctl.config.defaults import FEWEST, ByRows, whole_batch
-from razorctl.config.job_checks import check_batch, check_bounds, check_pairs, scale_numbers
+from razorctl.config.job_checks import (
+    check_batch,
+    check_bounds,
+    check_columns,
+    check_pairs,
+    scale_numbers,
+)
 from razorctl.config.settings import check_seed, check_types
 from razorctl.config.tasks import EVERY_FIGURE, FIGURES, OF_ROWS, TASKS
 from razorctl.errors import UsageError
@@ -241,6 +247,7 @@ class Job:
         if self.metric is not None and self.metric not in figures:
             raise unknown(f"metric of {self.task}", self.metric, figures)
         check_bounds(self)
+        check_columns(self)
         check_pairs(self)
 
     def resolved(self, defaults: Mapping[str, Any], examples: int | None, part: str = "") -> "Job":

@@ -115,15 +115,8 @@ def columns_as(text: str) -> dict[str, str]:
     return names
 
 
-def check_pairs(job: Any) -> None:
-    """Raises UsageError for settings that exclude each other, and for what is gone."""
-    if job.streaming:
-        raise UsageError(
-            "rows are not streamed any more, since data larger than memory are read from "
-            "memory-mapped files; leave streaming out."
-        )
-    if job.steps is not None and job.epochs is not None:
-        raise UsageError("steps and epochs cannot both be set; give one of them.")
+def check_columns(job: Any) -> None:
+    """Raises UsageError for settings of columns and of masks that mean nothing together."""
     if None not in (job.image_column, job.text_column) and job.task != "embedding":
         raise UsageError("a model takes images or texts; name one column, or --task embedding.")
     if job.column is not None:
@@ -133,6 +126,17 @@ def check_pairs(job: Any) -> None:
     for masks, colors in ((job.mask_values, False), (job.mask_colors, True)):
         if masks is not None:
             mask_classes.parse(masks, colors)
+
+
+def check_pairs(job: Any) -> None:
+    """Raises UsageError for settings that exclude each other, and for what is gone."""
+    if job.streaming:
+        raise UsageError(
+            "rows are not streamed any more, since data larger than memory are read from "
+            "memory-mapped files; leave streaming out."
+        )
+    if job.steps is not None and job.epochs is not None:
+        raise UsageError("steps and epochs cannot both be set; give one of them.")
     if job.activation_memory_budget is not None and not job.compile:
         raise UsageError(
             "an activation memory budget needs compiled steps; add --compile, or leave "
