@@ -119,7 +119,7 @@ def altered(model: Model, name: str | None = None, **methods: Any) -> Model:
 
 
 def entry(name: str, **changes: Any) -> ModelEntry:
-    """A small vit, resnet, bert or llama as the registry has them; `changes` are of its config."""
+    """A small vit, resnet, bert, gpt2 or llama, registered; `changes` are of its config."""
     if name == "resnet":
         return ModelEntry.single(
             timm.from_hub(name, "small", "test_resnet", {}).of("classification")
@@ -128,7 +128,7 @@ def entry(name: str, **changes: Any) -> ModelEntry:
         model = timm.from_hub("vit", "small", "test_vit.r160_in1k", {})
         return ModelEntry.single(altered(model.of("classification"), bare=_vit))
     config = {"model_type": name, **TEXT, **changes}
-    tasks = DECODER if name == "llama" else ENCODER
+    tasks = DECODER if name in ("llama", "gpt2") else ENCODER
     return transformers.from_hub(name, "small", "nobody/small", config, tasks)
 
 

@@ -354,7 +354,7 @@ def writes(file: Path) -> list[str]:
         for child in ast.iter_child_nodes(node):
             visit(child, function, safe)
 
-    visit(ast.parse(file.read_text()), "", False)
+    visit(nodes(file)[0], "", False)
     return found
 
 

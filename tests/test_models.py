@@ -178,6 +178,7 @@ def test_bare_is_the_same_with_fresh_weights(entry):
 # Of the code of a smaller one, whose trace is not repeated.
 LARGER = ("vit-l16", "vit-g14", "llama-3.2-3b", "llama-3.1-8b")
 LARGER += ("qwen2.5-1.5b", "qwen2.5-3b", "qwen2.5-7b")
+LARGER += ("smollm2-135m", "rt-detr-r50")  # of more layers than llama-3.2-1b and rt-detr-r18
 
 
 @pytest.mark.parametrize("name", models())

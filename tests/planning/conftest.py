@@ -16,9 +16,10 @@ def own(tmp_path, monkeypatch):
 
 @pytest.fixture
 def small():
-    """vit-micro of two blocks, and beside it `vit`, `resnet`, `bert` and `llama`."""
+    """vit-micro of two blocks, and beside it `vit`, `resnet`, `bert`, `gpt2` and `llama`."""
     llama = entry("llama", intermediate_size=512)
-    with registered(*map(entry, ("vit", "resnet", "bert")), llama, shallow=True):
+    gpt2 = entry("gpt2", bos_token_id=0, eos_token_id=0)
+    with registered(*map(entry, ("vit", "resnet", "bert")), gpt2, llama, shallow=True):
         yield
 
 

@@ -8,7 +8,8 @@ from typer.testing import CliRunner
 from razorctl.cli.app import app
 from razorctl.config.job import Job
 from razorctl.config.recipe import Recipe
-from razorctl.planning import gpus
+from razorctl.errors import UsageError
+from razorctl.planning import batch, gpus
 from razorctl.planning.batch import largest_batch
 from razorctl.planning.search import Search
 
@@ -58,10 +59,25 @@ def test_where_nothing_fits_it_is_one(cache):
     assert largest_batch(JOB, GPU, Recipe(), MIB, cache=cache) == 1
 
 
+@pytest.mark.parametrize(("prefer", "method"), [("exact", "full"), ("fast", "razor")])
+def test_without_a_recipe_the_preference_says_which_is_tried(prefer, method, monkeypatch):
+    tried = []
+
+    def largest(job, gpu, recipe, budget, **options):
+        tried.append(recipe)
+        raise UsageError("stop.")
+
+    monkeypatch.setattr(batch, "largest_batch", largest)
+    args = ["plan", "vit-micro", "digits", "--batch-size", "auto", "--vram", "1GB"]
+    assert CliRunner().invoke(app, [*args, "--prefer", prefer]).exit_code == 2
+    assert tried == [Recipe(method)]
+
+
 def test_the_command_line_takes_auto(small, traces, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(traces))
     args = ["plan", "vit-micro", "digits", "--batch-size", "auto", "--vram", "1GB", "--json"]
-    result = CliRunner().invoke(app, [*args, "--max-ratio", "0.5"])
+    # One way, so that few steps are traced.
+    result = CliRunner().invoke(app, [*args, "--method", "razor", "--ratio", "0.5"])
     assert result.exit_code == 0, result.stderr
     assert '"batch_size": 1024' in result.stdout  # of 1,437 training examples
     args = ["finetune", "vit-micro", "digits", "--device", "cpu", "--batch-size"]

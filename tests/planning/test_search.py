@@ -59,6 +59,8 @@ class MadeUpSearch(Search):
     family = "convolution"
 
     def predict(self, recipe: Recipe, accumulate: int = 1) -> Candidate:
+        if (recipe, accumulate) in self.candidates:
+            return self.candidates[recipe, accumulate]
         peak, seconds = self.ways[recipe]
         peak, seconds = GIB + peak / accumulate, seconds + self.overhead * (accumulate - 1)
         reserve = CONTEXT + math.ceil(FRAGMENTATION * peak)
