@@ -8,6 +8,7 @@ from typer.testing import CliRunner, Result
 
 from razorctl.cli.app import app
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.training import run as trainer
 
 SMALL = ["vit-micro", "digits", "--batch-size", "1024"]
@@ -39,13 +40,13 @@ def assert_ends_with_an_error(result: Result, sentence: str) -> None:
     assert sentence in last
 
 
-def assert_resumes_to_the_bit(job: Job) -> None:
+def assert_resumes_to_the_bit(job: Job, recipe: Recipe | None = None) -> None:
     """Stops a run after two steps, and resumes it: losses and weights equal a whole run's."""
-    losses = [step.loss for step in trainer.finetune(job, out="a", device="cpu")]
-    run = trainer.finetune(job, out="b", device="cpu")
+    losses = [step.loss for step in trainer.finetune(job, recipe, out="a", device="cpu")]
+    run = trainer.finetune(job, recipe, out="b", device="cpu")
     next(run), next(run)
     run.rescue()
-    resumed = trainer.finetune(job, out="b", device="cpu", resume=True)
+    resumed = trainer.finetune(job, recipe, out="b", device="cpu", resume=True)
     assert [step.loss for step in resumed] == losses[2:]
     weights = [Path(out, "model.safetensors").read_bytes() for out in "ab"]
     assert weights[0] == weights[1]
