@@ -9,6 +9,7 @@ from sentence_transformers import SentenceTransformer
 
 from razorctl import models
 from razorctl.config.job import Job
+from razorctl.config.recipe import Recipe
 from razorctl.models.transformers.embedding import FILES, MODULES, POOLING
 from tests.cli.commands import (
     assert_ends_with_an_error,
@@ -30,6 +31,7 @@ QUICK = (
     "--lr",
     "0.01",
 )
+FULL = ("--method", "full")  # fewer traces, where the method is no matter
 ROWS = 40
 
 
@@ -80,7 +82,7 @@ def test_a_run_its_evaluation_its_vectors_and_its_export(case, model, kinds):
     assert all((Path("out") / file).exists() for file in FILES)
     alike = SentenceTransformer("out", device="cpu").encode(["cat sat", "a dog"])
     np.testing.assert_allclose(alike, vectors, atol=1e-5)
-    further = done("finetune", "out", data, *QUICK, *task, "--out", "further")
+    further = done("finetune", "out", data, *QUICK, *FULL, *task, "--out", "further")
     assert further["job"]["pooling"] == result["job"]["pooling"]
 
 
@@ -88,7 +90,8 @@ def test_columns_are_said_and_rows_are_shown(kinds):
     for case, columns in COLUMNS.items():
         data = written(DATA[case], name=case)
         said = razorctl(
-            "finetune", str(kinds / "bert"), data, *QUICK, "--dry-run", "--task", "embedding"
+            *("finetune", str(kinds / "bert"), data, *QUICK, *FULL),
+            *("--dry-run", "--task", "embedding"),
         )
         assert said.exit_code == 0, said.stderr
         assert f"text in {columns}\n" in said.stderr + said.stdout
@@ -104,14 +107,14 @@ def test_a_resumed_run_is_the_same_to_the_bit(kinds):
         "learning_rate": 0.01,
     }
     job = Job(str(kinds / "bert"), written(DATA["triplets"]), symmetric=True, seed=3, **settings)
-    assert_resumes_to_the_bit(job)
+    assert_resumes_to_the_bit(job, Recipe("full"))
 
 
 @pytest.mark.parametrize("change", [{"1_Pooling": "max"}, {"module": "Dense"}, {"pooling": "cls"}])
 def test_a_folder_of_sentence_transformers_says_its_pooling(change, kinds):
     """Also as release 6 writes it; what is not trained is refused."""
     data = written(DATA["pairs"])
-    done("finetune", str(kinds / "bert"), data, *QUICK, "--out", "m")
+    done("finetune", str(kinds / "bert"), data, *QUICK, *FULL, "--out", "m")
     if "1_Pooling" in change:
         Path("m", POOLING).write_text(json.dumps({"pooling_mode_max_tokens": True}))
     elif "pooling" in change:
@@ -120,7 +123,7 @@ def test_a_folder_of_sentence_transformers_says_its_pooling(change, kinds):
         modules = json.loads(Path("m", MODULES).read_text())
         modules.insert(2, {"idx": 2, "name": "2", "path": "2_Dense", "type": "x.models.Dense"})
         Path("m", MODULES).write_text(json.dumps(modules))
-    run = razorctl("finetune", "m", data, *QUICK, "--out", "run")
+    run = razorctl("finetune", "m", data, *QUICK, *FULL, "--out", "run")
     if "pooling" in change:
         assert models.find("m", "embedding").defaults["pooling"] == "first"
     else:

@@ -28,6 +28,7 @@ from tests.own import written
 
 QUICK = ("--batch-size", "8", "--steps", "2", "--device", "cpu", "--lr", "0.01")
 CPU = ("--device", "cpu")
+FULL = ("--method", "full")  # fewer traces, where the method is no matter
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +69,8 @@ def test_a_run_its_evaluation_its_vectors_and_its_exports(model, towers):
     torch.testing.assert_close(output.text_embeds, vectors[:2], rtol=1e-3, atol=1e-5)
     # transformers resizes images by torchvision, not by PIL.
     torch.testing.assert_close(output.image_embeds, vectors[2:], rtol=0, atol=5e-3)
-    further = done("finetune", "out", data, *QUICK, "--out", "further", "--temperature", "0.1")
+    words = (*QUICK, *FULL, "--out", "further", "--temperature", "0.1")
+    further = done("finetune", "out", data, *words)
     scale = load_file("further/model.safetensors")["logit_scale"]
     torch.testing.assert_close(scale.exp(), torch.full_like(scale, 10.0))
     assert further["steps"] == 2
@@ -77,7 +79,7 @@ def test_a_run_its_evaluation_its_vectors_and_its_exports(model, towers):
 def test_onnx_has_a_file_for_each_tower(towers):
     import onnxruntime
 
-    done("finetune", str(towers / "clip"), str(towers / "images"), *QUICK, "--out", "run")
+    done("finetune", str(towers / "clip"), str(towers / "images"), *QUICK, *FULL, "--out", "run")
     graph = done("export", "run", "--to", "onnx", "--out", "out")["onnx"]
     assert graph["outputs"] == {"image_embeds": ["batch", 16], "text_embeds": ["batch", 16]}
     session = onnxruntime.InferenceSession("out/text_model.onnx")
@@ -89,11 +91,11 @@ def test_onnx_has_a_file_for_each_tower(towers):
     assert "text_model.onnx" in Path("out/README.md").read_text()
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_resumed_run_is_the_same_to_the_bit(accumulate, towers):
+@pytest.mark.parametrize(("accumulate", "method"), [(1, "full"), (2, "razor")])
+def test_a_resumed_run_is_the_same_to_the_bit(accumulate, method, towers):
     settings = {"batch_size": 8, "accumulate": accumulate, "steps": 4, "save_every": 1}
     job = Job(str(towers / "clip"), str(towers / "images"), learning_rate=0.01, **settings)
-    assert_resumes_to_the_bit(job)
+    assert_resumes_to_the_bit(job, Recipe(method))
 
 
 @pytest.mark.parametrize("model", ["clip", "siglip"])
@@ -110,9 +112,10 @@ def test_a_plan_has_the_bytes_of_a_step(model, method, towers):
     assert held_bytes(net, family.logits, net.train(), inputs) == planned
 
 
-def test_commands_of_comparison_and_of_data(towers):
+def test_commands_of_comparison_and_of_data(towers, runs_here):
     data, model = str(towers / "images"), str(towers / "clip")
-    shown = razorctl("finetune", model, data, *QUICK, "--task", "embedding", "--dry-run")
+    words = (*QUICK, *FULL, "--task", "embedding", "--dry-run")
+    shown = razorctl("finetune", model, data, *words)
     assert "image of 3 x 32 x 32 | w0 w0" in shown.stderr + shown.stdout, shown.stderr
     compared = done("compare", model, data, *QUICK, "--methods", "full,gradcache", "--seeds", "1")
     assert [row["method"] for row in compared["rows"]] == ["full", "gradcache"]
