@@ -8,8 +8,9 @@ from razorctl.config.recipe import Recipe
 from razorctl.ops.triton.gemm_tiles import scaled_gemm_kernel
 from razorctl.ops.triton.recorded import Card, Launch, distinct
 from razorctl.ops.triton.variants import DTYPES, Variant
-from razorctl.planning import job_trace
-from tests.models import registered, two_blocks
+from razorctl.planning import gpus, job_trace
+from tests.models import few_blocks, registered
+from tests.planning.test_gpus import CHIPS
 
 CARDS = (75, 80, 86, 89, 90, 100, 120)  # compute capabilities of the presets
 JOBS = {  # model, rows, recipe
@@ -22,7 +23,7 @@ JOBS = {  # model, rows, recipe
 }
 
 
-PRODUCTS = 3  # that each card compiles; --every-variant compiles all
+PRODUCTS = 2  # that each card compiles; --every-variant compiles all
 
 
 @cache
@@ -30,7 +31,7 @@ def launched(name: str) -> dict[int, list[Launch]]:
     """Card -> the launches of a step of one of JOBS, in bf16, on Turing in fp16."""
     model, rows, recipe = JOBS[name]
     by_card: dict[int, list[Launch]] = {}
-    with registered(*map(two_blocks, ("vit-b16", "bert-base", "smollm2-135m"))):
+    with registered(few_blocks(model, 1)):  # a second one launches the same
         for cards, precision in (((75,), "fp16"), (CARDS[1:], "bf16")):
             task = "causal-lm" if name == "decoder" else None
             job = Job(model, "random", batch_size=rows, precision=precision, task=task)
@@ -40,18 +41,40 @@ def launched(name: str) -> dict[int, list[Launch]]:
     return by_card
 
 
+THIRSTIEST = "h100-80gb"  # the preset that needs most bytes for each multiprocessor
+
+
+@cache
+def default_job(name: str) -> list[Launch]:
+    """The launches of the default job on a card, without those that only find a fastest way."""
+    gpu, (processors, *_) = gpus.load(name), CHIPS[name]
+    precision = "bf16" if "bf16" in gpu.rates else "fp16"
+    job = Job("vit-b16", "cifar100", batch_size=128, precision=precision)
+    job = job.resolved({"learning_rate": 1e-3, "weight_decay": 0.0}, 50_000)
+    card = Card(capability_of(name), processors)
+    with registered(few_blocks("vit-b16", 1)):
+        launches = job_trace.launches(job, Recipe("razor", 0.9), 100, card)[card]
+    return [launch for launch in launches if not launch.trial]
+
+
+def capability_of(name: str) -> int:
+    return int(gpus.load(name).compute_capability.replace(".", ""))
+
+
 def compilations(card: int, every_kernel: bool) -> list[Variant]:
     """The variants of a card, so that the cards together compile all that JOBS compile for any.
 
     Products have tiles and instructions of the card, so each card compiles the most demanding; each
-    other variant is compiled for one card. `every_kernel` adds the most demanding variant of each
-    kernel.
+    other variant is compiled for one card, unless `default_job` launches it, which is compiled
+    elsewhere. `every_kernel` adds the most demanding variant of each kernel.
     """
     variants = demanding(card)
     products = [variant for variant in variants if variant.kernel is scaled_gemm_kernel]
     others = [variant for variant in variants if variant.kernel is not scaled_gemm_kernel]
     most = {variant.kernel.__name__: variant for variant in others} if every_kernel else {}
-    parts = *products[-PRODUCTS:], *others[CARDS.index(card) :: len(CARDS)], *most.values()
+    elsewhere = {alike(launch.variant) for launch in default_job(THIRSTIEST)}
+    left = [variant for variant in others if alike(variant) not in elsewhere]
+    parts = *products[-PRODUCTS:], *left[CARDS.index(card) :: len(CARDS)], *most.values()
     return list({variant.key: variant for variant in parts}.values())
 
 

@@ -132,17 +132,24 @@ def entry(name: str, **changes: Any) -> ModelEntry:
     return transformers.from_hub(name, "small", "nobody/small", config, tasks)
 
 
-def two_blocks(name: str) -> ModelEntry:
-    """vit-b16 or a registered model of transformers, with two blocks of the same widths."""
-    if name == "vit-b16":
-        vit = models.find(name)
-        build = partial(create_model, "vit_base_patch16_224", depth=2)
+def few_blocks(name: str, blocks: int = 2) -> ModelEntry:
+    """vit-b16, timm's resnet18 or a registered model of transformers, with few blocks.
+
+    Their widths are the same. A ResNet has so many blocks in each of its stages.
+    """
+    of_timm = {
+        "vit-b16": ("vit_base_patch16_224", {"depth": blocks}),
+        "timm:resnet18": ("resnet18", {"layers": (blocks,) * 4}),
+    }
+    if name in of_timm:
+        (kind, few), model = of_timm[name], models.find(name)
+        build = partial(create_model, kind, **few)
         return ModelEntry.single(
-            altered(vit, bare=lambda classes, _=None: build(num_classes=classes))
+            altered(model, bare=lambda classes, _=None: build(num_classes=classes))
         )
     entry = REPOSITORIES[name]
-    config = {**entry["config"], "num_hidden_layers": 2}
-    return transformers.from_hub(name, "two layers", entry["repo"], config, entry["tasks"])
+    config = {**entry["config"], "num_hidden_layers": blocks}
+    return transformers.from_hub(name, f"{blocks} layers", entry["repo"], config, entry["tasks"])
 
 
 def few_tests(source: Source, rows: int = 72) -> Source:

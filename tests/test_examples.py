@@ -66,9 +66,9 @@ def test_lora(example):
 # The model that the notebook plans for has two blocks, and its runs are tested on fewer digits.
 SMALLER = """
 from razorctl import data
-from tests.models import few_tests, registered, two_blocks
+from tests.models import few_tests, registered, few_blocks
 
-smaller = registered(two_blocks("vit-b16"))
+smaller = registered(few_blocks("vit-b16"))
 smaller.__enter__()
 data.DATASETS["digits"] = few_tests(data.find("digits"))
 """

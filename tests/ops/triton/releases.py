@@ -16,7 +16,7 @@ from typing import Any
 import triton
 
 from razorctl.ops.triton.variants import Variant
-from scripts.bench.cubins import compiled
+from scripts.bench.cubins import CompiledKernel, compiled
 
 SHARED = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}  # KiB that a block may have
 INT8_DOT = r"mma\.sync[\w.]*\.s32\.s8\.s8|wgmma\.mma_async[\w.]*\.s32\.s8\.s8|tcgen05\.mma[\w.:]*i8"
@@ -40,6 +40,12 @@ def wrong(variant: Variant, card: int) -> str | None:
         kernel = compiled(variant, card)
     except Exception as error:
         return f"{variant.label} fails: {type(error).__name__}: {error}".replace("\n", " ")
+    why = fault(kernel, card)
+    return why and f"{variant.label} {variant.constexprs} {why}"
+
+
+def fault(kernel: CompiledKernel, card: int) -> str | None:
+    """The fault of a compiled kernel, or None."""
     # Before sm_80 tl.dot on int8 does not compile, on fp16 it is scalar and spills.
     dot, product = "tt.dot " in kernel.ttir, bool(kernel.instructions(INT8_DOT))
     for why, is_so in (
@@ -49,7 +55,7 @@ def wrong(variant: Variant, card: int) -> str | None:
         ("has a product", dot and card < 80),
     ):
         if is_so:
-            return f"{variant.label} {variant.constexprs} {why}"
+            return why
     return None
 
 

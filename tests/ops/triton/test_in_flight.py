@@ -8,14 +8,13 @@ timed here.
 from collections import Counter
 from math import ceil, prod
 
-from razorctl.config.job import Job
-from razorctl.config.recipe import Recipe
 from razorctl.ops.triton import gemm_tiles
 from razorctl.ops.triton.launch import REGISTERS, WARP
-from razorctl.ops.triton.recorded import Card, Launch
-from razorctl.planning import gpus, job_trace
+from razorctl.ops.triton.recorded import Launch
+from razorctl.planning import gpus
 from scripts.bench.cubins import CompiledKernel, compiled
-from tests.models import registered, two_blocks
+from tests.launches import THIRSTIEST, capability_of, default_job
+from tests.ops.triton import releases
 from tests.planning.test_gpus import CHIPS
 
 # Seconds from a load to its data while memory is busy. Copies into shared memory reach most of a
@@ -35,7 +34,6 @@ PROCESSORS = {
 BYTES = {"*fp32": 4, "*bf16": 2, "*fp16": 2, "*i32": 4, "*i16": 2, "*i8": 1, "*u8": 1}
 # Kernels whose programs each read all of the rows' scales.
 BY_COLUMNS = ("bounds_kernel", "scales_kernel")
-THIRSTIEST = "h100-80gb"  # the preset that needs most bytes for each multiprocessor
 
 
 def pytest_generate_tests(metafunc):
@@ -73,7 +71,7 @@ def starves(launch: Launch, kernel: CompiledKernel | None, name: str) -> str | N
     if launch.variant.kernel is gemm_tiles.scaled_gemm_kernel:
         busy = programs / (processors * ceil(programs / processors))
         return f"{programs} programs keep {busy:.0%} of the card busy" if busy < 0.5 else None
-    places = resident(kernel, capability_of(gpu))
+    places = resident(kernel, capability_of(name))
     in_flight = kernel.in_flight * min(places, programs / processors)
     wanted = gpu.bandwidth * LATENCY / processors
     takes = moved(launch) * LATENCY / (in_flight * processors)
@@ -82,32 +80,20 @@ def starves(launch: Launch, kernel: CompiledKernel | None, name: str) -> str | N
     return f"{in_flight / 1024:.1f} of {wanted / 1024:.1f} KiB in flight, {1e6 * takes:.0f} us"
 
 
-def launches_of(name: str) -> list[Launch]:
-    """The launches of the default job on a card."""
-    gpu, (processors, *_) = gpus.load(name), CHIPS[name]
-    precision = "bf16" if "bf16" in gpu.rates else "fp16"
-    job = Job("vit-b16", "cifar100", batch_size=128, precision=precision)
-    job = job.resolved({"learning_rate": 1e-3, "weight_decay": 0.0}, 50_000)
-    card = Card(capability_of(gpu), processors)
-    with registered(two_blocks("vit-b16")):
-        return job_trace.launches(job, Recipe("razor", 0.9), 100, card)[card]
-
-
-def capability_of(gpu: gpus.Gpu) -> int:
-    return int(gpu.compute_capability.replace(".", ""))
-
-
 def test_kernels_of_the_default_job_fill_a_card(name):
-    compilations, starving = {}, Counter()
-    for launch in launches_of(name):
-        if not launch.trial:
-            key, kernel = launch.variant.key, launch.variant.kernel
-            if key not in compilations and kernel is not gemm_tiles.scaled_gemm_kernel:
-                compilations[key] = compiled(launch.variant, capability_of(gpus.load(name)))
-            if why := starves(launch, compilations.get(key), name):
-                starving[f"{launch.op}: {kernel.__name__} of {launch.grid} programs, {why}"] += 1
+    """On the way, they compile without a fault; test_compiled.py leaves them out."""
+    compilations, starving, faults = {}, Counter(), []
+    for launch in default_job(name):
+        key, kernel = launch.variant.key, launch.variant.kernel
+        if key not in compilations and kernel is not gemm_tiles.scaled_gemm_kernel:
+            compilations[key] = compiled(launch.variant, capability_of(name))
+            if why := releases.fault(compilations[key], capability_of(name)):
+                faults.append(f"{launch.variant.label} {why}")
+        if why := starves(launch, compilations.get(key), name):
+            starving[f"{launch.op}: {kernel.__name__} of {launch.grid} programs, {why}"] += 1
     assert compilations
     assert not starving
+    assert not faults
 
 
 def test_a_product_of_few_tiles_starves():
