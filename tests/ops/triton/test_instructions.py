@@ -47,7 +47,7 @@ def test_hot_kernels_issue_the_instructions_that_are_committed(capability, monke
     job = Job("vit-b16", "random", batch_size=128, precision="bf16", optimizer="sgd")
     job = job.resolved({"learning_rate": 1e-3, "weight_decay": 0.0}, 128)
     card = Card(capability)
-    with registered(few_blocks("vit-b16", 1)):
+    with registered(few_blocks("vit-b16")):
         launches = job_trace.launches(job, Recipe("razor", 0.9), 1000, card)[card]
     hot = {name: one for name, one in cubins.passes(launches).items() if name in HOT}
     assert hot.keys() == HOT
