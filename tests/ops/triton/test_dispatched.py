@@ -6,7 +6,6 @@ The dispatcher refuses results that share memory; calling a kernel's function do
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import islice
 
 import pytest
 import torch
@@ -40,7 +39,8 @@ def test_an_op_passes_the_checks_of_torch(name):
 def test_programs_may_run_in_any_order(name, programs, monkeypatch):
     monkeypatch.setattr(topk, "BLOCK", 256)
     monkeypatch.setattr(topk, "_stretch", lambda n: 512)
-    for args in islice(CALLS[name](Size(40, 64, 16)), 3):
+    calls = [*CALLS[name](Size(40, 64, 16))]
+    for args in calls[:: max(1, len(calls) - 1)]:
         results = []
         for order in (None, "reverse"):  # of any two programs each is once the first
             programs(order)
