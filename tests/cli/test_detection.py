@@ -79,7 +79,6 @@ def test_a_dry_run_and_a_plan_say_what_is_drawn(here):
     of = ("plan", "./rt_detr", "./scenes", *QUICK[:4], *FULL, "--vram", "2GB")
     plan = done(*of, "--scales", "64,96")
     assert plan["job"]["input_size"] == 96
-    assert not any(way["compiled"] for way in plan["candidates"])
     shown = " ".join(razorctl(*of, "--scales", "64,96").stdout.split())
     assert "each image has 10 objects" in shown
     assert "--cuda-graphs" not in shown

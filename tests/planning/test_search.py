@@ -390,3 +390,13 @@ def test_a_compiled_step_waits_for_the_host_too(cache):
     assert (
         search.compiled.predicted.host_bytes == search.predict(Recipe("full")).predicted.host_bytes
     )
+
+
+def test_a_model_of_objects_has_no_compiled_step(cache):
+    """Its matcher runs on the host."""
+    found = searched(cache)
+    found.look_beside()
+    assert found.compiled is not None
+    found.job, found.compiled = replace(found.job, task="detection"), None
+    found.look_beside()
+    assert found.compiled is None
