@@ -397,6 +397,6 @@ def test_a_model_of_objects_has_no_compiled_step(cache):
     found = searched(cache)
     found.look_beside()
     assert found.compiled is not None
-    found.job, found.compiled = replace(found.job, task="detection"), None
+    found.job, found.compiled = replace(found.job, task="detection", metric=None), None
     found.look_beside()
     assert found.compiled is None
