@@ -41,7 +41,7 @@ WAYS = {
     "razor": Recipe("razor", 0.9),
 }
 STEP, MOST = 16, 1024  # of batches
-TOKENS, SEEDS, RATES = 32, 2, (6e-5, 2e-4)
+TOKENS, SEEDS, RATES = 32, 3, (6e-5, 2e-4)
 TURNS, WARM_UP = 5, 1
 FIGURES = ("recall_at_1", "recall_at_5", "recall_at_10", "mrr", "loss")
 
