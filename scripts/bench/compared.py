@@ -31,7 +31,8 @@ def main() -> None:
         words += ["--device", "cpu", "--out", f"{folder}/runs", "--json"]
         ran = subprocess.run(words, check=True, stdout=subprocess.PIPE)
     document = json.loads(ran.stdout)
-    del document["command"]  # which head has too
+    for name in ("command", "model", "dataset"):  # which head or `shared` has too
+        del document[name]
     document["shared"] |= {"model": "vit-s14", "dataset": "./fashion"}  # no local folders
     for row in document["rows"]:
         del row["run_dirs"]
