@@ -176,7 +176,9 @@ JOB = NAMES | _typed(
     max_ratio=plan_option(
         "Largest ratio that a plan, or a retry after out of memory, may choose.", metavar="SHARE"
     ),
-    column=_data("Names to read columns by: text=title,label=stars.", "their own", "COLUMNS"),
+    column=_data(
+        "Columns to read by other names: text=title reads title as text.", "their own", "COLUMNS"
+    ),
     image_column=_data("Column of image paths.", "detected", "COLUMN"),
     text_column=_data(
         "Column of texts, or two: a,b for a pair, or a prompt and its answer.", "detected", "COLUMN"

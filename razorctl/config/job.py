@@ -153,7 +153,8 @@ class Job:
             memory, and notes if it may be lacking; the run then continues without graphs.
         activation_memory_budget: the largest share of the saved bytes that torch.compile stores; it
             recomputes the rest. In (0, 1]; None is 1. No plan predicts these bytes.
-        column: names by which columns are read instead of their own: `text=title,label=stars`.
+        column: aliases of columns: with `text=title,label=stars` the column `title` is read as if
+            it were called `text`. None reads all columns by their own names.
         image_column, text_column, label_column: the columns to use; None detects them. A pair of
             texts is in two columns, `a,b`, and so are prompts and answers. Labels are also tags,
             masks or boxes.

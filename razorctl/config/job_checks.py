@@ -104,13 +104,16 @@ def weight_numbers(class_weights: str) -> tuple[float, ...] | None:
 
 
 def columns_as(text: str) -> dict[str, str]:
-    """Name by which a column is read -> the column, of `Job.column`; raises UsageError for none."""
+    """The notation of `Job.column` as a mapping: name by which a column is read -> the column.
+
+    Raises UsageError for another notation and for a name that occurs twice.
+    """
     pairs = [[word.strip() for word in part.partition("=")[::2]] for part in text.split(",")]
     names = dict(pairs)
     if not all(map(all, pairs)) or len(names) < len(pairs):
         raise UsageError(
-            f"column {text!r} does not say what columns are read as; give such as "
-            "text=title,label=stars, each name once."
+            f"column {text!r} does not consist of NAME=COLUMN; write each name once, such as "
+            "text=title,label=stars."
         )
     return names
 

@@ -5,7 +5,7 @@
 Pages are README.md, this folder's README.md and one for each topic: memory.md, time.md,
 gradients.md, accuracy.md, models.md. In them `<!-- NAME: scripts/bench/report.py -->` begins what
 the function of that name in front.py or tables.py returns, given what follows a hyphen. Other prose
-is written in the pages; the figures in README.md's are those of `front.figures`.
+is written in the pages. `front.figures` returns the figures in the sentences of README.md.
 `--check` writes nothing and exits with 1 if a page differs from what the results say.
 """
 
@@ -36,7 +36,10 @@ def with_blocks(text: str) -> str:
 
 
 def with_figures(text: str) -> str:
-    """README.md with the figures in its sentences, which are found by the words around them."""
+    """README.md with current figures in its sentences, which are found by their other words.
+
+    Raises ValueError if a sentence is absent or occurs twice.
+    """
     for sentence, figures in front.figures().items():
         words = [re.escape(part).replace(r"\ ", r"\s") for part in sentence.split("{}")]
         found = list(re.finditer(r"[\d.,]*\d".join(f"({part})" for part in words), text))

@@ -207,9 +207,9 @@ class Table:
 
 
 def _aliased(request: DataRequest, columns: Columns) -> Columns:
-    """The columns, of which --column or a finished run says by what names some are read.
+    """The columns with the aliases of --column, or else of a finished run.
 
-    Raises UsageError if --column names one that is not there; of a run's those that are count.
+    Raises UsageError if --column names a column that is absent. A run may name absent columns.
     """
     own, trained = request.column, request.trained
     text = own or (trained.column if trained else None)
