@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import timm
 import torch
 from torch import Tensor, fx, nn
@@ -101,12 +102,16 @@ def assert_close(
             assert (a - b).norm() <= 0.1 * b.norm()
 
 
-def test_a_compiled_model_saves_no_more_than_an_eager_one():
-    model, inputs = decoder()
-    sparsify(model.train(), Recipe("razor", 0.9))
-    (eager, *want), (compiled, *got) = both(model, **inputs)
+@pytest.mark.parametrize(
+    ("build", "precision", "ratio"), [(decoder, None, 0.9), (vit, torch.bfloat16, 0.8)]
+)
+def test_a_compiled_model_saves_no_more_than_an_eager_one(build, precision, ratio):
+    model, inputs = build()
+    sparsify(model.train(), Recipe("razor", ratio))
+    with torch.autocast("cpu", precision, enabled=precision is not None):
+        (eager, *want), (compiled, *got) = both(model, **inputs)
     assert 0 < compiled <= eager
-    assert_close(got, want, None)
+    assert_close(got, want, precision)
 
 
 def test_dropout_of_attention_takes_no_more_bytes_compiled():
@@ -150,7 +155,6 @@ def test_inductor_drops_the_same_attention_in_both_passes():
 
 
 def test_what_is_made_again_compiles_as_a_whole(monkeypatch):
-    """And takes no more bytes than in an eager model."""
     method = METHODS["int8"]
     rules = {kind: f"{rule}-again" for kind, rule in method.rules.items() if kind not in EXACT}
     monkeypatch.setitem(METHODS, "int8", replace(method, rules=rules | EXACT))
@@ -158,9 +162,8 @@ def test_what_is_made_again_compiles_as_a_whole(monkeypatch):
     model, inputs = vit()
     sparsify(model.train(), Recipe("int8"))
     with torch.autocast("cpu", torch.bfloat16):
-        (eager, *want), (compiled, *got) = both(model, **inputs)
+        (_, *want), (_, *got) = both(model, **inputs)
     assert MADE["razorctl.attention_again.default"] == MADE["razorctl.norm_again.default"] == 1
-    assert 0 < compiled <= eager
     assert_close(got, want, torch.bfloat16)
 
 
