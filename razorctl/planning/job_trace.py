@@ -25,12 +25,13 @@ from razorctl.memory import fake, tracker
 from razorctl.memory.job_forward import JobForward
 from razorctl.memory.saved import traced_bytes, tracing
 from razorctl.memory.trace_cache import Trace
+from razorctl.methods import METHODS
 from razorctl.ops.kernels import assumed
 from razorctl.optimizer import cast_weights, traceable_optimizer
 from razorctl.step import autocast, train_step, unit_weights
 from razorctl.surgery import freezing
 from razorctl.surgery.blocks import blocks, parameter_bytes
-from razorctl.surgery.byte_budget import sparsify_within
+from razorctl.surgery.byte_budget import Full, full_step, within
 
 if TYPE_CHECKING:
     from razorctl.ops.triton.recorded import Card, Launch
@@ -105,14 +106,14 @@ class _AsOnCuda(TorchFunctionMode):
             )
 
 
-Blueprint = tuple[nn.Module, FakeTensorMode, dict[Any, int]]
+Blueprint = tuple[nn.Module, FakeTensorMode, dict[Any, Full]]
 
 
 def blueprint(job: Job, classes: int) -> Blueprint:
     """A model with fake parameters of their real sizes, their fake mode, and a cache.
 
-    The cache maps (job, device, dot) to the bytes that a full step stores. Raises DataError if the
-    model's local files do not agree with it, or if it cannot be called.
+    The cache maps (job, device, dot) to a traced full step. Raises DataError if the model's local
+    files do not agree with it, or if it cannot be called.
     """
     of_job = job.model, job.task, classes, job.input_size, not job.from_scratch
     return _blueprint(*of_job, models.stamp(job.model))
@@ -262,8 +263,8 @@ def _prepared(
         if device != "cpu":
             card.enter_context(assumed(dot))
             card.enter_context(_AsOnCuda())
-        if recipe.has_byte_budget and (job, device, dot) not in full:
-            full[job, device, dot] = traced_bytes(model, inputs, **whole.options)
-        known = full.get((job, device, dot))
-        sparsify_within(model, recipe, inputs, **whole.options, full=known)
+        key = job, device, dot
+        if METHODS[recipe.method].skips_outputs and key not in full:
+            full[key] = full_step(model, inputs, **whole.options)
+        within(model, recipe, inputs, full.get(key, Full(0)), **whole.options)
         yield _Prepared(model, batch, optimizer, step, forward)

@@ -83,6 +83,7 @@ class BudgetSearch:
         twin: the copy, fake or real.
         inputs, run: of its step.
         recipe: its activation checkpointing is ignored.
+        known: its output layers; None traces them.
     """
 
     budget: float  # in bytes
@@ -90,7 +91,12 @@ class BudgetSearch:
     convolution: float  # the largest ratio for rules of convolutions
 
     def __init__(
-        self, twin: nn.Module, inputs: Any, recipe: Recipe, run: Mapping[str, Any]
+        self,
+        twin: nn.Module,
+        inputs: Any,
+        recipe: Recipe,
+        run: Mapping[str, Any],
+        known: Outputs | None = None,
     ) -> None:
         self.twin, self.inputs, self.run = twin, inputs, run
         self.recipe = replace(recipe, activation_checkpointing=False)
@@ -105,11 +111,14 @@ class BudgetSearch:
         # A choice by values, such as of experts, may be different at the values of copies, and so
         # may the shapes of saved tensors.
         self.real = mode_of(twin.parameters()) is None
-        with self._unchanged():
-            self.known = outputs.traced(twin, inputs, **run)
+        if known is None:
+            with self._unchanged():
+                known = outputs.traced(twin, inputs, **run)
+        self.known = known
         exact = outputs.guess(twin, self.known)
         self.exact = Outputs(exact, every=True)  # as if final: the search runs no first pass
         self._traced: list[tuple[Mapping[str, Any], TracedBlocks]] = []
+        self._met: list[tuple[Reruns, dict[str, int]]] = []
 
     def put(self, again: Reruns) -> None:
         """Sparsifies the copy."""
@@ -138,6 +147,14 @@ class BudgetSearch:
         """Module name -> the bytes that it stores now."""
         with self._unchanged():
             return bytes_by_module(storages_by_module(self.twin, self.inputs, **self.run))
+
+    def parts_of(self, again: Reruns) -> dict[str, int] | None:
+        """`parts` of a way that was traced, if a step of the model itself stores the same."""
+        if self.real or not self.known.every:
+            return None
+        rules = None if again.names or again.recipe is None else again.recipe.rules
+        traced = (bytes_by_module(each.storages) for of, each in self._traced if of == rules)
+        return next((parts for way, parts in self._met if way == again), next(traced, None))
 
     def _unchanged(self) -> AbstractContextManager[Any]:
         """A context for tracing a step; it protects a real copy of a model from changes."""
@@ -217,7 +234,8 @@ class BudgetSearch:
     def meets(self, again: Reruns) -> bool:
         """Whether a step stores at most the budget."""
         self.put(again)
-        return sum(self.parts().values()) <= self.budget
+        self._met.append((again, parts := self.parts()))
+        return sum(parts.values()) <= self.budget
 
     def reruns(self, ratios: Iterable[float]) -> Reruns:
         """The blocks to recompute to meet the budget, as few as suffice.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -16,7 +16,14 @@ from razorctl.config.recipe import Recipe
 from razorctl.errors import UsageError
 from razorctl.layers.base import stock_type
 from razorctl.layers.heads.outputs import Outputs
-from razorctl.memory.saved import Forward, on_copies, traced_bytes, traced_bytes_by_module
+from razorctl.memory.saved import (
+    Forward,
+    bytes_by_module,
+    on_copies,
+    storages_by_module,
+    traced_bytes,
+    traced_bytes_by_module,
+)
 from razorctl.methods import METHODS
 from razorctl.surgery import checkpointing, drawing, outputs
 from razorctl.surgery.budget_search import BudgetSearch, Reruns
@@ -69,61 +76,119 @@ def sparsify_within(
         forward: as in `saved_bytes`.
         full: the bytes that a full step on `inputs` stores; None measures them.
     """
+    run: dict[str, Any] = {"autocast": autocast, "forward": forward}
+    if recipe.has_byte_budget and full is None:
+        refuse_sparsified(model)
+        full = sum(stock_parts(model, inputs, **run).values())
+    return within(model, recipe, inputs, Full(full or 0), **run).names
+
+
+class Full(NamedTuple):
+    """The bytes that a full step stores, and the output layers that it shows, None if unknown."""
+
+    bytes: int
+    outputs: Outputs | None = None
+
+
+class Within(NamedTuple):
+    """A sparsified model.
+
+    names: as `sparsify_within` returns them. parts: module name -> the bytes that it stores, where
+    the search has traced them.
+    """
+
+    names: tuple[str, ...]
+    parts: dict[str, int] | None
+
+
+def full_step(
+    model: nn.Module,
+    inputs: Any,
+    *,
+    autocast: torch.dtype | None = None,
+    forward: Forward | None = None,
+) -> Full:
+    """Traces a step of a stock model; the arguments are as in `saved_bytes`."""
+
+    def trace(twin: nn.Module, inputs: Any) -> Full:
+        found = list[Outputs]()
+
+        def run(twin: nn.Module, inputs: Any) -> Any:
+            result, shown = outputs.seen(twin, inputs, autocast, forward)
+            found.append(shown)
+            return result
+
+        parts = bytes_by_module(storages_by_module(twin, inputs, autocast, run))
+        return Full(sum(parts.values()), found[-1])
+
+    return on_copies(trace, model, inputs)
+
+
+def within(
+    model: nn.Module,
+    recipe: Recipe,
+    inputs: Any,
+    full: Full,
+    *,
+    autocast: torch.dtype | None = None,
+    forward: Forward | None = None,
+) -> Within:
+    """`sparsify_within`, for a full step that was traced before."""
     refuse_sparsified(model)
     run: dict[str, Any] = {"autocast": autocast, "forward": forward}
+    known = full.outputs
     if not recipe.activation_checkpointing:
         checkpointing.advise(model)
     if not recipe.has_byte_budget:
-        known = None
-        if METHODS[recipe.method].skips_outputs:
+        if known is None and METHODS[recipe.method].skips_outputs:
             with suppress(UsageError):  # a model that cannot be traced shows them in its first pass
                 known = on_copies(partial(outputs.traced, **run), model, inputs)
         names = swap(model, recipe, known=known)
         log_stock(model, recipe)
-        return names
-    if full is None:
-        full = sum(stock_parts(model, inputs, **run).values())
-    again, known = on_copies(partial(_tried, recipe, full, run), model, inputs)
+        return Within(names, None)
+    search = partial(_tried, recipe, full, run)
+    again, known, parts = on_copies(search, model, inputs)
     assert again.recipe is not None
     rules = replace(again.recipe, activation_checkpointing=recipe.activation_checkpointing)
     names = (*again.names, *swap(model, rules, some=False, known=known))
     again.attach(model)
     if recipe.activation_checkpointing:
-        _check_checkpointed(model, recipe, traced_bytes(model, inputs, **run), full)
+        parts = traced_bytes_by_module(model, inputs, **run)
+        _check_checkpointed(model, recipe, sum(parts.values()), full.bytes)
     setattr(model, RECIPE, recipe)
     if again.names:
         what = "their inputs" if again.bits is None else f"{again.bits} bits"
         log.info("recomputed in the backward pass, from %s: %s", what, again.stars())
     log_stock(model, recipe)
-    return names
+    return Within(names, parts)
 
 
 def _tried(
     recipe: Recipe,
-    full: int,
+    full: Full,
     run: Mapping[str, Any],
     twin: nn.Module,
     inputs: Any,
     left_out: bool = False,
-) -> tuple[Reruns, Outputs]:
-    """The way to meet a byte budget on a copy of a model, and its output layers.
+) -> tuple[Reruns, Outputs, dict[str, int] | None]:
+    """The way to meet a byte budget on a copy of a model, its output layers and stored bytes.
 
-    full: the bytes that full stores. left_out: whether checkpointing has been switched off. Raises
-    UsageError with the largest possible ratio if this one cannot be met.
+    left_out: whether checkpointing has been switched off. Raises UsageError with the largest
+    possible ratio if this one cannot be met.
     """
-    search = BudgetSearch(twin, inputs, recipe, run)
-    search.budget = (1 - recipe.ratio) * full
+    search = BudgetSearch(twin, inputs, recipe, run, full.outputs)
+    search.budget = (1 - recipe.ratio) * full.bytes
 
-    def without(twin: nn.Module, inputs: Any) -> tuple[Reruns, Outputs]:
+    def without(twin: nn.Module, inputs: Any) -> Any:
         checkpointing.leave_out(twin)
-        return _tried(recipe, full, run, twin, inputs, True)
+        return _tried(recipe, full._replace(outputs=None), run, twin, inputs, True)
 
     checkpoints = not left_out and any(map(checkpointing.on, twin.modules()))
     if checkpoints:
         with suppress(UsageError):  # first the rules that meet the budget without it
-            again, known = on_copies(without, twin, inputs)
+            again, known, _ = on_copies(without, twin, inputs)
             if search.meets(again):
-                return again, known
+                return again, known, search.parts_of(again)
     again = search.way()
     if again.names and recipe.activation_checkpointing:
         raise UsageError(
@@ -134,8 +199,8 @@ def _tried(
     if again.recipe is None:
         least = search.parts()
         own = "the model checkpoints activations, which razor does not need" * checkpoints
-        reasons = [uncompressed(twin, least, full, search.budget), again.refusal, own]
-        possible = math.floor(1000 * (1 - sum(least.values()) / full)) / 1000
+        reasons = [uncompressed(twin, least, full.bytes, search.budget), again.refusal, own]
+        possible = math.floor(1000 * (1 - sum(least.values()) / full.bytes)) / 1000
         raise UsageError(
             f"ratio {recipe.ratio:g} cannot be met by {stock_type(twin).__name__} with this batch"
             f"{''.join(f': {reason}' for reason in reasons if reason)}; "
@@ -148,7 +213,7 @@ def _tried(
             stock_type(twin).__name__,
             recipe.ratio,
         )
-    return again, search.known
+    return again, search.known, search.parts_of(again)
 
 
 def _check_checkpointed(model: nn.Module, recipe: Recipe, now: int, full: int) -> None:

@@ -53,15 +53,22 @@ class Exact:
 def traced(
     twin: nn.Module, inputs: Any, autocast: torch.dtype | None, forward: Forward | None
 ) -> Outputs:
-    """The output layers of a stock copy, from the results of the model and of `forward`."""
+    """The output layers of a stock copy."""
+    with tracing(twin, mode_of(twin.parameters())):
+        return seen(twin, inputs, autocast, forward)[1]
+
+
+def seen(
+    twin: nn.Module, inputs: Any, autocast: torch.dtype | None, forward: Forward | None
+) -> tuple[Any, Outputs]:
+    """The result of a forward pass, and the output layers that it and the model's show."""
     results = list[Any]()
     hook = twin.register_forward_hook(lambda *call: results.append(call[-1]))
     try:
-        with tracing(twin, mode_of(twin.parameters())):
-            results.append(run_forward(twin, inputs, autocast, forward))
-            return find(twin, results)
+        result = run_forward(twin, inputs, autocast, forward)
     finally:
         hook.remove()
+    return result, find(twin, [*results, result])
 
 
 def guess(model: nn.Module, known: Outputs | None) -> frozenset[str]:

@@ -16,7 +16,7 @@ from razorctl import units
 from razorctl.config.recipe import Recipe
 from razorctl.layers.base import in_backward
 from razorctl.surgery import drawing
-from razorctl.surgery.byte_budget import saved_bytes, sparsify_within
+from razorctl.surgery.byte_budget import Full, saved_bytes, within
 from razorctl.surgery.sparsify import restore, sparsify, stock_parts, tell_excess
 
 log = logging.getLogger(__name__)
@@ -71,8 +71,8 @@ class RazorCallback(TrainerCallback):  # type: ignore[misc]
             sparsify(model, self.recipe)
             return False
         self.full_saved_bytes = full
-        sparsify_within(model, self.recipe, batch, full=full, **run)
-        self.saved_bytes = saved_bytes(model, batch, **run)
+        parts = within(model, self.recipe, batch, Full(full), **run).parts
+        self.saved_bytes = sum(parts.values()) if parts else saved_bytes(model, batch, **run)
         share = units.percent(self.saved_bytes / full)
         size = units.size(self.saved_bytes)
         log.info("stores %s for backward, %s of full fine-tuning", size, share)

@@ -19,14 +19,14 @@ from razorctl.config.recipe import Recipe
 from razorctl.data.own import text_lengths
 from razorctl.errors import DataError, RazorError, UsageError
 from razorctl.memory.job_forward import JobForward
-from razorctl.memory.saved import traced_bytes, traced_bytes_by_module
+from razorctl.memory.saved import traced_bytes_by_module
 from razorctl.models import kept_head
 from razorctl.models.joined_texts import keeps_apart
 from razorctl.optimizer import cast_weights
 from razorctl.planning.job_trace import blueprint
 from razorctl.step import ByLogits, autocast, precision
 from razorctl.surgery import freezing
-from razorctl.surgery.byte_budget import sparsify_within
+from razorctl.surgery.byte_budget import full_step, within
 from razorctl.surgery.excess import LEAST, uncompressed
 from razorctl.surgery.sparsify import restore, sparsified
 from razorctl.system import processes
@@ -182,7 +182,8 @@ class PreparedRun:
         # For the largest micro-batch, so that no step stores more.
         self._forward = JobForward(family, job, len(splits.classes))
         inputs = self._forward.inputs(self.model, self.device)
-        self.full_saved_bytes = traced_bytes(self.model, inputs, **self._forward.options)
+        self._full = full_step(self.model, inputs, **self._forward.options)
+        self.full_saved_bytes = self._full.bytes
         self.sparsify(self.recovery.recipe)
         if processes.first():  # the other processes read Triton's cache
             precompile(job, self.recovery.recipe, len(self.classes), self.device, progress)
@@ -214,10 +215,10 @@ class PreparedRun:
         restore(self.model)
         inputs, options = self._forward.inputs(self.model, self.device), self._forward.options
         full = self.full_saved_bytes
-        sparsify_within(self.model, recipe, inputs, **options, full=full)
+        parts = within(self.model, recipe, inputs, self._full, **options).parts
         self.saved_bytes, self.stock = full, ""
         if sparsified(self.model):
-            parts = traced_bytes_by_module(self.model, inputs, **options)
+            parts = parts or traced_bytes_by_module(self.model, inputs, **options)
             self.saved_bytes = sum(parts.values())
             if recipe.prunes:
                 self.stock = uncompressed(self.model, parts, full, LEAST * full)

@@ -30,7 +30,7 @@ from razorctl.ops import kernels
 from razorctl.optimizer import build_optimizer
 from razorctl.planning import job_trace as tracing
 from razorctl.step import forward_backward, precision, train_step
-from razorctl.surgery.byte_budget import sparsify_within
+from razorctl.surgery.byte_budget import Full, within
 from razorctl.system import devices
 from razorctl.system.atomic import atomic_file, check_room, scratch, writing
 from razorctl.system.spans import watched
@@ -340,8 +340,8 @@ def _sparsified_rows(
     modules = kept_bytes.kinds(net)
     inputs = whole.inputs(net, device)
     full = traced_bytes_by_module(net, inputs, **whole.options)
-    sparsify_within(net, recipe, inputs, **whole.options, full=sum(full.values()))
-    sparsified = traced_bytes_by_module(net, inputs, **whole.options)
+    parts = within(net, recipe, inputs, Full(sum(full.values())), **whole.options).parts
+    sparsified = parts or traced_bytes_by_module(net, inputs, **whole.options)
     # Adapters are new modules.
     return kept_bytes.make_rows(kept_bytes.kinds(net) | modules, sparsified, full)
 

@@ -133,7 +133,7 @@ class TestSignals:
         )
 
     def test_before_training_they_leave_nothing(self, number, code, word, monkeypatch):
-        traced = "razorctl.training.preparation.traced_bytes"
+        traced = "razorctl.training.preparation.full_step"
         monkeypatch.setattr(traced, lambda *_, **__: signal.raise_signal(number))
         result = finetune(*FULL, "--out", "new/run")
         assert result.exit_code == code

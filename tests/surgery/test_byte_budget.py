@@ -18,11 +18,11 @@ from razorctl import Recipe, restore, saved_bytes, sparsify
 from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer
 from razorctl.layers.by_type import swaps
-from razorctl.memory.saved import traced_bytes
+from razorctl.memory.saved import traced_bytes, traced_bytes_by_module
 from razorctl.methods import CLOSE, FAMILIES
 from razorctl.rules.allocation import RESERVE, _choices, allocate, closest, largest
 from razorctl.rules.registry import RULES
-from razorctl.surgery.byte_budget import sparsify_within
+from razorctl.surgery.byte_budget import full_step, sparsify_within, within
 from razorctl.surgery.reruns import attached
 from razorctl.units import percent
 from tests.models import vit
@@ -145,6 +145,22 @@ class TestWithin:
         sparsify_within(model, Recipe("razor", possible), x)
         assert traced_bytes(model, x) <= (1 - possible) * full
 
+    def test_takes_two_forward_passes_where_the_first_rules_suffice(self):
+        """And tells what a third one would."""
+        model, x = small(64)
+        passes: list[nn.Module] = []
+
+        def forward(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+            passes.append(model)
+            return model(x)
+
+        full = full_step(model, x, forward=forward)
+        kept = within(model, Recipe("razor", 0.5), x, full, forward=forward).parts
+        assert len(passes) == 2
+        assert kept == traced_bytes_by_module(model, x)
+        restore(model)
+        assert full.bytes == traced_bytes(model, x)
+
     @pytest.mark.parametrize("method", ["full", "backrazor", "int8"])
     def test_other_methods_have_no_byte_budget(self, method):
         model, x = small()
@@ -184,9 +200,10 @@ class TestConvolutionsInBf16:
     @pytest.mark.parametrize(("activation", "again"), [(nn.SiLU, False), (nn.ReLU, True)])
     def test_keep_more_bits_or_run_again(self, activation, again):
         model, x = self.model(activation)
-        full, exact = traced_bytes(model, x, autocast=torch.bfloat16), self.gradient(model, x)
-        sparsify_within(model, Recipe(), x, autocast=torch.bfloat16)
-        assert traced_bytes(model, x, autocast=torch.bfloat16) <= 0.1 * full
+        full, exact = full_step(model, x, autocast=torch.bfloat16), self.gradient(model, x)
+        kept = within(model, Recipe(), x, full, autocast=torch.bfloat16).parts
+        assert kept == traced_bytes_by_module(model, x, autocast=torch.bfloat16)
+        assert sum(kept.values()) <= 0.1 * full.bytes
         assert any(map(attached, model.modules())) == again
         bits = {layer[0].rules.narrow.bits for layer in model[0].layers}
         assert min(bits) >= 4
