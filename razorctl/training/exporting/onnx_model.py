@@ -1,5 +1,6 @@
 """The model of a finished run as ONNX, written by torch's exporter and checked by onnxruntime."""
 
+import builtins
 import logging
 import sys
 import threading
@@ -80,6 +81,28 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
+@contextmanager
+def _free_lengths(model: nn.Module) -> Iterator[None]:
+    """In the files of a model's classes, `len` of a tensor gives its first size.
+
+    The built-in function gives a number, which would fix the batch size. The exporter then traces
+    the model again in a way that takes twice as long.
+    """
+
+    def length(value: Any) -> Any:
+        return value.shape[0] if isinstance(value, Tensor) else builtins.len(value)
+
+    every = {sys.modules[type(module).__module__] for module in model.modules()}
+    files = [file for file in every if "len" not in vars(file)]
+    for file in files:
+        vars(file)["len"] = length
+    try:
+        yield
+    finally:
+        for file in files:
+            del vars(file)["len"]
+
+
 def write(trained: Trained, folder: Path) -> dict[str, Any]:
     """Writes FILE, or for two towers a file of TOWERS each, into a folder.
 
@@ -121,7 +144,7 @@ def _write(
     model = ExportedModel(trained.model, taken, trained.family.logits, outputs).eval()
     axes = dict(enumerate(AXES[:1] if {*IMAGES} <= {*names} else AXES))
     try:
-        with _quiet(), torch.no_grad():
+        with _quiet(), _free_lengths(model), torch.no_grad():
             program = torch.onnx.export(
                 model,
                 tuple(inputs.values()),

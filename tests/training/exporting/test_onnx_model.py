@@ -64,3 +64,19 @@ def test_what_onnx_cannot_be_is_one_sentence(fault, tmp_path, capfd):
     assert caught.value.exit_code == 1
     assert "\n" not in str(caught.value)
     assert capfd.readouterr() == ("", "")  # torch would print whole graphs
+
+
+class Counting(nn.Module):
+    """Reads the batch size by the built-in `len`, as RT-DETR does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.new_ones(len(x), len("two")) + x[:, :3]
+
+
+def test_a_length_leaves_the_batch_size_free():
+    x, axes = torch.randn(2, 4), ({0: torch.export.Dim.DYNAMIC},)
+    with onnx_model._free_lengths(Counting()):
+        program = torch.export.export(Counting(), (x,), dynamic_shapes=axes, strict=False)
+    assert program.module()(torch.randn(5, 4)).shape == (5, 3)
+    with pytest.raises(RuntimeError, match="specialized it to be a constant"):
+        torch.export.export(Counting(), (x,), dynamic_shapes=axes, strict=False)
