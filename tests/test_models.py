@@ -15,11 +15,11 @@ from safetensors.torch import load_file, save_file
 from timm import create_model
 from timm.models import save_for_hf
 from timm.models.vision_transformer import VisionTransformer
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from razorctl.config.job import OPTIMIZERS, Job
 from razorctl.errors import DataError, MissingError, UsageError
+from razorctl.memory.fake import fake
 from razorctl.memory.job_forward import JobForward
 from razorctl.memory.saved import traced_bytes
 from razorctl.models import find, models, named, transformers
@@ -189,8 +189,7 @@ def test_every_entry_can_be_planned_without_a_file(name, hub):
     with torch.device("meta"):
         model = entry.bare(7)
     if entry.task != "detection":  # its trace needs a mode of its own
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            model.to_empty(device="cpu")
+        fake(model)
     one, two = (tree_leaves(entry.example(model, size)) for size in (2, 4))
     assert [(2 * len(x), *x.shape[1:]) for x in one] == [x.shape for x in two]
     if name not in LARGER:
