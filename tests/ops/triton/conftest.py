@@ -10,6 +10,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -44,8 +45,14 @@ else:
             return self.rewrite()(*args, **kwargs)
 
 
-def _remember(patch: pytest.MonkeyPatch) -> None:
-    """Caches in the interpreter what depends on types alone."""
+def _hasten(patch: pytest.MonkeyPatch) -> None:
+    """Takes from the interpreter what costs most and changes no result.
+
+    Caches what depends on types alone. A sum of integers is not taken again in 64 bits to see
+    whether it has overflown, which took a third of the time: where it has, results differ.
+    """
+    builder = interpreter.interpreter_builder
+    patch.setattr(builder, "options", replace(builder.options, sanitize_overflow=False))
     core, of_numpy = triton.language.core, interpreter._get_np_dtype
     block, tensor = core.block_type.__init__, core.tensor.__init__
     arrays, blocks, sizes = {}, {}, {}
@@ -60,8 +67,14 @@ def _remember(patch: pytest.MonkeyPatch) -> None:
         key = element.name, *(getattr(size, "value", size) for size in shape)
         if key not in blocks:
             block(self, element, shape)
-            blocks[key] = vars(self).copy()
+            blocks[key] = vars(self) | {"others": {}}
         vars(self).update(blocks[key])
+
+    def of(self, element):
+        """The block of the same shape of another type of element."""
+        if element.name not in self.others:
+            self.others[element.name] = core.block_type(element, self.shape)
+        return self.others[element.name]
 
     def init_tensor(self, handle, kind):
         shape = kind.shape if kind.is_block() else None
@@ -86,6 +99,29 @@ def _remember(patch: pytest.MonkeyPatch) -> None:
             parts = [each.handle.data for each in combined]
         return list(map(self.to_tensor, (part[0] for part in parts), kinds))
 
+    semantic = type(interpreter.interpreter_semantic)
+    stock = semantic.broadcast_impl_value
+
+    def splat(self, scalar, block):
+        kind, value = block.type.with_element_ty(scalar.dtype), scalar.handle.data
+        data = np.full(block.handle.data.shape, value, value.dtype)
+        return self.tensor(interpreter.TensorHandle(data, scalar.dtype), kind)
+
+    def broadcast(self, left, right):
+        """The stock one takes several times as long for a scalar, and for blocks of one shape."""
+        blocks = left.type.is_block(), right.type.is_block()
+        if blocks == (True, False):
+            return left, splat(self, right, left)
+        if blocks == (False, True):
+            return splat(self, left, right), right
+        if blocks == (True, True) and left.handle.data.shape == right.handle.data.shape:
+            return left, right
+        return stock(self, left, right)
+
+    equal = core.dtype.__eq__
+    patch.setattr(core.dtype, "__eq__", lambda self, other: self is other or equal(self, other))
+    patch.setattr(core.block_type, "with_element_ty", of)
+    patch.setattr(semantic, "broadcast_impl_value", broadcast)
     patch.setattr(interpreter.ReduceOps, "generic_reduce", combine)
     patch.setattr(interpreter, "_get_np_dtype", array_type)
     patch.setattr(core.block_type, "__init__", init_block)
@@ -121,7 +157,7 @@ def _interpreting() -> Iterator[tuple[pytest.MonkeyPatch, Callable[[ModuleType],
         return cast.numpy().view(np.uint16)
 
     patch.setattr(interpreter, "_convert_float", rounded)
-    _remember(patch)
+    _hasten(patch)
     # By identity: the hash of a function depends on all that it calls.
     swapped: dict[int, Interpreted] = {}
     done: list[ModuleType] = []
