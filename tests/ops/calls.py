@@ -13,9 +13,9 @@ from razorctl.ops.images import quantize_images
 from razorctl.ops.op import OPS, FewBitCopy, Op
 from razorctl.ops.packing import unpack
 from razorctl.ops.pool import max_pool
+from razorctl.ops.quantize import quantize
 from razorctl.ops.sampling import projected
 from razorctl.ops.topk import pack_bits
-from tests.references import copied
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,12 @@ class Size:
         return x.to(dtype or self.dtype)[:, : self.columns]
 
     def copy(self, bias: bool = False) -> FewBitCopy:
-        """One of x; with a bias that of a norm, whose weight may turn a column round."""
-        copy = copied(self.x(torch.float32), self.bits, self.tile_rows)
+        """One of x by the body; with a bias that of a norm, whose weight may turn a column round.
+
+        An interpreted kernel takes longer than what is tested.
+        """
+        args = self.x(torch.float32), self.bits, self.tile_rows
+        copy = FewBitCopy(*quantize.body(*args), *args[1:])
         if not bias:
             return copy
         turned = self.positive(self.columns) * (1 - 2 * (torch.arange(self.columns) % 2)).to(
@@ -71,7 +75,7 @@ class Size:
         return (self.normal(*self.shape) * spread[:, None]).to(dtype or self.dtype)
 
     def copy_of_images(self, bias: bool = False) -> FewBitCopy:
-        of_x = quantize_images(self.images(torch.float32), self.bits, self.tile_rows)
+        of_x = quantize_images.body(self.images(torch.float32), self.bits, self.tile_rows)
         more = self.normal(self.columns) if bias else None
         return FewBitCopy(*of_x, self.bits, self.tile_rows, more)
 
