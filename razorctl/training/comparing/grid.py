@@ -24,6 +24,7 @@ from razorctl.config.job import Job
 from razorctl.config.recipe import Recipe
 from razorctl.config.settings import read_toml
 from razorctl.errors import RazorError, UsageError
+from razorctl.ops import kernels
 from razorctl.system import atomic
 from razorctl.system.folders import exists
 from razorctl.training import run_files, rundir
@@ -233,7 +234,8 @@ def run_child(command: list[str], report: Callable[[], object]) -> None:
     SIGTERM.
     """
     # The command line has all settings; variables must not override them.
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("RAZORCTL_", "FORCE_"))}
+    settings = {k for k in os.environ if k.startswith(("RAZORCTL_", "FORCE_"))} - {kernels.SETTING}
+    environment = {k: v for k, v in os.environ.items() if k not in settings}
     with (
         termination_waits() as check,
         subprocess.Popen(

@@ -37,6 +37,15 @@ def test_a_command_that_fails_tells_why():
     assert error.exit_code == 3
 
 
+def test_a_run_takes_no_setting_but_that_of_the_kernels_from_the_environment(monkeypatch):
+    for name, value in {"RATIO": "0.5", "KERNELS": "torch"}.items():
+        monkeypatch.setenv(f"RAZORCTL_{name}", value)
+    own = "{name: value for name, value in os.environ.items() if name.startswith('RAZORCTL_')}"
+    code = f"import os, pathlib; pathlib.Path('seen').write_text(repr({own}))"
+    grid.run_child([sys.executable, "-c", code], lambda: None)
+    assert Path("seen").read_text() == "{'RAZORCTL_KERNELS': 'torch'}"
+
+
 # What stands in for Python in a run: it takes its first step, and does not end.
 RUN = """#!/bin/sh
 mkdir x/full-0
