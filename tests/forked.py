@@ -4,8 +4,10 @@ That process runs no threads, so its forks lose none.
 """
 
 import gc
+import json
 import multiprocessing
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -15,13 +17,15 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import datasets  # noqa: F401
+import peft  # noqa: F401
 import timm  # noqa: F401
 import torch._dynamo
 import torch.distributed.fsdp  # noqa: F401
 import torchmetrics  # noqa: F401
 
 import razorctl.cli.app
-import tests.models  # noqa: F401
+import razorctl.layers.libraries.transformers
+from tests.models import registered
 
 
 def prepare() -> None:
@@ -39,6 +43,7 @@ def _run(
     environment: Mapping[str, str],
 ) -> None:
     gc.freeze()  # or each collection looks through, and so copies, all that was imported
+    gc.get_freeze_count, os.fsync = (lambda: 1), (lambda _: None)  # as in tests.conftest
     os.environ.update(environment)
     os.chdir(folder)
     for number, kind in enumerate(("out", "err"), 1):
@@ -86,6 +91,48 @@ def razorctl_command(*args: str) -> None:
     """The console script."""
     sys.argv[1:] = args
     razorctl.cli.app.run()
+
+
+def small_command(*args: str) -> None:
+    """The console script on a shallow vit-micro and the few tests of digits."""
+    with registered(shallow=True):
+        razorctl_command(*args)
+
+
+# Has a process that waits at a port do what it is asked to, and ends as that does.
+ASK = """
+import json, os, socket, sys
+with socket.create_connection(("127.0.0.1", int(sys.argv[1]))).makefile("rw") as asked:
+    print(json.dumps((sys.argv[2:], dict(os.environ))), file=asked, flush=True)
+    code, said = json.loads(asked.readline())
+sys.stderr.write(said)
+sys.exit(code)
+"""
+
+
+def _answer(call: Callable[..., object], place: socket.socket, file: Path) -> None:
+    with place.accept()[0].makefile("rw") as asked:
+        args, environment = json.loads(asked.readline())
+        os.environ.clear()
+        os.environ.update(environment)
+        code: object = 0
+        try:
+            call(*args)
+        except SystemExit as end:
+            code = end.code
+        sys.stderr.flush()
+        print(json.dumps((code, file.read_text())), file=asked, flush=True)
+
+
+def answered(call: Callable[..., object], folder: Path) -> list[str]:
+    """A command for one use: a process that waits for it calls `call` in a folder.
+
+    It does so with the arguments and the variables of the command, which ends with its exit code
+    and what it says on stderr.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as place:
+        Forked(_answer, call, place, folder / "answer.err", folder=folder, name="answer")
+        return [sys.executable, "-S", "-c", ASK, str(place.getsockname()[1])]
 
 
 def program(code: str, *args: str) -> None:

@@ -24,10 +24,11 @@ from razorctl.config.job import Job
 from razorctl.config.recipe import Recipe
 from razorctl.errors import DataError, ElsewhereError, RazorError, UsageError
 from razorctl.system import processes
+from razorctl.training import preparation
 from razorctl.training.run import finetune
 from tests.cli import kinds
 from tests.detectors import detector
-from tests.forked import Forked, razorctl_command
+from tests.forked import Forked, answered, razorctl_command, small_command
 from tests.models import registered
 from tests.own import coco
 
@@ -186,8 +187,7 @@ def write_texts(folder: Path) -> None:
     """Models of texts, images and objects, and data of each: an answer has from 1 to 30 words."""
     kinds.decoders(folder)
     kinds.towers(folder)
-    config = detector("deformable_detr", folder / "deformable_detr") / "config.json"
-    config.write_text(config.read_text().replace('"dropout": 0.1', '"dropout": 0.0'))
+    detector("deformable_detr", folder / "deformable_detr", dropout=0.0)
     coco(str(folder / "scenes"), count=24)
     rows = kinds.captioned(folder / "images")
     (folder / "images" / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -241,7 +241,11 @@ def train(name: str) -> None:
     for _ in run:
         pass
     if resumes:
-        resumed = finetune(job, recipe, out=f"{name}, stopped", device="cpu", resume=True)
+        with pytest.MonkeyPatch.context() as patch:  # it is traced as before
+            patch.setattr(preparation, "traced_bytes", lambda *_, **__: run.full_saved_bytes)
+            parts = {"": run.saved_bytes}
+            patch.setattr(preparation, "traced_bytes_by_module", lambda *_, **__: parts)
+            resumed = finetune(job, recipe, out=f"{name}, stopped", device="cpu", resume=True)
         assert len(resumed.history) == 1
         for _ in resumed:
             pass
@@ -249,6 +253,9 @@ def train(name: str) -> None:
 
 def train_all(*command: str) -> None:
     exchange()
+    if not processes.first():  # which traces for all
+        preparation.blueprint = preparation.traced_bytes = pytest.fail
+        preparation.traced_bytes_by_module = pytest.fail
     with registered(shallow=True):
         for name in CASES:
             train(name)
@@ -365,20 +372,19 @@ def test_processes_on_two_machines_train_as_one_and_only_the_first_has_files(tmp
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     place = ("--master-addr", "127.0.0.1", "--master-port", port)
-    environment = {"PYTHONPATH": str(Path(__file__).parents[2])}
     started = []
     for rank in "01":
         (tmp_path / rank).mkdir()
         command = ("--nnodes", "2", "--nproc-per-node", "1", *place, "--node-rank", rank)
-        command += ("-m", "razorctl", *words, "run")
-        where = {"folder": tmp_path / rank, "name": "log", "environment": environment}
-        started.append(Forked(torchrun.main, command, **where))
+        command += ("--no-python", *answered(small_command, tmp_path / rank), *words, "run")
+        started.append(Forked(torchrun.main, command, folder=tmp_path / rank, name="log"))
     (tmp_path / "one").mkdir()
-    started.append(Forked(razorctl_command, *words, "run", folder=tmp_path / "one"))
+    started.append(Forked(small_command, *words, "run", folder=tmp_path / "one"))
     for process in started:
         code, _, errors = process.ended()
         assert code == 0, errors
-    assert {path.name for path in (tmp_path / "1").iterdir()} == {"log.out", "log.err"}
+    left = {path.name for path in (tmp_path / "1").iterdir()}
+    assert left == {f"{name}.{kind}" for name in ("log", "answer") for kind in ("out", "err")}
     one, two = (
         [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         for folder in (tmp_path / "one/run", tmp_path / "0/run")
