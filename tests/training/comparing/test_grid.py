@@ -21,6 +21,7 @@ from razorctl.training.comparing import figures, grid
 from razorctl.training.comparing.comparison import NAMES, repeating
 from razorctl.training.comparing.grid import Grid
 from tests.comparing import NAMED, assert_refused, call_here, compare, write
+from tests.forked import answered, small_command
 from tests.models import registered
 
 JOB = Job("vit-micro", "digits", batch_size=16, steps=3)
@@ -298,26 +299,16 @@ def test_what_is_no_budget(text):
 
 
 FT = "finetune"
-# The command in a process, on the small model and the few tests of `shallow`.
-SMALL_RUN = """
-from razorctl.cli.app import run
-from tests.models import registered
-
-with registered(shallow=True):
-    run()
-"""
 
 
 def test_a_small_comparison_and_the_same_again(monkeypatch, shallow):
     own = grid.run_child
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
 
     def call(command: list[str], wait: Any) -> None:
         if "full" not in command:
             return call_here(command, wait)
-        program, *module = command[:3]
-        assert module == ["-m", "razorctl"]
-        return own([program, "-c", SMALL_RUN, *command[3:]], wait)
+        assert command[:3] == [sys.executable, "-m", "razorctl"]
+        return own([*answered(small_command, Path.cwd()), *command[3:]], wait)
 
     monkeypatch.setattr(grid, "run_child", call)  # a process for one of the two
     first = compare(*NAMED, "--methods", "full,razor", *SMALL, "--json", "--out", "a")
