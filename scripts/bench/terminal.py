@@ -17,7 +17,6 @@ from io import StringIO
 from pathlib import Path
 
 from pages import RESULTS, ROOT, load
-from record import head, write
 from rich.color import Color
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
@@ -64,6 +63,8 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="only see whether they are current")
     check = parser.parse_args().check
     if not check:
+        from record import head, write  # imports torch
+
         with tempfile.TemporaryDirectory() as folder:
             outputs = {command: printed(command, folder) for command in COMMANDS}
         document = head("2 CPU cores; plan predicts", "torch", "timm")
