@@ -83,7 +83,7 @@ def test_a_wheel_of_the_sdist_is_the_same_and_trains_where_it_is_installed(built
     assert Path(found).is_relative_to(site)
     assert wheel.name.split("-")[1] in run(razorctl, "--version")
     assert "rtx-4090" in run(razorctl, "list", "gpus")
-    settings = "--steps", "2", "--device", "cpu", "--json", "--out", "run"
+    settings = "--steps", "2", "--evaluate-every", "2", "--device", "cpu", "--json", "--out", "run"
     said = run(python, "-c", BOTH, "finetune", "vit-micro", "digits", *settings)
     found, end = json.JSONDecoder().raw_decode(said)
     assert found["problems"] == 0

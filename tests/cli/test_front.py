@@ -54,6 +54,8 @@ def test_commands_run_as_printed(kinds, runs_here, monkeypatch):
     Path("news.conll").write_text("good B-PER\nmovie O\n\n" * 24)
     for name in ("bert", "gpt2", "segformer"):
         shutil.copytree(kinds / name, name)
+    size = {"height": 64, "width": 64}
+    Path("segformer/preprocessor_config.json").write_text(json.dumps({"size": size}))
     for name, value in SETTINGS.items():
         monkeypatch.setenv(f"RAZORCTL_{name}", str(value))
     commands: dict[tuple[str, ...], None] = {}  # some are on both pages

@@ -79,6 +79,7 @@ def test_a_save_that_fails_at_any_call_leaves_a_valid_checkpoint(
 ):
     """A dead disk cannot even be cleaned, so files stay as after a killed process."""
     monkeypatch.setitem(VIT_MICRO, "embed_dim", 32)  # files of a tenth of the size
+    monkeypatch.setitem(VIT_MICRO, "depth", 1)  # and of fewer writes
     out = tmp_path / "run"
     run = begin(out, recipe=JOINT, steps=1)
     shutil.copytree(out / "checkpoints", tmp_path / "before")
