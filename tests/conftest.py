@@ -116,7 +116,8 @@ LONG = (
     *("tests/test_examples.py", "layers/test_compiled_memo.py", "ops/triton/test_compiled.py"),
     *("cli/test_front.py", "cli/test_chats.py", "cli/test_tasks.py", "tests/test_readme.py"),
     *("training/test_processes.py", "training/test_full_disk.py"),
-    *("training/test_recovery.py", "tests/test_bare.py"),
+    *("training/test_recovery.py", "tests/test_bare.py", "tests/test_packaging.py"),
+    "triton/test_in_flight.py",
 )
 
 
