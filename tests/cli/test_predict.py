@@ -332,7 +332,7 @@ def test_every_command_speaks_before_torch_is_loaded(here):
         "    assert code == 77 * loads, (words, code, said.getvalue())\n"
         "    assert said.getvalue().strip(), words"
     )
-    environment = {**os.environ, "XDG_CACHE_HOME": str(here / "empty")}
+    environment = {**os.environ, "XDG_CACHE_HOME": str(here / "empty"), "CC": "false"}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True
     )
