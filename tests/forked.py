@@ -30,7 +30,7 @@ from tests.models import registered
 
 def prepare() -> None:
     """Starts the process to fork from."""
-    multiprocessing.set_forkserver_preload([__name__])
+    multiprocessing.set_forkserver_preload(["tests.uncollected", __name__])
     with chdir(Path(__file__).parents[1]):  # where it finds this module
         forkserver.ensure_running()
 
@@ -43,6 +43,7 @@ def _run(
     environment: Mapping[str, str],
 ) -> None:
     gc.freeze()  # or each collection looks through, and so copies, all that was imported
+    gc.enable()
     gc.get_freeze_count, os.fsync = (lambda: 1), (lambda _: None)  # as in tests.conftest
     os.environ.update(environment)
     os.chdir(folder)

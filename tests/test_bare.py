@@ -24,7 +24,8 @@ INSTALLED = (
 )
 # Runs the arguments after the first, scripts, in a process that can import no package of the first.
 WITHOUT = """
-import importlib.abc, importlib.util, runpy, sys
+import gc, importlib.abc, importlib.util, runpy, sys
+gc.disable()  # which would look through all that is imported
 missing, spec = set(sys.argv[1].split(",")), importlib.util.find_spec
 
 class Missing(importlib.abc.MetaPathFinder):

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# Two commands in a process, which imports libraries once.
+# Two commands in a process, which imports libraries once; collections would look through them.
 BOTH = """
-import sys
+import gc, sys
+gc.disable()
 from razorctl.cli.app import run
 for sys.argv[1:] in ["doctor", "--json"], sys.argv[1:]:
     try:
