@@ -153,7 +153,7 @@ class PreparedRun:
         job = self.job
         progress(f"building {job.model}")
         if family.unproven:
-            processes.of_first(lambda: bool(blueprint(job, len(splits.classes))))
+            blueprint(job, len(splits.classes))
         state.seed(job.seed)
         begun = self.checkpoints.newest is not None
         space.check_host(family, job, self.recipe, len(splits.classes))
@@ -182,8 +182,7 @@ class PreparedRun:
         # For the largest micro-batch, so that no step stores more.
         self._forward = JobForward(family, job, len(splits.classes))
         inputs = self._forward.inputs(self.model, self.device)
-        trace = partial(full_step, self.model, inputs, **self._forward.options)
-        self._full = processes.of_first(trace)
+        self._full = full_step(self.model, inputs, **self._forward.options)
         self.full_saved_bytes = self._full.bytes
         self.sparsify(self.recovery.recipe)
         if processes.first():  # the other processes read Triton's cache
@@ -219,8 +218,7 @@ class PreparedRun:
         parts = within(self.model, recipe, inputs, self._full, **options).parts
         self.saved_bytes, self.stock = full, ""
         if sparsified(self.model):
-            trace = partial(traced_bytes_by_module, self.model, inputs, **options)
-            parts = parts or processes.of_first(trace)
+            parts = parts or traced_bytes_by_module(self.model, inputs, **options)
             self.saved_bytes = sum(parts.values())
             if recipe.prunes:
                 self.stock = uncompressed(self.model, parts, full, LEAST * full)

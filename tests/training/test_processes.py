@@ -242,7 +242,7 @@ def train(name: str) -> None:
         pass
     if resumes:
         with pytest.MonkeyPatch.context() as patch:  # it is traced as before
-            patch.setattr(preparation, "full_step", lambda *_, **__: run._full)
+            patch.setattr(preparation, "traced_bytes", lambda *_, **__: run.full_saved_bytes)
             parts = {"": run.saved_bytes}
             patch.setattr(preparation, "traced_bytes_by_module", lambda *_, **__: parts)
             resumed = finetune(job, recipe, out=f"{name}, stopped", device="cpu", resume=True)
@@ -254,7 +254,7 @@ def train(name: str) -> None:
 def train_all(*command: str) -> None:
     exchange()
     if not processes.first():  # which traces for all
-        preparation.blueprint = preparation.full_step = pytest.fail
+        preparation.blueprint = preparation.traced_bytes = pytest.fail
         preparation.traced_bytes_by_module = pytest.fail
     with registered(shallow=True):
         for name in CASES:
