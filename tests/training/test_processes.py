@@ -242,7 +242,7 @@ def train(name: str) -> None:
         pass
     if resumes:
         with pytest.MonkeyPatch.context() as patch:  # it is traced as before
-            patch.setattr(preparation, "traced_bytes", lambda *_, **__: run.full_saved_bytes)
+            patch.setattr(preparation, "full_step", lambda *_, **__: run._full)
             parts = {"": run.saved_bytes}
             patch.setattr(preparation, "traced_bytes_by_module", lambda *_, **__: parts)
             resumed = finetune(job, recipe, out=f"{name}, stopped", device="cpu", resume=True)
@@ -253,10 +253,12 @@ def train(name: str) -> None:
 
 def train_all(*command: str) -> None:
     exchange()
-    if not processes.first():  # which traces for all
-        preparation.blueprint = preparation.traced_bytes = pytest.fail
-        preparation.traced_bytes_by_module = pytest.fail
     with registered(shallow=True):
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(RazorError, match="of 1"):
+            patch.setattr(preparation, "sequenced", lambda *_: fail([1]))
+            if processes.first():
+                patch.undo()
+            finetune(replace(JOB, processes=WORLD), Recipe("full"), out="lost", device="cpu")
         for name in CASES:
             train(name)
         print("the command", file=sys.stderr, flush=True)  # after what libraries have warned of
