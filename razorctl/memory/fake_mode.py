@@ -85,7 +85,7 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()
-        self.cache_enabled = False  # its own, of which a fifth of a trace was spent on keys
+        self.cache_enabled = False  # the keys of torch's own cache took a fifth of a trace
         # Storage of a copy -> a reference, so that its key is not reused, and the copied place.
         self._copies: dict[int, tuple[StorageWeakRef, tuple[int, int]]] = {}
 
