@@ -15,7 +15,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
+from struct import unpack_from
 from typing import Any
 
 import triton
@@ -34,6 +36,7 @@ _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([\w.]+)(.
 _LINE = re.compile(r"^(\.L[\w$.]*):|^\s*/\*[0-9a-f]{4,}\*/\s+(@!?U?P\w+\s+)?([A-Z]\w*)(.*?);", re.M)
 _TARGET = re.compile(r"`\((\.L[\w$.]*)\)")
 SLOW = 16  # most instructions around the call of a slow way
+INSTRUCTION_BYTES = 16
 _REGISTER = re.compile(r"\bR(\d+)\b")
 # Layouts of tensors over threads, and loads of tensors of pointers, in Triton's TTGIR.
 _LAYOUT = re.compile(r"^(#\w+) = #ttg\.blocked<\{(.*?)\}>", re.M)
@@ -90,7 +93,7 @@ class CompiledKernel:
         loads: list[tuple[range, int]] = []
         groups: list[int] = [0]  # bytes of copies; those of the last one are not committed yet
         most = 0
-        for name, rest in _INSTRUCTION.findall(_sass(self.cubin)):
+        for name, rest in _READ.get(self.cubin) or _INSTRUCTION.findall(_sass(self.cubin)):
             kind, *parts = name.split(".")
             named = [int(number) for number in _REGISTER.findall(rest)]
             for at in range(len(loads) - 1, -1, -1):
@@ -173,6 +176,32 @@ def _bytes(parts: list[str]) -> int:
     """The bytes that an instruction moves, by the parts of its name."""
     widths = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
     return next((widths[part] for part in parts if part in widths), 4)
+
+
+# Cubin -> the names and operands of its instructions, where `read_all` has read them.
+_READ: dict[bytes, list[tuple[str, str]]] = {}
+
+
+def read_all(kernels: Iterable[CompiledKernel], capability: int) -> None:
+    """Reads the instructions of kernels for one card at once; nvdisasm takes 0.3 s to start."""
+    codes = {kernel.cubin: _code(kernel.cubin) for kernel in kernels}
+    arch = f"SM{capability}{'a' * (capability >= 90)}"
+    text = _dumped(b"".join(codes.values()), knobs.nvidia.nvdisasm.path, "-ndf", "-b", arch)
+    read = iter(_INSTRUCTION.findall(text))
+    for cubin, code in codes.items():
+        _READ[cubin] = list(islice(read, len(code) // INSTRUCTION_BYTES))
+
+
+def _code(cubin: bytes) -> bytes:
+    """The sections of machine code in a cubin, which is an ELF file."""
+    (table,), (size, count, names) = unpack_from("<Q", cubin, 40), unpack_from("<HHH", cubin, 58)
+    sections = [unpack_from("<IIQQQQ", cubin, table + size * i) for i in range(count)]
+    labels = sections[names][4]
+    return b"".join(
+        cubin[at : at + length]
+        for name, _, _, _, at, length in sections
+        if cubin.startswith(b".text.", labels + name)
+    )
 
 
 def _sass(cubin: bytes) -> str:

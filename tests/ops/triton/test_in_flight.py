@@ -12,7 +12,7 @@ from razorctl.ops.triton import gemm_tiles
 from razorctl.ops.triton.launch import REGISTERS, WARP
 from razorctl.ops.triton.recorded import Launch
 from razorctl.planning import gpus
-from scripts.bench.cubins import CompiledKernel, compiled
+from scripts.bench import cubins
 from tests.launches import THIRSTIEST, capability_of, default_job
 from tests.ops.triton import releases
 from tests.planning.test_gpus import CHIPS
@@ -57,7 +57,7 @@ def moved(launch: Launch) -> int:
     return sum(sizes.values())
 
 
-def resident(kernel: CompiledKernel, capability: int) -> int:
+def resident(kernel: cubins.CompiledKernel, capability: int) -> int:
     """The number of programs that fit a multiprocessor."""
     shared, threads = PROCESSORS[capability]
     registers = ceil(kernel.registers / 8) * 8 * WARP * kernel.warps
@@ -65,7 +65,7 @@ def resident(kernel: CompiledKernel, capability: int) -> int:
     return min(*places, threads // (WARP * kernel.warps))
 
 
-def starves(launch: Launch, kernel: CompiledKernel | None, name: str) -> str | None:
+def starves(launch: Launch, kernel: cubins.CompiledKernel | None, name: str) -> str | None:
     """Why a launch takes more than twice as long as the card needs for it, or None."""
     gpu, (processors, *_), programs = gpus.load(name), CHIPS[name], prod(launch.grid)
     if launch.variant.kernel is gemm_tiles.scaled_gemm_kernel:
@@ -82,15 +82,20 @@ def starves(launch: Launch, kernel: CompiledKernel | None, name: str) -> str | N
 
 def test_kernels_of_the_default_job_fill_a_card(name):
     """On the way, they compile without a fault; test_compiled.py leaves them out."""
-    compilations, starving, faults = {}, Counter(), []
-    for launch in default_job(name):
-        key, kernel = launch.variant.key, launch.variant.kernel
-        if key not in compilations and kernel is not gemm_tiles.scaled_gemm_kernel:
-            compilations[key] = compiled(launch.variant, capability_of(name))
-            if why := releases.fault(compilations[key], capability_of(name)):
-                faults.append(f"{launch.variant.label} {why}")
-        if why := starves(launch, compilations.get(key), name):
-            starving[f"{launch.op}: {kernel.__name__} of {launch.grid} programs, {why}"] += 1
+    product, card, launches = gemm_tiles.scaled_gemm_kernel, capability_of(name), default_job(name)
+    every = {one.variant.key: one.variant for one in launches if one.variant.kernel is not product}
+    compilations = {key: cubins.compiled(variant, card) for key, variant in every.items()}
+    cubins.read_all(compilations.values(), card)
+    faults = {
+        every[key].label: why
+        for key, kernel in compilations.items()
+        if (why := releases.fault(kernel, card))
+    }
+    starving = Counter[str]()
+    for launch in launches:
+        if why := starves(launch, compilations.get(launch.variant.key), name):
+            kernel = launch.variant.kernel.__name__
+            starving[f"{launch.op}: {kernel} of {launch.grid} programs, {why}"] += 1
     assert compilations
     assert not starving
     assert not faults
