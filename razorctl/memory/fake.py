@@ -2,7 +2,7 @@
 
 import copy
 import sys
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cache
@@ -18,6 +18,9 @@ from torch.utils._pytree import tree_leaves
 from razorctl.memory.fake_mode import TraceMode, storage_key
 
 _CACHED = type(cache(len))  # of functions with an `lru_cache`
+# What need not be copied, and what takes `copy.deepcopy` longest for its size.
+_ATOMS = frozenset((bool, int, float, str, type(None)))
+_CONTAINERS = frozenset((OrderedDict, dict, list, set))
 
 
 def fake(
@@ -142,6 +145,11 @@ def copies(
 
 
 def _copy_of(value: Any, memo: dict[int, Any]) -> Any:
+    kind: Any = type(value)
+    if kind in _ATOMS:
+        return value
+    if kind in _CONTAINERS and not value:  # most of a module's attributes, such as of hooks
+        return memo.setdefault(id(value), kind())
     size = len(memo)
     try:
         return copy.deepcopy(value, memo)
