@@ -103,7 +103,7 @@ def _methods(kind: type[nn.Module], name: str) -> Iterator[Any]:
 
 @cache
 def _source(code: CodeType) -> tuple[str, list[str]]:
-    """The syntax of a function, and the names of its attributes and globals."""
+    """The syntax of a function, and the names of its attributes and globals, each once."""
     tree: Any = ast.parse(textwrap.dedent(inspect.getsource(code))).body[0]
     if ast.get_docstring(tree) is not None:
         del tree.body[0]
@@ -119,7 +119,7 @@ def _source(code: CodeType) -> tuple[str, list[str]]:
         own.update({field: IGNORED[field] for field in IGNORED.keys() & own.keys()})
         if isinstance(node, (ast.Name, ast.arg)):
             own[node._fields[0]] = numbers.get(own[node._fields[0]], own[node._fields[0]])
-    return re.sub(BY_PYTHON, "", ast.dump(tree)), names
+    return re.sub(BY_PYTHON, "", ast.dump(tree)), list(dict.fromkeys(names))
 
 
 @cache
