@@ -1,7 +1,6 @@
 """The scripts in scripts/examples, and razor on a model that has adapters of PEFT."""
 
 import copy
-import json
 import os
 import re
 import runpy
@@ -14,14 +13,12 @@ import nbformat
 import pytest
 import timm
 import torch
-from ipykernel.kernelapp import launch_new_instance
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from peft import LoraConfig, PeftModel, get_peft_model
 
 import razorctl
 from razorctl.layers.base import RazorLayer
-from tests.forked import answered
 from tests.models import SMALL
 from tests.surgery.test_methods import cosine, step
 
@@ -68,7 +65,6 @@ def test_lora(example):
 
 # The model that the notebook plans for has two blocks, and its runs are tested on fewer digits.
 SMALLER = """
-%matplotlib inline
 from razorctl import data
 from tests.models import few_tests, registered, few_blocks
 
@@ -78,21 +74,10 @@ data.DATASETS["digits"] = few_tests(data.find("digits"))
 """
 
 
-def kernel(*args):
-    """A notebook's process, which ends with the one that this one is forked from."""
-    os.environ["JPY_PARENT_PID"] = str(os.getppid())
-    for name in [name for name in sys.modules if name.startswith(("razorctl.cli", "razorctl.api"))]:
-        del sys.modules[name]  # a console sees when it is made that it is in a notebook
-    launch_new_instance(list(args))
-
-
 @pytest.fixture
-def executed(tmp_path, tmp_path_factory, monkeypatch, traces):
+def executed(tmp_path, monkeypatch, traces):
+    monkeypatch.setenv("PYTHONPATH", str(EXAMPLES.parents[1]))
     monkeypatch.setenv("XDG_CACHE_HOME", str(traces))
-    jupyter = tmp_path_factory.mktemp("jupyter")
-    monkeypatch.setenv("JUPYTER_PATH", str(jupyter))
-    spec = jupyter / "kernels/python3/kernel.json"
-    spec.parent.mkdir(parents=True)
     scripts = Path(sys.executable).parent
     monkeypatch.setenv("PATH", str(scripts), prepend=os.pathsep)  # of an active environment
 
@@ -119,9 +104,6 @@ def executed(tmp_path, tmp_path_factory, monkeypatch, traces):
             for old, new in changes:
                 cell.source = cell.source.replace(old, new)
         notebook.cells.insert(0, nbformat.v4.new_code_cell(SMALLER))
-        command = [*answered(kernel, tmp_path), "-f", "{connection_file}"]
-        said = {"display_name": "", "language": "python", "interrupt_mode": "message"}
-        spec.write_text(json.dumps({"argv": command, **said}))
         resources = {"metadata": {"path": str(tmp_path)}}
         try:
             NotebookClient(notebook, timeout=500, resources=resources).execute()
