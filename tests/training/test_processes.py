@@ -251,14 +251,19 @@ def train(name: str) -> None:
             pass
 
 
+def fail_to_prepare(ranks: list[int]) -> None:
+    """One process fails before it traces, while others are at it."""
+    with pytest.MonkeyPatch.context() as patch:
+        if processes.rank() in ranks:
+            patch.setattr(preparation, "sequenced", lambda *_: fail(ranks))
+        finetune(replace(JOB, processes=WORLD), Recipe("full"), out="lost", device="cpu")
+
+
 def train_all(*command: str) -> None:
     exchange()
     with registered(shallow=True):
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(RazorError, match="of 1"):
-            patch.setattr(preparation, "sequenced", lambda *_: fail([1]))
-            if processes.first():
-                patch.undo()
-            finetune(replace(JOB, processes=WORLD), Recipe("full"), out="lost", device="cpu")
+        with pytest.raises(RazorError, match="of 1"):
+            fail_to_prepare([1])
         for name in CASES:
             train(name)
         print("the command", file=sys.stderr, flush=True)  # after what libraries have warned of

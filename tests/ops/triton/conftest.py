@@ -45,14 +45,8 @@ else:
             return self.rewrite()(*args, **kwargs)
 
 
-def _hasten(patch: pytest.MonkeyPatch) -> None:
-    """Takes from the interpreter what costs most and changes no result.
-
-    Caches what depends on types alone. A sum of integers is not taken again in 64 bits to see
-    whether it has overflown, which took a third of the time: where it has, results differ.
-    """
-    builder = interpreter.interpreter_builder
-    patch.setattr(builder, "options", replace(builder.options, sanitize_overflow=False))
+def _cache_types(patch: pytest.MonkeyPatch) -> None:
+    """Caches in the interpreter what depends on types alone."""
     core, of_numpy = triton.language.core, interpreter._get_np_dtype
     block, tensor = core.block_type.__init__, core.tensor.__init__
     arrays, blocks, sizes = {}, {}, {}
@@ -83,6 +77,23 @@ def _hasten(patch: pytest.MonkeyPatch) -> None:
             sizes[id(shape)] = shape, self.shape, self.numel  # the first keeps its id alive
         self.handle, self.type, self.dtype = handle, kind, kind.scalar
         _, self.shape, self.numel = sizes[id(shape)]
+
+    equal = core.dtype.__eq__
+    patch.setattr(core.dtype, "__eq__", lambda self, other: self is other or equal(self, other))
+    patch.setattr(core.block_type, "with_element_ty", of)
+    patch.setattr(interpreter, "_get_np_dtype", array_type)
+    patch.setattr(core.block_type, "__init__", init_block)
+    patch.setattr(core.tensor, "__init__", init_tensor)
+
+
+def _hasten(patch: pytest.MonkeyPatch) -> None:
+    """Takes from the interpreter what costs most and changes no result.
+
+    A sum of integers is not taken again in 64 bits to see whether it has overflown, which took a
+    third of the time: where it has, results differ.
+    """
+    builder = interpreter.interpreter_builder
+    patch.setattr(builder, "options", replace(builder.options, sanitize_overflow=False))
 
     def combine(self, inputs):
         """A reduction by a function of razorctl, of all pairs of neighbors at once.
@@ -118,14 +129,8 @@ def _hasten(patch: pytest.MonkeyPatch) -> None:
             return left, right
         return stock(self, left, right)
 
-    equal = core.dtype.__eq__
-    patch.setattr(core.dtype, "__eq__", lambda self, other: self is other or equal(self, other))
-    patch.setattr(core.block_type, "with_element_ty", of)
-    patch.setattr(semantic, "broadcast_impl_value", broadcast)
     patch.setattr(interpreter.ReduceOps, "generic_reduce", combine)
-    patch.setattr(interpreter, "_get_np_dtype", array_type)
-    patch.setattr(core.block_type, "__init__", init_block)
-    patch.setattr(core.tensor, "__init__", init_tensor)
+    patch.setattr(semantic, "broadcast_impl_value", broadcast)
 
 
 def _modules() -> list[ModuleType]:
@@ -157,6 +162,7 @@ def _interpreting() -> Iterator[tuple[pytest.MonkeyPatch, Callable[[ModuleType],
         return cast.numpy().view(np.uint16)
 
     patch.setattr(interpreter, "_convert_float", rounded)
+    _cache_types(patch)
     _hasten(patch)
     # By identity: the hash of a function depends on all that it calls.
     swapped: dict[int, Interpreted] = {}
