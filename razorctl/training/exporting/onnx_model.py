@@ -92,8 +92,8 @@ def _free_lengths(model: nn.Module) -> Iterator[None]:
     def length(value: Any) -> Any:
         return value.shape[0] if isinstance(value, Tensor) else builtins.len(value)
 
-    every = {sys.modules[type(module).__module__] for module in model.modules()}
-    files = [file for file in every if "len" not in vars(file)]
+    every = {sys.modules.get(type(module).__module__) for module in model.modules()}
+    files = [file for file in every if file and "len" not in vars(file)]
     for file in files:
         vars(file)["len"] = length
     try:
