@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib import font_manager
 from PIL import Image
 
 from razorctl.cli.views import examples as view
@@ -170,3 +171,17 @@ def test_a_picture_that_cannot_be_drawn_is_a_warning(monkeypatch, caplog):
     assert "run lacks a picture ([Errno 28] No space left on device)" in caplog.text
     assert {file.name for file in Path("run").glob("*.png")} == {"curves.png"}
     assert not [*Path("run").glob(".razorctl*")]
+
+
+def test_letters_that_the_font_lacks_are_of_an_installed_one(monkeypatch, tmp_path):
+    """If one has them: here fonts of matplotlib stand for installed ones."""
+
+    def name(text: str) -> str:
+        return Path(view._font(text).path).stem
+
+    folder, broken = Path(view._font("cat").path).parent, tmp_path / "broken.ttf"
+    broken.write_text("no font")
+    files = [folder / f"{font}.ttf" for font in ("LastResortHE-Regular", "STIXNonUni", "cmr10")]
+    monkeypatch.setattr(font_manager, "findSystemFonts", lambda: [str(broken), *map(str, files)])
+    assert name("cat, кот") == name(chr(0x10FFFD)) == "DejaVuSans"  # which none has
+    assert name(chr(0xE000)) == "STIXNonUni"

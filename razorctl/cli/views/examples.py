@@ -1,6 +1,7 @@
 """Held-out rows with labels and predictions: a picture of images, or an HTML page of texts."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from html import escape
 from itertools import cycle
 from pathlib import Path
@@ -52,7 +53,8 @@ def picture(examples: "Examples") -> "Image":
     begin = GAP + LINE * (len(head) + -(-len(legend) // COLUMNS)) + GAP
     deep = SIDE + 2 * LINE + GAP
     size = COLUMNS * (SIDE + GAP) + GAP, begin + deep * -(-len(cells) // COLUMNS)
-    sheet, font = Image.new("RGB", size, "white"), _font()
+    names, below = [name for name, _ in legend], [line for cell in cells for line in cell[1]]
+    sheet, font = Image.new("RGB", size, "white"), _font("".join((*head, *names, *below)))
     draw = ImageDraw.Draw(sheet)
     for at, line in enumerate(head):
         draw.text((GAP, GAP + at * LINE), line, DARK, font)
@@ -130,12 +132,29 @@ def _boxed(image: "Image", objects: Any, scale: float, colors: Mapping[str, Colo
     return shown
 
 
-def _font() -> Any:
-    """The font of matplotlib, which has Latin, Greek, Cyrillic and Arabic letters."""
+def _font(text: str) -> Any:
+    """The font of matplotlib, or an installed one that lacks fewer letters of a text.
+
+    That of matplotlib has Latin, Greek, Cyrillic and Arabic letters.
+    """
     from matplotlib import get_data_path
+    from matplotlib.font_manager import findSystemFonts
+    from matplotlib.ft2font import FT2Font
     from PIL import ImageFont
 
-    return ImageFont.truetype(Path(get_data_path()) / "fonts/ttf/DejaVuSans.ttf", SIZE)
+    def lacks(font: FT2Font) -> int:
+        return len(letters.difference(font.get_charmap()))
+
+    letters = {ord(letter) for letter in text if not letter.isspace()}
+    best = FT2Font(Path(get_data_path()) / "fonts/ttf/DejaVuSans.ttf")
+    for file in sorted(findSystemFonts()) if lacks(best) else ():
+        with suppress(OSError, RuntimeError):  # one of emoji has a size of its own
+            font = FT2Font(file)
+            # The last resort has a sign for a block of letters.
+            plain = font.style_name == "Regular" and "LastResort" not in font.postscript_name
+            if plain and lacks(font) < lacks(best) and ImageFont.truetype(file, SIZE):
+                best = font
+    return ImageFont.truetype(best.fname, SIZE)
 
 
 def _cut(text: str, font: Any, width: int) -> str:
