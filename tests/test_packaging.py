@@ -16,7 +16,8 @@ BOTH = """
 import gc, sys
 gc.disable()
 from razorctl.cli.app import run
-for sys.argv[1:] in ["doctor", "--json"], sys.argv[1:]:
+for command in ["doctor", "--json"], sys.argv[1:]:
+    sys.argv[1:] = command
     try:
         run()
     except SystemExit as end:

@@ -77,11 +77,10 @@ def test_the_loop_runs_as_printed(tmp_path):
 
 
 def test_the_functions_run_as_printed(tmp_path, monkeypatch, traces, shallow):
-    """On a small model, for a few steps, and fewer ways are traced."""
+    """On a small model, for a few steps."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(traces))
     text = README.read_text().replace('"vit-b16", "cifar100"', '"vit-micro", "digits"')
-    text = text.replace('gpu="rtx-4090")`', 'gpu="rtx-4090", max_ratio=0.5)`')
     text = text.replace("ratio=0.9)`", "ratio=0.9, steps=2, device='cpu')`")
     names = {"razorctl": razorctl}
     plan, train = re.findall(r"`(razorctl\.(?:plan|finetune)\(.*?\))`", text)

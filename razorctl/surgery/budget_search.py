@@ -149,7 +149,7 @@ class BudgetSearch:
             return bytes_by_module(storages_by_module(self.twin, self.inputs, **self.run))
 
     def parts_of(self, again: Reruns) -> dict[str, int] | None:
-        """`parts` of a way that was traced, if a step of the model itself stores the same."""
+        """`parts` as a way was traced; None if a step of the model itself may store others."""
         if self.real or not self.known.every:
             return None
         rules = None if again.names or again.recipe is None else again.recipe.rules

@@ -108,13 +108,13 @@ def full_step(
     autocast: torch.dtype | None = None,
     forward: Forward | None = None,
 ) -> Full:
-    """Traces a step of a stock model; the arguments are as in `saved_bytes`."""
+    """Traces a step of a stock model; arguments and errors are as in `saved_bytes`."""
 
     def trace(twin: nn.Module, inputs: Any) -> Full:
         found = list[Outputs]()
 
         def run(twin: nn.Module, inputs: Any) -> Any:
-            result, shown = outputs.seen(twin, inputs, autocast, forward)
+            result, shown = outputs.run_and_find(twin, inputs, autocast, forward)
             found.append(shown)
             return result
 
@@ -133,7 +133,7 @@ def within(
     autocast: torch.dtype | None = None,
     forward: Forward | None = None,
 ) -> Within:
-    """`sparsify_within`, for a full step that was traced before."""
+    """`sparsify_within` with a full step that was traced before; raises the same errors."""
     refuse_sparsified(model)
     run: dict[str, Any] = {"autocast": autocast, "forward": forward}
     known = full.outputs

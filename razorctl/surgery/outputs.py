@@ -55,13 +55,13 @@ def traced(
 ) -> Outputs:
     """The output layers of a stock copy."""
     with tracing(twin, mode_of(twin.parameters())):
-        return seen(twin, inputs, autocast, forward)[1]
+        return run_and_find(twin, inputs, autocast, forward)[1]
 
 
-def seen(
+def run_and_find(
     twin: nn.Module, inputs: Any, autocast: torch.dtype | None, forward: Forward | None
 ) -> tuple[Any, Outputs]:
-    """The result of a forward pass, and the output layers that it and the model's show."""
+    """The result of a forward pass, and the output layers in the graph of it and of the model's."""
     results = list[Any]()
     hook = twin.register_forward_hook(lambda *call: results.append(call[-1]))
     try:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from packaging.version import Version
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
@@ -162,8 +163,10 @@ def test_what_is_made_again_compiles_as_a_whole(monkeypatch):
     model, inputs = vit()
     sparsify(model.train(), Recipe("int8"))
     with torch.autocast("cpu", torch.bfloat16):
-        (_, *want), (_, *got) = both(model, **inputs)
+        (eager, *want), (compiled, *got) = both(model, **inputs)
     assert MADE["razorctl.attention_again.default"] == MADE["razorctl.norm_again.default"] == 1
+    if Version(torch.__version__) >= Version("2.15"):  # 2.11 keeps what it could recompute
+        assert 0 < compiled <= eager
     assert_close(got, want, torch.bfloat16)
 
 

@@ -53,9 +53,9 @@ class Size:
         return x.to(dtype or self.dtype)[:, : self.columns]
 
     def copy(self, bias: bool = False) -> FewBitCopy:
-        """One of x by the body; with a bias that of a norm, whose weight may turn a column round.
+        """A copy of x; with a bias a copy as of a norm, whose weight may flip a column's sign.
 
-        An interpreted kernel takes longer than what is tested.
+        The body makes it, since an interpreted kernel takes longer than what is tested.
         """
         args = self.x(torch.float32), self.bits, self.tile_rows
         copy = FewBitCopy(*quantize.body(*args), *args[1:])

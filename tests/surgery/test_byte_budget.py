@@ -146,7 +146,7 @@ class TestWithin:
         assert traced_bytes(model, x) <= (1 - possible) * full
 
     def test_takes_two_forward_passes_where_the_first_rules_suffice(self):
-        """And tells what a third one would."""
+        """The search tells what a third one would."""
         model, x = small(64)
         passes: list[nn.Module] = []
 
